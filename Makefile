@@ -171,7 +171,7 @@ check test: export PYTHONDONTWRITEBYTECODE =
 
 # The small real model, converted once: a test that needs it would convert it within its own time limit.
 model: install
-	@$(BIN)/python -c 'from headwater.ops.worker import default_model; default_model.ensure()'
+	@$(BIN)/python -c 'from headwater.ops.start import model as default_model; default_model.ensure()'
 
 # Lint, types and unit tests.
 check: install model lint

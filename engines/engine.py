@@ -1,26 +1,36 @@
 """The `Engine` protocol: what a worker requires of an engine.
 
 One contract suite (tests/contract/engine) runs over every implementation. What an engine's `capabilities` lack is rejected by name; `EngineBase` has none of the optional ones.
+
+The engines differ in how they load, sleep and pool, and not in what they refuse.
 """
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from typing import Any, ClassVar, Final, Literal, NamedTuple, NoReturn, Protocol
+
+import msgspec
 
 from headwater.schemas.events.kv import BlocksCleared, BlocksRemoved, BlocksStored, KvGap
 from headwater.schemas.media_kind import PromptMediaKind
 from headwater.schemas.messages.file_generation import FINAL, ImageRequest, VideoRequest
-from headwater.schemas.messages.handoff import Choreography
-from headwater.schemas.messages.inference import EmbedRequest, GenerateRequest, TokenLogprob
+from headwater.schemas.messages.inference import (
+    Choreography,
+    EmbedRequest,
+    GenerateRequest,
+    Guide,
+    TokenLogprob,
+)
 from headwater.schemas.messages.media import PromptMedia, media_features
 from headwater.schemas.messages.transfer import DType
-from headwater.schemas.tables.capability import Capability, required_capabilities
-from headwater.schemas.tables.card import (
+from headwater.schemas.tables import (
     LOGPROBS_MAX,
+    Capability,
     EmbeddingSupport,
     ImageGenerationSupport,
     MediaSupport,
     SpeechSupport,
     VideoGenerationSupport,
+    required_capabilities,
 )
 
 Finish = Literal["", "stop", "length", "abort", "error", "died", "fatal", "rejected"]
@@ -423,3 +433,76 @@ class EngineBase:
                 self._reject(capability)
         if "split_only" in self.capabilities and not request.leg:
             raise SplitOnly(self.name)
+
+
+# Rules of control calls that hold for every engine: LoRA slots and ranks, sleep, prompts to pool.
+
+
+def check_adapter(adapter: LoraAdapter, loaded: Collection[str], slots: int, rank_max: int) -> None:
+    """Raises `EngineError` for an adapter of too large a rank, or one more than there are slots."""
+    if adapter.rank > rank_max:
+        raise EngineError(
+            f"adapter {adapter.name!r} has rank {adapter.rank}, this engine supports up to {rank_max}"
+        )
+    if adapter.name not in loaded and len(loaded) >= slots:
+        raise EngineError(f"all {slots} LoRA slots are in use: {', '.join(sorted(loaded))}")
+
+
+def check_loaded(name: str, loaded: Collection[str]) -> None:
+    """Raises `RequestRejected` for a request that names an adapter which is not loaded; "" is the base model."""
+    if name and name not in loaded:
+        names = ", ".join(sorted(loaded)) or "none"
+        raise RequestRejected(f"no LoRA adapter {name!r} is loaded here; loaded are: {names}", param="model")
+
+
+def check_sleep(level: int, *, asleep: bool, busy: int) -> None:
+    """Raises `EngineError` for an unknown level, an engine that sleeps, or one that runs requests."""
+    if level not in (1, 2):
+        raise EngineError(
+            f"there is no sleep level {level}: 1 keeps the weights in host memory, 2 discards them"
+        )
+    if asleep:
+        raise EngineError("it is already asleep")
+    if busy:
+        raise EngineError(f"{busy} requests are running: drain or abort them before it sleeps")
+
+
+def check_text_only(request: EmbedRequest) -> None:
+    """Raises `RequestRejected` for media in prompts to pool: such an engine would pool their places."""
+    if any(request.media):
+        raise RequestRejected("this engine pools text only", param="messages")
+
+
+def check_pooling(info: EngineInfo, task: str, lengths: Collection[int]) -> None:
+    """Raises `RequestRejected` for a task that the model does not have, or a prompt that it cannot take."""
+    if task not in info.tasks:
+        raise RequestRejected(f"{task!r} is not supported by this model; supported: {', '.join(info.tasks)}")
+    for length in lengths:
+        if not 0 < length <= info.context_length:
+            raise RequestRejected(f"{length} tokens; 1 to {info.context_length} are possible")
+
+
+# Values of a request's guide, the structure that its answer must have, as the adapters need them.
+
+
+def decode_guide(guide: Guide, kind: Any) -> Any:
+    """The value of a guide in JSON, of type `kind`. Raises `RequestRejected`."""
+    try:
+        return msgspec.json.decode(guide.value.encode(), type=kind)
+    except msgspec.DecodeError as error:
+        raise RequestRejected(f"guide {guide.kind}: {error}") from error
+
+
+def guide_choices(guide: Guide) -> list[str]:
+    """The texts of a guide of kind `choice`. Raises `RequestRejected` if there are none."""
+    choices: list[str] = decode_guide(guide, list[str])
+    if not choices:
+        raise RequestRejected("guide choice: give one or more texts to choose from")
+    return choices
+
+
+def guide_text(guide: Guide) -> str:
+    """The text of a guide. Raises `RequestRejected` if it is empty."""
+    if not guide.value:
+        raise RequestRejected(f"guide {guide.kind}: it is empty")
+    return guide.value

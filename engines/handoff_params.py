@@ -9,8 +9,7 @@ from hashlib import blake2b
 
 import msgspec
 
-from headwater.schemas.messages.handoff import prompt_digest
-from headwater.schemas.messages.inference import GenerateRequest
+from headwater.schemas.messages.inference import GenerateRequest, prompt_digest
 
 CHECKSUM_BYTES = 8
 

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from headwater.events.log import Record
-from headwater.schemas.encoding.envelope import NO_DIGEST
+from headwater.events.ports import Record
+from headwater.schemas.encoding import NO_DIGEST
 
 
 class Head(msgspec.Struct, frozen=True, array_like=True):

@@ -11,12 +11,21 @@ from typing import Any
 
 import structlog
 
-from headwater.events.errors import LogError, LogFull, LogRefused
-from headwater.events.log import ATOMIC_MESSAGES_MAX, AppendResult, Entry, Fenced, Log, Stored, Unknown
+from headwater.events.ports import (
+    ATOMIC_MESSAGES_MAX,
+    AppendResult,
+    Entry,
+    Fenced,
+    Log,
+    LogError,
+    LogFull,
+    LogRefused,
+    Stored,
+    Unknown,
+)
 from headwater.schemas.clock import Clock
-from headwater.schemas.encoding.codec import seal, size_of
-from headwater.schemas.encoding.envelope import SCHEMA_VERSION, Batch, Sealed
-from headwater.schemas.events.event import Event
+from headwater.schemas.encoding import SCHEMA_VERSION, Batch, Sealed, seal, size_of
+from headwater.schemas.events import Event
 
 DELAY_S = 0.002
 BATCH_EVENTS_MAX = 512

@@ -21,7 +21,7 @@ from headwater.engines.engine import (
 )
 from headwater.schemas.events.kv import BlocksStored
 from headwater.schemas.messages.inference import GenerateRequest, Sampling
-from headwater.schemas.tables.capability import Capability
+from headwater.schemas.tables import Capability
 
 TOKEN = 7
 TOKEN_S = 0.01

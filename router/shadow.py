@@ -13,14 +13,14 @@ from typing import Final
 
 import msgspec
 
-from headwater.events.log import Record, Unreadable
+from headwater.events.ports import Record, Unreadable
 from headwater.router.decision.candidates import Candidates
 from headwater.router.decision.decide import CannotRecompute, Evaluation, reevaluate, with_policy
 from headwater.router.fold.load import Loads
 from headwater.router.fold.state import RouterState
 from headwater.router.index.prefix_index import PrefixIndex
 from headwater.router.replay import Difference, Incarnation, Recorded, Replay
-from headwater.schemas.events.load import LoadReported
+from headwater.schemas.events.fleet import LoadReported
 from headwater.schemas.events.route import Decision, RouteRefused, Shadowed
 
 VIEWS_MAX: Final = 16

@@ -213,7 +213,7 @@ def _operator(ns: str, client: str, pools: tuple[str, ...]) -> Rights:
             subjects.table_subject(subjects.api_key_bucket(ns), ">"),
             subjects.table_subject(subjects.secret_bucket(ns), ">"),
             subjects.object_subjects(subjects.blob_bucket(ns)),
-            # See headwater.events.jetstream.streams.probe.
+            # See headwater.events.jetstream.streams.
             subjects.table_subject(subjects.stored_bucket(ns), PROBE),
             subjects.table_subject(subjects.video_bucket(ns), PROBE),
             subjects.pool_subject(ns, ANY, "load", PROBE),

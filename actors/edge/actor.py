@@ -24,28 +24,27 @@ import asyncio
 import contextlib
 from typing import Any
 
-from headwater.actors.bus.port import Subscription
-from headwater.actors.edge.access.control import AccessServices
-from headwater.actors.edge.access.settings import AccessSettings
-from headwater.actors.edge.api.app import DEFAULTS, App
-from headwater.actors.edge.api.options import EdgeOptions
-from headwater.actors.edge.clients.workers import WorkerRegistry
-from headwater.actors.edge.limits.limiter import RateLimiter
-from headwater.actors.edge.limits.sharing import UsageSharing
+from headwater.actors.bus import Subscription
+from headwater.actors.edge.admit.control import AccessServices
+from headwater.actors.edge.admit.limiter import RateLimiter
+from headwater.actors.edge.admit.sharing import UsageSharing
+from headwater.actors.edge.apis.app import DEFAULTS, App
+from headwater.actors.edge.apis.tokens import EdgeOptions
 from headwater.actors.edge.model.catalog import ModelCatalog
-from headwater.actors.edge.request.open_requests import OpenRequests
-from headwater.actors.http.cors import allow_origins
+from headwater.actors.edge.saga.open_requests import OpenRequests
+from headwater.actors.edge.saga.workers import WorkerRegistry
+from headwater.actors.edge.settings import AccessSettings
+from headwater.actors.http.asgi import allow_origins
 from headwater.actors.http.errors import upstream_failed
 from headwater.actors.http.server import STOP_S, HttpServer
 from headwater.actors.media.intake import MediaIntake
 from headwater.actors.runtime import lease
 from headwater.actors.runtime.actor import Actor
-from headwater.actors.runtime.offers import OfferAnswers
-from headwater.actors.runtime.persistence import Persistence
-from headwater.actors.runtime.ports import Ports
+from headwater.actors.runtime.lease import OfferAnswers
+from headwater.actors.runtime.persistence import Persistence, Ports
 from headwater.actors.runtime.settings import DRAIN_TIMEOUT_S
 from headwater.engines.transfer.port import OpenTransfer
-from headwater.events.errors import LogError
+from headwater.events.ports import LogError
 from headwater.events.writer import WriterFenced
 from headwater.schemas import subjects
 from headwater.schemas.events.request import EncodeLegs

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from headwater.actors.media.request.source import MediaKind
+from headwater.actors.media.request import MediaKind
 
 ID_BYTES: Final = 16
 

@@ -13,11 +13,12 @@ from typing import Final, NamedTuple
 import msgspec
 
 from headwater.actors.media.item import byte_count
-from headwater.actors.media.request.errors import MediaCode, MediaError
-from headwater.actors.media.request.task import (
+from headwater.actors.media.request import (
     MESSAGE_BYTES_MAX,
     SEALS,
     DecodeTask,
+    MediaCode,
+    MediaError,
     ProcessSetup,
     Rejected,
     Reply,

@@ -18,22 +18,27 @@ from typing import BinaryIO, Final
 
 import msgspec
 
-from headwater.actors.media.decoders.decode import decode
-from headwater.actors.media.request.errors import MediaCode, MediaError
-from headwater.actors.media.request.settings import FetchPolicy
-from headwater.actors.media.request.task import (
+from headwater.actors.media.decode import decode
+from headwater.actors.media.request import (
     MESSAGE_BYTES_MAX,
     SEALS,
     Decoded,
     DecodeTask,
+    FetchPolicy,
+    MediaCode,
+    MediaError,
     ProcessSetup,
     Rejected,
     Reply,
 )
-from headwater.actors.media.sources.files import copy_file
-from headwater.actors.media.sources.inline import decode_inline
-from headwater.actors.media.sources.url import check_scheme, scheme_of
-from headwater.actors.media.sources.web import WebAccess, fetch_web
+from headwater.actors.media.sources import (
+    WebAccess,
+    check_scheme,
+    copy_file,
+    decode_inline,
+    fetch_web,
+    scheme_of,
+)
 
 
 def open_source(

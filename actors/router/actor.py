@@ -29,21 +29,21 @@ from typing import Any
 
 import msgspec
 
-from headwater.actors.bus.port import BusError, Message, Subscription
+from headwater.actors.bus import BusError, Message, Subscription
 from headwater.actors.metrics import RouterMetrics
-from headwater.actors.router.burst import BurstBatcher
-from headwater.actors.router.decisions import DecisionMaker, RoutingSettings
-from headwater.actors.router.divergence import DivergenceCheck
-from headwater.actors.router.engine_weights import EngineWeightsKeeper
-from headwater.actors.router.follower import LogFollower
+from headwater.actors.router.decisions import (
+    BurstBatcher,
+    DecisionMaker,
+    EngineWeightsKeeper,
+    RoutingSettings,
+)
+from headwater.actors.router.divergence import PERIOD_S, DivergenceCheck, LeaseReconciler
+from headwater.actors.router.follower import LogFollower, SnapshotKeeper
 from headwater.actors.router.queue import RouteQueue
-from headwater.actors.router.reconcile import PERIOD_S, LeaseReconciler
-from headwater.actors.router.snapshots import SnapshotKeeper
 from headwater.actors.runtime import lease
 from headwater.actors.runtime.actor import Actor
-from headwater.actors.runtime.persistence import Persistence
-from headwater.actors.runtime.ports import Ports
-from headwater.events.log import Log
+from headwater.actors.runtime.persistence import Persistence, Ports
+from headwater.events.ports import Log
 from headwater.events.writer import Writer
 from headwater.router.decision.decide import prompt_of
 from headwater.router.decision.names import DEFAULT_POLICY

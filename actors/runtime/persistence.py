@@ -4,9 +4,21 @@ A process that cannot persist keeps serving and reports it everywhere: in its he
 the lease store still works, its lease, from which the edges learn it.
 """
 
-from typing import Any, Final, Protocol
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, NamedTuple, Protocol
+
+import msgspec
+import structlog
 
 from headwater.actors import metrics
+from headwater.actors.bus import Bus
+from headwater.events.ports import Blobs, Log, LogError
+from headwater.events.snapshot_cache import SnapshotCache
+from headwater.events.snapshot_store import SnapshotStore, continues
+from headwater.events.table import Table
+from headwater.router.fold.state import RouterState
+from headwater.router.index.pack import prepare
 from headwater.schemas.clock import Clock
 
 STALLED_S: Final = 4.0
@@ -66,3 +78,69 @@ class Persistence:
             for what in sorted(self._reported - stalled.keys()):
                 self._log.info("persistence_resumed", what=what)
             self._reported = set(stalled)
+
+
+# The ports of an actor: its only interfaces to the outside, over NATS or in memory.
+
+
+class Ports(NamedTuple):
+    """The ports of one namespace.
+
+    `api_keys` and `secrets` are tables of edges: of other processes only an operator's may write them. `stored` is
+    the table of stored responses, `videos` that of video jobs; only edges use these.
+    `pool_log` opens the log of a pool and creates it where it is missing; `ids` makes short unique names. `cache`
+    is this machine's copy of the newest snapshot's bulk data, None for none. `pool_logs` lists the pools that have a log, also those
+    whose model is no longer served.
+    """
+
+    ns: str
+    bus: Bus
+    leases: Table
+    cards: Table
+    api_keys: Table
+    secrets: Table
+    blobs: Blobs
+    stored: Table
+    videos: Table
+    requests: Log
+    pool_log: Callable[[str], Awaitable[Log]]
+    clock: Clock
+    ids: Callable[[], str]
+    cache: SnapshotCache | None = None
+    pool_logs: Callable[[], Awaitable[list[str]]] | None = None
+
+
+# Restores a router's state from the newest snapshot of a pool: for routers, and for shadow routers.
+
+
+class SnapshotReader:
+    """Restores the snapshots of one pool."""
+
+    def __init__(self, ports: Ports, pool: str) -> None:
+        self._ports = ports
+        self._store = SnapshotStore(ports.blobs, pool, cache=ports.cache, ids=ports.ids, prepare=prepare)
+        self._log = structlog.get_logger("headwater.router").bind(pool=pool)
+
+    async def restore(self, log: Log) -> RouterState | None:
+        """The state of the newest snapshot from which the log continues; None to fold the log from its start.
+
+        Also None if the snapshot cannot be read, which is logged: the log still holds what retention has not cut.
+        """
+        bounds = await log.bounds()
+        try:
+            snapshot = await self._store.newest(lambda position: continues(position, bounds))
+        except LogError as error:
+            self._log.warning("snapshots_unavailable", reason=str(error))
+            return None
+        if snapshot is None:
+            return None
+        if snapshot.facts.get("log", "") not in ("", await log.identity()):
+            self._log.error("snapshot_of_another_log", log_position=snapshot.position)
+            return None
+        try:
+            # In a thread: the event loop must renew the lease.
+            return await asyncio.to_thread(RouterState.restore, snapshot)
+        except (msgspec.ValidationError, LookupError, TypeError, ValueError) as error:
+            # Written by another release.
+            self._log.error("snapshot_unusable", log_position=snapshot.position, reason=repr(error))
+            return None

@@ -28,37 +28,37 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-from headwater.actors.bus.port import Handler, Message
+from headwater.actors.bus import Handler, Message
 from headwater.actors.runtime import lease
-from headwater.actors.runtime.actor import Actor
-from headwater.actors.runtime.offers import OfferAnswers
-from headwater.actors.runtime.persistence import Persistence
-from headwater.actors.runtime.ports import Ports
+from headwater.actors.runtime.actor import Actor, cancel_all
+from headwater.actors.runtime.lease import OfferAnswers
+from headwater.actors.runtime.persistence import Persistence, Ports
 from headwater.actors.runtime.settings import DRAIN_TIMEOUT_S
-from headwater.actors.runtime.tasks import cancel_all
-from headwater.actors.worker.control.context import LoraOperations
-from headwater.actors.worker.control.handler import WorkerControl
-from headwater.actors.worker.encoding.embedding_reader import EmbeddingReader
-from headwater.actors.worker.encoding.encode_requests import EncodeRequests
-from headwater.actors.worker.lifecycle.audit import CommandAudit
-from headwater.actors.worker.lifecycle.health import EngineHealth
-from headwater.actors.worker.lifecycle.incarnation import Incarnation, written_subjects
-from headwater.actors.worker.lifecycle.model_card import CardKeeper, Served, media_processor
-from headwater.actors.worker.lora.gate import LoraGate
-from headwater.actors.worker.lora.manager import LoraManager, LoraSettings
-from headwater.actors.worker.serving.embeddings import Embeddings
-from headwater.actors.worker.serving.file_jobs import FileJobs
-from headwater.actors.worker.serving.orphans import OrphanWatch
-from headwater.actors.worker.serving.requests import RequestIntake
-from headwater.actors.worker.serving.settings import HealthSettings
-from headwater.actors.worker.serving.status import WorkerProfile, WorkerStatus
-from headwater.actors.worker.shutdown import describe_failure, shutdown_after_drain, shutdown_after_failure
-from headwater.actors.worker.subscriptions import ReadyGate, WorkerSubscriptions
+from headwater.actors.worker.control import WorkerControl
+from headwater.actors.worker.control_commands import LoraOperations
+from headwater.actors.worker.encoding import EmbeddingReader, EncodeRequests
+from headwater.actors.worker.file_jobs import FileJobs
+from headwater.actors.worker.handoffs import OrphanWatch
+from headwater.actors.worker.health import EngineHealth
+from headwater.actors.worker.incarnation import CommandAudit, Incarnation, written_subjects
+from headwater.actors.worker.inflight import WorkerProfile, WorkerStatus
+from headwater.actors.worker.lora import LoraGate, LoraManager, LoraSettings
+from headwater.actors.worker.model_card import CardKeeper, Served, media_processor
+from headwater.actors.worker.pooling import Embeddings
+from headwater.actors.worker.requests import RequestIntake
+from headwater.actors.worker.settings import HealthSettings
+from headwater.actors.worker.subscriptions import (
+    ReadyGate,
+    WorkerSubscriptions,
+    describe_failure,
+    shutdown_after_drain,
+    shutdown_after_failure,
+)
 from headwater.engines.engine import Engine, EngineInfo
 from headwater.engines.transfer.port import OpenTransfer, TensorTransfer
 from headwater.events.writer import WriterFenced
 from headwater.schemas.names import pool_name
-from headwater.schemas.tables.capability import kinds_encoded
+from headwater.schemas.tables import kinds_encoded
 
 STOP_DEAD_S_MAX = 10.0
 """How long a dead engine may take to stop; its processes are killed with this one."""

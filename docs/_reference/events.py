@@ -7,8 +7,8 @@ import pkgutil
 import headwater.schemas.events as package
 from docs._reference.markdown import doc, table
 from docs._reference.structs import fields
-from headwater.schemas import constraints
-from headwater.schemas.encoding import envelope, upcast
+from headwater.schemas import constraints, encoding
+from headwater.schemas import encoding as schemas_encoding
 
 _ORDER = ("fleet", "kv", "load", "route", "request", "digest")
 _HEAD = """
@@ -23,14 +23,14 @@ versions. New fields are only appended; another shape is a new tag with an upcas
 
 def page() -> str:
     """The whole page."""
-    parts = [_HEAD, doc(envelope), "", *_structs(envelope)]
+    parts = [_HEAD, doc(encoding), "", *_structs(encoding)]
     for name in sorted((m.name for m in pkgutil.iter_modules(package.__path__)), key=_place):
         module = importlib.import_module(f"{package.__name__}.{name}")
         found = list(_structs(module))
         if found:
             parts += [f"## `schemas/events/{name}.py`", _block(doc(module)), *found]
     parts += ["## `schemas/constraints.py`", _block(doc(constraints)), *_structs(constraints)]
-    parts += ["## Retired shapes", _block(doc(upcast))]
+    parts += ["## Retired shapes", _block(doc(schemas_encoding))]
     return "\n\n".join(parts)
 
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from docs._reference.markdown import code, table
-from headwater.actors.admin import app as admin
-from headwater.actors.edge.request import routing_hints
+from headwater.actors import admin as admin
+from headwater.actors.edge.saga import routing_hints
 from headwater.schemas.messages.control import COMMANDS
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -102,14 +102,14 @@ def page() -> str:
 
 def routes() -> set[str]:
     """Paths that the edge's application spells."""
-    api = ROOT / "actors" / "edge" / "api"
+    api = ROOT / "actors" / "edge" / "apis"
     return {
         text
         for path in (
             api / "app.py",
-            api / "responses" / "routes.py",
-            api.parent / "images" / "endpoints.py",
-            api.parent / "videos" / "endpoints.py",
+            api / "responses" / "endpoints.py",
+            api / "image_endpoints.py",
+            api / "video_endpoints.py",
         )
         for text in _constants(path)
         if _ROUTE.fullmatch(text)

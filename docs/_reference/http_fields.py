@@ -7,10 +7,15 @@ import msgspec
 
 from docs._reference.markdown import code, table
 from docs._reference.structs import type_name
-from headwater.actors.edge.api.anthropic.field_table import ANSWER_FIELDS, HEADERS, PROMPT_FIELDS, FieldRow
-from headwater.actors.edge.api.openapi import ENDPOINTS
-from headwater.actors.edge.api.responses import field_table
-from headwater.actors.edge.request.field_status import ApiEndpoint, statuses
+from headwater.actors.edge.apis.anthropic.types import (
+    ANSWER_FIELDS,
+    HEADERS,
+    PROMPT_FIELDS,
+    FieldRow,
+)
+from headwater.actors.edge.apis.openapi import ENDPOINTS
+from headwater.actors.edge.apis.responses import types
+from headwater.actors.edge.saga.fields import ApiEndpoint, statuses
 
 
 def page() -> str:
@@ -31,9 +36,9 @@ def page() -> str:
             "## Responses API",
             "Parts and values of its fields. See [its guide](../guides/responses.md). Null is the same as leaving a field"
             " out; a rejected field is also accepted in a value that changes nothing.",
-            _with_values(row for row in field_table.CREATE_FIELDS if row.remark or "." in row.field),
+            _with_values(row for row in types.CREATE_FIELDS if row.remark or "." in row.field),
             "Further fields of `response.create` over WebSocket:",
-            _with_values(field_table.SOCKET_FIELDS),
+            _with_values(types.SOCKET_FIELDS),
         ]
     )
 
@@ -53,7 +58,7 @@ def _section(endpoint: ApiEndpoint) -> str:
     return f"## {endpoint.method} {endpoint.path}\n\n{table(heads, rows)}"
 
 
-def _with_values(rows: Iterable[field_table.ResponseField]) -> str:
+def _with_values(rows: Iterable[types.ResponseField]) -> str:
     return table(
         ("field", "", "accepted values", "remark"),
         [

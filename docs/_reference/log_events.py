@@ -106,4 +106,5 @@ def _levels(method: ast.expr) -> list[str]:
     """The level, if this is a method of a logger."""
     if not isinstance(method, ast.Attribute) or method.attr not in LEVELS:
         return []
-    return [method.attr] if ast.unparse(method.value).split(".")[-1] in _LOGGERS else []
+    name = ast.unparse(method.value).split(".")[-1]
+    return [method.attr] if name in _LOGGERS or name.endswith("_log") else []

@@ -7,7 +7,7 @@ from prometheus_client.metrics import MetricWrapperBase
 
 from docs._reference.markdown import code, table
 from headwater.actors import metrics as _definitions
-from headwater.actors.worker.serving import metrics as worker
+from headwater.actors.worker import inflight as worker
 
 assert _definitions
 

@@ -4,8 +4,8 @@ import re
 from itertools import pairwise
 
 from docs._reference.markdown import code, table
+from headwater.events.jetstream import stream_spec
 from headwater.events.jetstream.api import SECOND_NS
-from headwater.events.jetstream.streams import spec
 from headwater.schemas import permissions, subjects
 
 NS, POOL = "NS", "POOL"
@@ -45,7 +45,7 @@ def _subjects() -> list[tuple[str, str, str]]:
 
 
 def _streams() -> str:
-    made = [spec.pool_log_stream(NS, POOL, 1), *spec.namespace_streams(NS, 1)]
+    made = [stream_spec.pool_log_stream(NS, POOL, 1), *stream_spec.namespace_streams(NS, 1)]
     rows = []
     for stream in made:
         features = [
@@ -65,13 +65,13 @@ def _streams() -> str:
     return table(("stream", "what", "subjects", "kept", "features"), rows)
 
 
-def _kept(stream: spec.StreamSpec) -> str:
+def _kept(stream: stream_spec.StreamSpec) -> str:
     parts = []
     if stream.max_age:
         parts.append(f"{stream.max_age // SECOND_NS // 3600} h")
-    if stream.max_bytes != spec.UNLIMITED:
+    if stream.max_bytes != stream_spec.UNLIMITED:
         parts.append(f"{stream.max_bytes // 1024**3} GiB")
-    if stream.max_msgs_per_subject != spec.UNLIMITED:
+    if stream.max_msgs_per_subject != stream_spec.UNLIMITED:
         parts.append(f"{stream.max_msgs_per_subject} per key")
     return ", ".join(parts)
 

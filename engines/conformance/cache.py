@@ -4,11 +4,11 @@ from headwater.engines.conformance.case import (
     EngineCase,
     Inapplicable,
     MakeEngine,
+    check,
     eventually,
     rebuilt,
     started,
 )
-from headwater.engines.conformance.check import check
 from headwater.engines.engine import KvEvent
 from headwater.schemas import hashing
 from headwater.schemas.events.kv import BlocksCleared, BlocksStored

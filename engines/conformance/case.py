@@ -2,18 +2,20 @@
 
 import asyncio
 import random
+import re
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from itertools import count
-from typing import Any, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
-from headwater.engines.engine import Engine, EngineInfo, KvEvent, LoraAdapter, Step, Transfer
+from headwater.engines.engine import Engine, EngineDied, EngineInfo, KvEvent, LoraAdapter, Step, Transfer
 from headwater.schemas import hashing
 from headwater.schemas.events.kv import BlocksCleared, BlocksRemoved, BlocksStored
 from headwater.schemas.messages.inference import GenerateRequest, Leg, Sampling
+from headwater.schemas.tables import Capability
 
 POLL_S = 0.01
 ANSWER_TOKENS = 3_000
@@ -240,3 +242,78 @@ async def started(engine: Engine, make_adapter: MakeAdapter = _named_adapter) ->
         reader.cancel()
         await asyncio.gather(reader, return_exceptions=True)
         await engine.stop()
+
+
+# What a check is: an async function whose assertions hold for every engine that has certain capabilities.
+
+Subject = Literal["one", "pair", "new"]
+"""What a check runs on: a running engine, two that can hand over to each other, or engines that it starts itself."""
+
+
+class Check(NamedTuple):
+    """One check. `needs` are the capabilities without which it does not apply; `text` is what must hold."""
+
+    name: str
+    text: str
+    run: Callable[..., Awaitable[None]]
+    needs: tuple[Capability, ...] = ()
+    subject: Subject = "one"
+
+
+def check(*needs: Capability, subject: Subject = "one") -> Callable[[Callable[..., Awaitable[None]]], Check]:
+    """Make a function a check, named after it; its docstring says what must hold."""
+
+    def made(function: Callable[..., Awaitable[None]]) -> Check:
+        name = getattr(function, "__name__", "").replace("_", " ")
+        return Check(name, " ".join((function.__doc__ or "").split()), function, needs, subject)
+
+    return made
+
+
+@contextmanager
+def raises(kind: type[Exception], match: str = "") -> Iterator[None]:
+    """The block must raise an exception of this kind whose text matches."""
+    try:
+        yield
+    except kind as error:
+        raised: Exception = error
+    else:
+        raise AssertionError(f"no {kind.__name__} was raised")
+    assert re.search(match, str(raised)), f"{raised!r} does not match {match!r}"
+
+
+# Checks of ending: a stop leaves nothing behind.
+
+
+@check("generate", subject="new")
+async def stop_aborts_what_runs(make: MakeEngine) -> None:
+    """Every request gets its last step, the one just submitted too."""
+    async with started(make()) as case:
+        running = [await case.running() for _ in range(2)]
+        if any(answer.finish for _, answer in running):
+            raise Inapplicable("its answers end too soon to be interrupted")
+        fresh = case.submit(case.request(case.prompt(1.5), max_tokens=100))
+        await case.engine.stop()
+        for answer in (*(answer for _, answer in running), fresh):
+            await answer.ended()
+            assert [step.finish for step in answer.steps if step.finish] == ["abort"]
+
+
+@check(subject="new")
+async def stop_is_fine_twice_and_before_the_start(make: MakeEngine) -> None:
+    """Whatever cleans up need not know how far a start had come."""
+    engine = make()
+    await engine.stop()
+    await engine.stop()
+
+
+async def has_died(case: EngineCase) -> bool:
+    """Does the engine say that it has died?"""
+    try:
+        await case.engine.check()
+    except EngineDied:
+        return True
+    return False
+
+
+CHECKS = (stop_aborts_what_runs, stop_is_fine_twice_and_before_the_start)

@@ -3,10 +3,9 @@
 import asyncio
 import time
 
-from headwater.engines.conformance.case import ANSWER_TOKENS, Answer, EngineCase, eventually
-from headwater.engines.conformance.check import check, raises
+from headwater.engines.conformance.case import ANSWER_TOKENS, Answer, EngineCase, check, eventually, raises
 from headwater.engines.engine import NotSupported, RequestRejected
-from headwater.engines.process.loop_watch import BLOCKED_S, LoopWatch
+from headwater.engines.process import BLOCKED_S, LoopWatch
 from headwater.schemas.messages.inference import Guide
 
 ABORT_S = 5.0

@@ -1,7 +1,6 @@
 """Checks of prefill and decode legs, on two engines of the same kind."""
 
-from headwater.engines.conformance.case import Answer, EngineCase, Inapplicable
-from headwater.engines.conformance.check import check, raises
+from headwater.engines.conformance.case import Answer, EngineCase, Inapplicable, check, raises
 from headwater.engines.engine import Pinned, RequestRejected, Transfer
 from headwater.schemas.messages.inference import Leg
 

@@ -7,17 +7,34 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
-from headwater.engines.conformance import cache, control, ending, generation, handoff, lora
-from headwater.engines.conformance.case import EngineCase, Inapplicable, MakeAdapter, MakeEngine, started
-from headwater.engines.conformance.check import Check
+from headwater.engines.conformance import (
+    cache,
+    control,
+    generation,
+    handoff,
+)
+from headwater.engines.conformance import (
+    case as conformance_case,
+)
+from headwater.engines.conformance import (
+    control as conformance_control,
+)
+from headwater.engines.conformance.case import (
+    Check,
+    EngineCase,
+    Inapplicable,
+    MakeAdapter,
+    MakeEngine,
+    started,
+)
 
 SUITE: Final[tuple[Check, ...]] = (
     *generation.CHECKS,
     *cache.CHECKS,
     *control.CHECKS,
-    *lora.CHECKS,
+    *conformance_control.LORA_CHECKS,
     *handoff.CHECKS,
-    *ending.CHECKS,
+    *conformance_case.CHECKS,
 )
 
 CHECK_S_MAX: Final = 120.0
@@ -62,7 +79,7 @@ class ConformanceRun:
                     yield CheckResult(one.name, "unsupported", ", ".join(lacks))
                     continue
                 result = await self._run(one)
-                if result.outcome == "failed" or await ending.has_died(case):
+                if result.outcome == "failed" or await conformance_case.has_died(case):
                     await self._stop()
                     [case] = await self._running(1)
                 yield result

@@ -14,13 +14,15 @@ see `METHODS`. All methods run on the event loop of the worker: whatever takes l
 
 from headwater.engines.custom.api import (
     BLOCK_SIZE,
+    FEATURES,
+    METHODS,
     CustomEngineClass,
     EngineRequest,
     EngineSetup,
     Output,
     PoolingRequest,
+    declared_capabilities,
 )
-from headwater.engines.custom.declared import FEATURES, METHODS, declared_capabilities
 from headwater.engines.custom.engine import CustomEngine
 from headwater.engines.engine import (
     EngineError,
@@ -39,7 +41,7 @@ from headwater.engines.engine import (
 from headwater.schemas import hashing
 from headwater.schemas.events.kv import BlocksCleared, BlocksRemoved, BlocksStored, KvGap
 from headwater.schemas.messages.file_generation import ImageRequest, VideoRequest
-from headwater.schemas.tables.card import ImageGenerationSupport, VideoGenerationSupport
+from headwater.schemas.tables import ImageGenerationSupport, VideoGenerationSupport
 
 __all__ = [
     "BLOCK_SIZE",

@@ -7,19 +7,23 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from headwater.engines.control_rules import (
+from headwater.engines.custom.api import PoolingRequest
+from headwater.engines.engine import (
+    EmitFile,
+    EngineBase,
+    EngineInfo,
+    LoraAdapter,
+    PauseMode,
     check_adapter,
     check_loaded,
     check_pooling,
     check_sleep,
     check_text_only,
 )
-from headwater.engines.custom.api import PoolingRequest
-from headwater.engines.engine import EmitFile, EngineBase, EngineInfo, LoraAdapter, PauseMode
 from headwater.schemas import hashing
 from headwater.schemas.messages.file_generation import ImageRequest, VideoRequest
 from headwater.schemas.messages.inference import EmbedRequest
-from headwater.schemas.tables.capability import Capability
+from headwater.schemas.tables import Capability
 
 T = TypeVar("T")
 

@@ -9,28 +9,26 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
-from typing import ClassVar, TypeVar
+from typing import ClassVar, Final, TypeVar
 
-from headwater.engines.diffusers.loaded import LoadedPipeline
-from headwater.engines.diffusers.options import DiffusersOptions
-from headwater.engines.diffusers.pipeline import ImagePipeline
-from headwater.engines.diffusers.video_pipeline import TextToVideo
+from headwater.engines.diffusers.pipelines import DiffusersOptions, ImagePipeline, LoadedPipeline, TextToVideo
 from headwater.engines.engine import (
     Emit,
     EmitFile,
     EngineBase,
     EngineInfo,
     EngineLoad,
+    EngineUnavailable,
     FileStep,
     KvEvent,
     Transfer,
 )
-from headwater.engines.file_turns.turns import PriorityTurns
-from headwater.engines.process.interruption import interruptible
+from headwater.engines.file_turns import PriorityTurns
+from headwater.engines.process import interruptible
 from headwater.schemas.events.kv import BlocksStored
 from headwater.schemas.messages.file_generation import ImageRequest, VideoRequest
 from headwater.schemas.messages.inference import GenerateRequest
-from headwater.schemas.tables.capability import Capability
+from headwater.schemas.tables import Capability
 
 FileT = TypeVar("FileT", ImageRequest, VideoRequest)
 
@@ -158,3 +156,28 @@ class DiffusersEngine(EngineBase):
         for stopped in self._stops:
             stopped.set()
         self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+# The folder of a pipeline in diffusers' layout. Light to import.
+
+INDEX: Final = "model_index.json"
+TOKENIZERS: Final = ("tokenizer", "tokenizer_2", "tokenizer_3")
+
+
+def pipeline_folder(model: str) -> Path:
+    """The folder that `--model` names. Raises `EngineUnavailable`."""
+    folder = Path(model).expanduser()
+    if not model or not (folder / INDEX).is_file():
+        raise EngineUnavailable(
+            f"this engine needs --model with a pipeline's folder in diffusers' layout; {model or 'none'} has no {INDEX}"
+        )
+    return folder
+
+
+def tokenizer_of(folder: Path) -> bytes:
+    """The tokenizer.json of the pipeline's first fast tokenizer, b"" if it has none."""
+    for part in TOKENIZERS:
+        path = folder / part / "tokenizer.json"
+        if path.is_file():
+            return path.read_bytes()
+    return b""

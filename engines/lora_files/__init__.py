@@ -5,7 +5,6 @@ is kept, so nothing that runs code when it is loaded (.bin, .pt, .pkl) reaches a
 """
 
 from headwater.engines.lora_files.cache import LoraCache, LoraFolder
-from headwater.engines.lora_files.errors import LoraError, SourceMissing
-from headwater.engines.lora_files.policy import LoraPolicy, Source
+from headwater.engines.lora_files.sources import LoraError, LoraPolicy, Source, SourceMissing
 
 __all__ = ["LoraCache", "LoraError", "LoraFolder", "LoraPolicy", "Source", "SourceMissing"]

@@ -5,19 +5,92 @@ import fcntl
 import os
 import re
 import shutil
+import tarfile
 import tempfile
+import zipfile
+import zlib
 from collections import Counter
-from pathlib import Path
-from typing import NamedTuple
+from collections.abc import Generator
+from contextlib import closing
+from pathlib import Path, PurePosixPath
+from typing import IO, NamedTuple
 
 import structlog
 
-from headwater.engines.lora_files import peft
-from headwater.engines.lora_files.archive import unpack
-from headwater.engines.lora_files.budget import Budget
-from headwater.engines.lora_files.errors import LoraError, SourceMissing
-from headwater.engines.lora_files.origins import Origin, origin
-from headwater.engines.lora_files.policy import LoraPolicy, Source
+from headwater.engines.lora_files import sources
+from headwater.engines.lora_files.sources import (
+    CHUNK_BYTES,
+    FILES,
+    Budget,
+    LoraError,
+    LoraPolicy,
+    Origin,
+    Source,
+    SourceMissing,
+    origin,
+)
+
+MEMBERS_MAX = 10_000
+
+
+def unpack(archive: Path, into: Path, budget: Budget, source: str) -> list[str]:
+    """Extract `FILES` from any folder of the archive; returns the names of all members.
+
+    Raises `LoraError` for a name outside the archive's folder, for two adapters in one archive, for links instead of
+    files, and beyond the budget, which also counts members before the files.
+    """
+    names: list[str] = []
+    home: PurePosixPath | None = None
+    try:
+        with closing(_members(archive, budget)) as members:
+            for name, stream in members:
+                path = PurePosixPath(name)
+                if path.is_absolute() or ".." in path.parts or "\\" in name or ":" in name:
+                    raise LoraError(400, f"{source} contains {name!r}, which is outside its folder: rejected")
+                names.append(path.name)
+                if len(names) > MEMBERS_MAX:
+                    raise LoraError(400, f"{source} contains more than {MEMBERS_MAX} files")
+                if path.name not in FILES:
+                    continue
+                if stream is None:
+                    raise LoraError(400, f"{source}: {name} is a link or a device, not a file")
+                if home not in (None, path.parent) or (into / path.name).exists():
+                    raise LoraError(400, f"{source} contains more than one adapter")
+                home = path.parent
+                with (into / path.name).open("xb") as file:
+                    while chunk := stream.read(CHUNK_BYTES):
+                        budget.spend(len(chunk))
+                        file.write(chunk)
+    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError) as error:
+        # zipfile raises RuntimeError for a required password or an unknown compression method.
+        raise LoraError(400, f"{source} cannot be unpacked: {error}") from error
+    return names
+
+
+def _members(archive: Path, budget: Budget) -> Generator[tuple[str, IO[bytes] | None], None, None]:
+    """Name and content of every member except folders; None for members that are not regular files."""
+    if zipfile.is_zipfile(archive):
+        with zipfile.ZipFile(archive) as packed:
+            for info in packed.infolist():
+                link = info.external_attr >> 16 & 0o170000 not in (0, 0o100000)
+                if info.is_dir():
+                    continue
+                if link:
+                    yield info.filename, None
+                    continue
+                with packed.open(info) as stream:
+                    yield info.filename, stream
+        return
+    with tarfile.open(archive, "r:*") as tape:
+        for member in tape:
+            if PurePosixPath(member.name).name not in FILES:
+                # Skipped members are decompressed as well.
+                budget.spend(member.size)
+            if not member.isdir():
+                yield member.name, tape.extractfile(member) if member.isreg() else None
+
+
+# The local cache of LoRA files: one folder per digest, created atomically, shared by all workers of the machine.
 
 _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
 
@@ -124,15 +197,15 @@ class LoraCache:
 
     def _store(self, staging: Path, source: Source, wanted: str) -> LoraFolder:
         """Validate the fetched files and move them to the folder of their digest, atomically."""
-        read = peft.read(staging)
-        digest = peft.digest(staging)
+        read = sources.read(staging)
+        digest = sources.digest(staging)
         if wanted and digest != wanted:
             raise LoraError(
                 409,
                 f"{source.text} has other weights ({digest[:12]}) than the adapter was first loaded with "
                 f"({wanted[:12]}): use another name for the new ones, or remove the old adapter first",
             )
-        for name in peft.FILES:
+        for name in sources.FILES:
             _sync(staging / name)
         _sync(staging)
         folder = self._root / digest
@@ -150,7 +223,7 @@ class LoraCache:
     def _known(self, digest: str) -> LoraFolder:
         folder = self._root / digest
         os.utime(folder)
-        return LoraFolder(folder, digest, *peft.read(folder))
+        return LoraFolder(folder, digest, *sources.read(folder))
 
     def _lock(self, digest: str) -> bool:
         """Lock a folder of the cache against removal by any process; False if it does not exist."""
@@ -203,17 +276,17 @@ async def _fetch_files(source: Source, staging: Path, policy: LoraPolicy, budget
         seen = await asyncio.to_thread(unpack, packed, staging, budget, source.text)
         packed.unlink()
     else:
-        for name in peft.FILES:
+        for name in sources.FILES:
             try:
                 await place.save(name, staging / name, budget)
             except SourceMissing:
-                if name == peft.CONFIG:
+                if name == sources.CONFIG:
                     raise
                 seen = await place.names()
-    if not (staging / peft.WEIGHTS).exists():
-        raise peft.no_weights(source.text, seen)
-    if not (staging / peft.CONFIG).exists():
-        raise SourceMissing(f"{peft.CONFIG} in {source.text}")
+    if not (staging / sources.WEIGHTS).exists():
+        raise sources.no_weights(source.text, seen)
+    if not (staging / sources.CONFIG).exists():
+        raise SourceMissing(f"{sources.CONFIG} in {source.text}")
 
 
 def _sync(path: Path) -> None:

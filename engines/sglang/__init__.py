@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from headwater.engines.sglang.config.arguments import SglangSettings
+    from headwater.engines.sglang.config import SglangSettings
     from headwater.engines.sglang.engine import SglangEngine
 
 __all__ = ["SglangEngine", "SglangSettings"]
@@ -14,6 +14,6 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     if name in __all__:
-        module = "engine" if name == "SglangEngine" else "config.arguments"
+        module = "engine" if name == "SglangEngine" else "config"
         return getattr(import_module(f"headwater.engines.sglang.{module}"), name)
     raise AttributeError(name)

@@ -14,8 +14,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import structlog
 
-from headwater.engines.embeddings.encoder import ImageEncoder
-from headwater.engines.embeddings.tensors import encoded_image
+from headwater.engines.embeddings import ImageEncoder, encoded_image
 from headwater.engines.engine import (
     EncodedImage,
     EngineDied,
@@ -25,21 +24,30 @@ from headwater.engines.engine import (
     RequestRejected,
     start_failure,
 )
-from headwater.engines.media.image_rule import PROBES, black_image, fitting_rule, placeholder_of
-from headwater.engines.media.prompt import image_of, values_of
-from headwater.engines.media.video_rule import black_video, fitting_video_rule, frames_have_times, probes
-from headwater.engines.process.heap import freeze_heap
-from headwater.engines.process.interruption import EngineInterrupted, interruptible
-from headwater.engines.sglang.config import cli_arguments, disaggregation, versions
-from headwater.engines.sglang.config.arguments import SglangSettings, keyword_arguments
-from headwater.engines.sglang.embeddings.input import fields_in
-from headwater.engines.sglang.learn_media import PER_PROMPT
-from headwater.engines.sglang.media import frames_of, media_settings, without_sampling
+from headwater.engines.media import (
+    PROBES,
+    black_image,
+    black_video,
+    fitting_rule,
+    fitting_video_rule,
+    frames_have_times,
+    image_of,
+    placeholder_of,
+    probes,
+    values_of,
+)
+from headwater.engines.process import EngineInterrupted, freeze_heap, interruptible
+from headwater.engines.sglang import (
+    config as sglang_config,
+)
+from headwater.engines.sglang.config import SglangSettings, keyword_arguments
+from headwater.engines.sglang.embedding_input import fields_in
+from headwater.engines.sglang.media import PER_PROMPT, frames_of, media_settings, without_sampling
 from headwater.engines.sglang.process import import_sglang
 from headwater.schemas.addresses import host_port
 from headwater.schemas.media_kind import SEVERAL, PromptMediaKind
 from headwater.schemas.messages.media import PromptMedia
-from headwater.schemas.tables.card import MediaSupport, VideoSupport
+from headwater.schemas.tables import MediaSupport, VideoSupport
 
 HOST = "127.0.0.1"
 
@@ -80,10 +88,10 @@ class SglangEncoder(ImageEncoder):
 
     async def start(self) -> EngineInfo:
         """See `Engine.start`. Raises `EngineUnavailable` also for a model whose images SGLang does not encode apart from it."""
-        version, settings = versions.installed(), self._settings
+        version, settings = sglang_config.installed(), self._settings
         with interruptible():
             cpu = import_sglang()
-        given = cli_arguments.parse(settings.native)
+        given = sglang_config.parse(settings.native)
         check_parts(given)
         arguments = keyword_arguments(settings, given, "", "", cpu=cpu)
         del arguments["kv_events_config"]
@@ -230,7 +238,7 @@ def _load(arguments: Mapping[str, Any]) -> Any:
     load_plugins()
     given = ServerArgs(**arguments)
     publish(given, role="encoder")
-    return MMEncoder(given, dist_init_method=f"tcp://{host_port(HOST, disaggregation.free_port(HOST))}")
+    return MMEncoder(given, dist_init_method=f"tcp://{host_port(HOST, sglang_config.free_port(HOST))}")
 
 
 def _is_lasting(error: Exception) -> bool:

@@ -14,6 +14,8 @@ from uuid import uuid4
 import msgspec
 import structlog
 
+from headwater.engines import kv_socket
+from headwater.engines import process as engine_process
 from headwater.engines.engine import (
     Emit,
     EncodedImage,
@@ -27,35 +29,38 @@ from headwater.engines.engine import (
     Transfer,
 )
 from headwater.engines.handoff_params import Unusable
-from headwater.engines.kv_events import endpoints
-from headwater.engines.kv_events.sentinels import MediaSentinels
-from headwater.engines.process import first_failure, private_folder
-from headwater.engines.process.heap import freeze_heap
-from headwater.engines.process.interruption import interruptible
-from headwater.engines.ranked.base import default_sampling
-from headwater.engines.sglang import handoff, sampling
-from headwater.engines.sglang.config import cli_arguments, disaggregation, signatures, versions
-from headwater.engines.sglang.config.arguments import SglangSettings, keyword_arguments
-from headwater.engines.sglang.config.capabilities import POSSIBLE, capabilities
-from headwater.engines.sglang.control import SglangControl
-from headwater.engines.sglang.embeddings import counter
-from headwater.engines.sglang.embeddings.input import GivenEmbedding, SglangEmbeddings
+from headwater.engines.kv_events import MediaSentinels
+from headwater.engines.process import freeze_heap, interruptible
+from headwater.engines.ranked import default_sampling
+from headwater.engines.sglang import (
+    config as sglang_config,
+)
+from headwater.engines.sglang import (
+    handoff,
+    sampling,
+    signatures,
+)
+from headwater.engines.sglang import process as sglang_process
+from headwater.engines.sglang.config import POSSIBLE, SglangSettings, capabilities, keyword_arguments
+from headwater.engines.sglang.control import SglangControl, SglangLoras
+from headwater.engines.sglang.embedding_input import GivenEmbedding, SglangEmbeddings
 from headwater.engines.sglang.handoff import SglangHandoffs
-from headwater.engines.sglang.learn_media import learn_media
-from headwater.engines.sglang.lora import SglangLoras
-from headwater.engines.sglang.media import SglangMedia, media_settings
-from headwater.engines.sglang.pooling import check_mode, pooling_of
-from headwater.engines.sglang.process import STOPPED, SglangProcess, import_sglang
-from headwater.engines.sglang.rank import of_engine
-from headwater.engines.sglang.speech import SglangSpeech, is_whisper, speech_settings
-from headwater.engines.sglang.stream import TEXT_MAX, Stream
+from headwater.engines.sglang.media import SglangMedia, learn_media, media_settings
+from headwater.engines.sglang.process import STOPPED, SglangProcess, import_sglang, of_engine
+from headwater.engines.sglang.sampling import (
+    TEXT_MAX,
+    SglangSpeech,
+    Stream,
+    check_mode,
+    is_whisper,
+    pooling_of,
+    speech_settings,
+)
 from headwater.schemas import hashing
 from headwater.schemas.failure import failure_place
-from headwater.schemas.messages.handoff import Choreography
-from headwater.schemas.messages.inference import GenerateRequest
+from headwater.schemas.messages.inference import Choreography, GenerateRequest
 from headwater.schemas.messages.media import PromptMedia
-from headwater.schemas.tables.capability import Capability
-from headwater.schemas.tables.card import MediaSupport
+from headwater.schemas.tables import Capability, MediaSupport
 
 INPUT_MARGIN: Final = 4
 """Tokens of a request beyond SGLang's longest prompt: prompt and answer together may be this much longer."""
@@ -64,7 +69,7 @@ _log = structlog.get_logger("headwater.sglang")
 
 
 class SglangEngine(SglangControl):
-    """See `headwater.engines.engine.Engine` and, for data-parallel ranks, `headwater.engines.data_parallel`."""
+    """See `headwater.engines.engine.Engine` and, for data-parallel ranks, `headwater.engines.ranked`."""
 
     choreography: Choreography = "room"
     # Until it is started; then set from SGLang's configuration.
@@ -87,28 +92,30 @@ class SglangEngine(SglangControl):
 
     async def start(self) -> EngineInfo:
         """See `Engine.start`. Loads for seconds to minutes on this thread, on which nothing else runs yet."""
-        version = versions.installed()
+        version = sglang_config.installed()
         check_mode(Path(self._settings.model))
         with interruptible():
             cpu = import_sglang()
         self._signatures = signatures.of_release(version)
         # No other user can listen in it.
-        folder = self._folder = private_folder.take("engine")
-        given = cli_arguments.parse(self._settings.native)
+        folder = self._folder = engine_process.take("engine")
+        given = sglang_config.parse(self._settings.native)
         context_max, transcribes = self._settings.max_model_len, is_whisper(self._settings.model)
         if transcribes:
             self._settings = speech_settings(self._settings, given)
-        mode = disaggregation.mode_of(self._settings.role, given)
+        mode = sglang_config.mode_of(self._settings.role, given)
         if mode is not None:
             self._meet(mode, cpu=cpu)
-        arguments = keyword_arguments(self._settings, given, *endpoints.in_folder(folder), cpu=cpu)
+        arguments = keyword_arguments(self._settings, given, *kv_socket.in_folder(folder), cpu=cpu)
         self._processors = _pickled(self._settings.processors)
         if self._settings.reads_embeddings:
             self._embeddings = SglangEmbeddings(self._settings.embeddings_mib)
-        announced = counter.announced(self._embeddings.folder if self._embeddings is not None else None)
+        announced = sglang_process.announced(
+            self._embeddings.folder if self._embeddings is not None else None
+        )
         with announced, interruptible():
             process = self._process = SglangProcess.start(
-                arguments, self._on_failure, first_failure.prepare(folder)
+                arguments, self._on_failure, engine_process.prepare(folder)
             )
         self._manager = process.manager
         config = _resolved(process.engine.server_args)
@@ -235,14 +242,14 @@ class SglangEngine(SglangControl):
         states = await self._call(self._manager.get_internal_state())
         return int(states[0]["effective_max_running_requests_per_dp"])
 
-    def _meet(self, mode: disaggregation.Mode, *, cpu: bool) -> None:
+    def _meet(self, mode: sglang_config.Mode, *, cpu: bool) -> None:
         """Prepare to meet engines of the other mode."""
         settings = self._settings
-        for name, value in disaggregation.environment(settings.host, cpu=cpu).items():
+        for name, value in sglang_config.environment(settings.host, cpu=cpu).items():
             os.environ.setdefault(name, value)
         if not settings.bootstrap_port:
             self._settings = settings = settings._replace(
-                bootstrap_port=disaggregation.free_port(settings.host)
+                bootstrap_port=sglang_config.free_port(settings.host)
             )
         self._handoffs = SglangHandoffs(mode, settings.host, settings.bootstrap_port)
 
@@ -381,7 +388,7 @@ class SglangEngine(SglangControl):
         if self._embeddings is not None:
             self._embeddings.close()
         if self._folder is not None:
-            private_folder.give_up(self._folder)
+            engine_process.give_up(self._folder)
 
 
 def _resolved(arguments: Any) -> dict[str, Any]:

@@ -10,12 +10,12 @@ import os
 import time
 from typing import Any, Final
 
+from headwater.engines import kv_socket
+from headwater.engines import process as engine_process
 from headwater.engines.engine import EngineDied
-from headwater.engines.kv_events import endpoints
-from headwater.engines.process import first_failure, private_folder
-from headwater.engines.process.interruption import EngineInterrupted, interruptible
-from headwater.engines.sglang.config import cli_arguments
-from headwater.engines.sglang.config.arguments import SglangSettings, keyword_arguments
+from headwater.engines.process import EngineInterrupted, interruptible
+from headwater.engines.sglang import config
+from headwater.engines.sglang.config import SglangSettings, keyword_arguments
 from headwater.engines.sglang.process import import_sglang, launch
 
 BLOCK: Final = "SGLANG_BLOCK_NONZERO_RANK_CHILDREN"
@@ -25,14 +25,14 @@ POLL_S: Final = 0.2
 def run(settings: SglangSettings) -> None:
     """Run until SIGTERM, SIGINT or SIGHUP, or until the first node stops. Raises `EngineUnavailable`, and `EngineDied` with the cause."""
     cpu = import_sglang()
-    given = cli_arguments.parse(settings.native)
-    folder = private_folder.take("engine")
-    failure = first_failure.prepare(folder)
+    given = config.parse(settings.native)
+    folder = engine_process.take("engine")
+    failure = engine_process.prepare(folder)
     # Else the constructor returns when the schedulers have ended.
     os.environ[BLOCK] = "0"
     try:
         with interruptible():
-            launch(keyword_arguments(settings, given, *endpoints.in_folder(folder), cpu=cpu), failure)
+            launch(keyword_arguments(settings, given, *kv_socket.in_folder(folder), cpu=cpu), failure)
             _watch(multiprocessing.active_children(), failure)
     except EngineInterrupted:
         return
@@ -41,15 +41,15 @@ def run(settings: SglangSettings) -> None:
         for process in multiprocessing.active_children():
             process.kill()
             process.join()
-        private_folder.give_up(folder)
+        engine_process.give_up(folder)
 
 
 def _watch(processes: list[Any], failure: str) -> None:
     """Return when all have ended, as they do when the first node stops. Raises `EngineDied`."""
     while any(process.is_alive() for process in processes):
-        if cause := first_failure.read(failure, processes):
+        if cause := engine_process.read(failure, processes):
             raise EngineDied(f"SGLang died: {cause}")
         with contextlib.suppress(InterruptedError):
             time.sleep(POLL_S)
-    if cause := first_failure.read(failure, processes):
+    if cause := engine_process.read(failure, processes):
         raise EngineDied(f"SGLang died: {cause}")

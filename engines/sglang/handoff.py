@@ -18,8 +18,8 @@ import msgspec
 
 from headwater.engines.engine import Pinned
 from headwater.engines.handoff_params import Unusable, seal, unseal
-from headwater.engines.model_digest import model_digest
-from headwater.engines.sglang.config.disaggregation import Mode
+from headwater.engines.model_files import model_digest
+from headwater.engines.sglang.config import Mode
 from headwater.schemas.messages.inference import GenerateRequest
 
 ROOMS: Final = 1 << 63

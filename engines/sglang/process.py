@@ -3,26 +3,131 @@
 Left to itself SGLang takes over the process: it replaces the handlers of SIGTERM and SIGQUIT, kills the process when one
 of its own fails, and at the end kills every child of the process, also those that it did not start. Here its message loop is a task of
 ours, a failure is a value with a cause, and only its own processes are ended.
+
+SGLang reports neither. The function that is wrapped here gets the one that encodes as an argument; a release without it leaves no count, and the
+worker, which looks for it at its start, does not start then.
+
+Imports nothing of SGLang before it runs: the process that starts these is not the one that needs it.
 """
 
 import asyncio
 import atexit
 import contextlib
+import functools
 import logging
 import multiprocessing
 import os
 import signal
+import sys
+import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import structlog
 
-from headwater.engines.engine import EngineDied, EngineStartFailed, EngineUnavailable, start_failure
-from headwater.engines.process import first_failure
-from headwater.engines.sglang import subprocesses
-from headwater.engines.sglang.config import versions
+from headwater.engines import embeddings as embedding_files
+from headwater.engines import process
+from headwater.engines import process as engine_process
+from headwater.engines.engine import (
+    EngineDied,
+    EngineLoad,
+    EngineStartFailed,
+    EngineUnavailable,
+    start_failure,
+)
+from headwater.engines.kv_events import KvTranslator, MediaSentinels
+from headwater.engines.kv_socket import KvSocket, reachable
+from headwater.engines.media import PROBE_ID
+from headwater.engines.sglang import config
+
+VARIABLE: Final = "HEADWATER_EMBEDDINGS_FOLDER"
+"""Environment variable with the folder of counts, for the engine's processes."""
+
+ID_DIGITS: Final = 16
+"""Hexadecimal digits of an image's id that SGLang uses: 64 bits."""
+
+
+@contextlib.contextmanager
+def announced(folder: Path | None) -> Iterator[None]:
+    """Processes that are started within it count in this folder, unless it is None."""
+    if folder is None:
+        yield
+        return
+    os.environ[VARIABLE] = str(folder)
+    try:
+        yield
+    finally:
+        del os.environ[VARIABLE]
+
+
+def install() -> None:
+    """In the scheduler's process, before it loads its model: count, if this was announced."""
+    folder = os.environ.get(VARIABLE)
+    if not folder:
+        return
+    from sglang.srt.managers import mm_utils
+
+    if hasattr(mm_utils, "get_embedding_and_mask"):
+        mm_utils.get_embedding_and_mask = counting(mm_utils.get_embedding_and_mask, Path(folder))
+
+
+def counting(embed: Callable[..., Any], folder: Path) -> Callable[..., Any]:
+    """`embed`, SGLang's `get_embedding_and_mask`, with a `data_embedding_func` that counts."""
+
+    def embed_and_count(*arguments: Any, data_embedding_func: Any, **named: Any) -> Any:
+        @functools.wraps(data_embedding_func)
+        def encode(items: list[Any]) -> Any:
+            found = data_embedding_func(items)
+            # A count that cannot be written must not end the engine.
+            with contextlib.suppress(OSError):
+                for item in items:
+                    embedding_files.count(folder, embedding_files.ENCODED)
+                    if len(items) == 1 and item.hash == int(PROBE_ID[:ID_DIGITS], 16):
+                        tensor = found[0] if isinstance(found, list) else found
+                        tensor = tensor.reshape(-1, tensor.shape[-1])
+                        embedding_files.write(folder, PROBE_ID, tensor.detach().cpu())
+            return found
+
+        # SGLang looks at the owner of the function.
+        owner = getattr(data_embedding_func, "__self__", None)
+        if owner is not None:
+            encode.__self__ = owner  # type: ignore[attr-defined]  # as a method has it
+        return embed(*arguments, data_embedding_func=encode, **named)
+
+    return embed_and_count
+
+
+# What SGLang's own processes run: SGLang's functions, which write down why they fail.
+
+FATAL: Final = ("hit an exception",)
+"""What SGLang logs before a process ends."""
+
+
+def run_scheduler(*arguments: Any, **named: Any) -> None:
+    """A scheduler with its part of the model."""
+    from sglang.srt.managers.scheduler import run_scheduler_process
+
+    process.keep("sglang", FATAL)
+    install()
+    run_scheduler_process(*arguments, **named)
+    # It was asked to end, and has freed its memory. A prefill scheduler's transfer threads, which wait for transfers, would keep its process.
+    if any(not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread()):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+
+
+def run_detokenizer(*arguments: Any, **named: Any) -> None:
+    """The process that turns tokens into text, through which all answers pass."""
+    from sglang.srt.managers.detokenizer_manager import run_detokenizer_process
+
+    process.keep("sglang", FATAL)
+    run_detokenizer_process(*arguments, **named)
+
+
+# SGLang's `Engine` under our own supervision: its start, its message loop, its death, its end.
 
 EXIT_S: Final = 10.0
 """How long its scheduler may take to free its memory before it is killed."""
@@ -76,7 +181,7 @@ class SglangProcess:
             for pid in self._pids:
                 # A watched one is reported by a signal, after its exit code is known.
                 if pid not in watched and not _runs(pid):
-                    self._fail(first_failure.read(self._failure_file, ()) or f"its process {pid} ended")
+                    self._fail(engine_process.read(self._failure_file, ()) or f"its process {pid} ended")
                     break
         if self.failure:
             raise EngineDied(f"SGLang died: {self.failure}")
@@ -106,7 +211,7 @@ class SglangProcess:
         self._fail(self._first_cause() or "one of its processes failed")
 
     def _first_cause(self) -> str:
-        return first_failure.read(self._failure_file, self._watched())
+        return engine_process.read(self._failure_file, self._watched())
 
     def _watched(self) -> Sequence[Any]:
         """The processes that SGLang itself watches."""
@@ -172,7 +277,7 @@ def import_sglang() -> bool:
         import sglang.srt.entrypoints.engine  # noqa: F401 (tried here, for its errors)
         from sglang.srt.utils import is_cpu
     except ImportError as error:
-        if versions.installed():
+        if config.installed():
             raise EngineUnavailable(
                 f"SGLang is installed here and cannot be imported: {error}. Its published packages need an NVIDIA "
                 "GPU; on a CPU install its CPU build, with the kernels compiled for it"
@@ -189,8 +294,8 @@ def launch(arguments: dict[str, Any], failure_file: str) -> Any:
     from sglang.srt.entrypoints.engine import Engine
 
     class ObservedEngine(Engine):  # type: ignore[misc]  # SGLang has no types
-        run_scheduler_process_func = staticmethod(subprocesses.run_scheduler)
-        run_detokenizer_process_func = staticmethod(subprocesses.run_detokenizer)
+        run_scheduler_process_func = staticmethod(run_scheduler)
+        run_detokenizer_process_func = staticmethod(run_detokenizer)
 
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
@@ -199,13 +304,13 @@ def launch(arguments: dict[str, Any], failure_file: str) -> Any:
         # A process that fails signals this one; the start then ends with an exception of its own.
         engine = ObservedEngine(**arguments, custom_sigquit_handler=_ignore)
     except SystemExit as error:
-        cause = first_failure.read(failure_file, ())
+        cause = engine_process.read(failure_file, ())
         raise EngineStartFailed(
             f"SGLang ended its own start ({error.code}): {cause or 'see the log above'}"
         ) from error
     except Exception as error:  # whatever SGLang raises while it starts, it did not start
         _log.error("sglang_start_failed", exc_info=True)
-        cause = first_failure.read(failure_file, ())
+        cause = engine_process.read(failure_file, ())
         raise start_failure(f"SGLang cannot start with {arguments['model_path']}", error, cause) from error
     finally:
         signal.signal(signal.SIGQUIT, before)
@@ -251,3 +356,71 @@ async def _gone(pids: list[int], within_s: float) -> None:
     deadline = time.monotonic() + within_s
     while any(map(_runs, pids)) and time.monotonic() < deadline:
         await asyncio.sleep(POLL_S)
+
+
+# One data-parallel rank of an SGLang: its events, cached blocks and load. Without data parallelism there is one rank.
+
+
+class SglangRank:
+    """The state of one rank. `running` are its requests. `reader` reads the loads that the scheduler publishes."""
+
+    def __init__(
+        self,
+        number: int,
+        endpoint: str,
+        replay: str,
+        page_size: int,
+        total_tokens: int,
+        reader: Any,
+        sentinels: MediaSentinels,
+    ) -> None:
+        self.number = number
+        self.translator = KvTranslator(page_size, sentinels=sentinels)
+        self.socket = KvSocket(endpoint, replay, self.translator)
+        self.idle = EngineLoad(0, 0, 0, total_tokens // page_size)
+        self.running: set[str] = set()
+        self._page_size = page_size
+        self._reader = reader
+        self._unread = False
+
+    def load(self) -> EngineLoad:
+        """Current load. The scheduler publishes its last step's: without running requests the load is zero."""
+        if not self.running:
+            return self.idle
+        try:
+            found = self._reader.read(self.number) if self._reader is not None else None
+        except Exception as error:  # its file is SGLang's own
+            if not self._unread:
+                self._unread = True
+                _log.warning("sglang_load_unreadable", rank=self.number, reason=repr(error))
+            found = None
+        if found is None:
+            return self.idle._replace(running=len(self.running))
+        used = -(-int(found.num_used_tokens) // self._page_size)
+        total = self.idle.total_blocks
+        return EngineLoad(int(found.num_running_reqs), int(found.num_waiting_reqs), min(used, total), total)
+
+
+def of_engine(
+    config: dict[str, Any],
+    count: int,
+    page_size: int,
+    total_tokens: int,
+    reader: Any,
+    sentinels: MediaSentinels,
+) -> list[SglangRank]:
+    """The ranks of a started engine. `config` is that of its KV events, `sentinels` are the media of its requests."""
+    from sglang.srt.disaggregation.kv_events import ZmqEventPublisher
+
+    return [
+        SglangRank(
+            number,
+            reachable(ZmqEventPublisher.offset_endpoint_port(config["endpoint"], number)),
+            reachable(ZmqEventPublisher.offset_endpoint_port(config["replay_endpoint"], number)),
+            page_size,
+            total_tokens,
+            reader,
+            sentinels,
+        )
+        for number in range(count)
+    ]

@@ -6,8 +6,9 @@ and no tokens: what concerns these is rejected, or empty.
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import ClassVar, Final
+from typing import Annotated, Any, ClassVar, Final
 
+import msgspec
 import structlog
 
 from headwater.engines.engine import (
@@ -25,16 +26,56 @@ from headwater.engines.engine import (
     RequestRejected,
     Transfer,
 )
-from headwater.engines.file_turns.turns import PriorityTurns
+from headwater.engines.file_turns import PriorityTurns
 from headwater.engines.releases import SGLANG_DIFFUSION_BROKER, check_release
 from headwater.engines.sglang_diffusion.client import DiffusionClient
-from headwater.engines.sglang_diffusion.options import SglangDiffusionOptions
 from headwater.engines.sglang_diffusion.process import DiffusionServer, ModelDefaults
 from headwater.schemas.events.kv import BlocksStored
 from headwater.schemas.messages.file_generation import FileRequest, ImageRequest, VideoRequest
 from headwater.schemas.messages.inference import GenerateRequest
-from headwater.schemas.tables.capability import Capability
-from headwater.schemas.tables.card import ImageGenerationSupport, VideoGenerationSupport
+from headwater.schemas.tables import Capability, ImageGenerationSupport, VideoGenerationSupport
+
+Count = Annotated[int, msgspec.Meta(ge=1)]
+OrDefault = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class SglangDiffusionOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`python`: the interpreter of the environment that has `sglang[diffusion]`, "": this one's. `args` are further arguments
+    of its server, `start_s` is how long it may take to load the model. `allow_vulnerable` starts releases that are refused.
+
+    `width`, `height`, `frames`, `fps` and `steps` are what a request that leaves them out gets, 0: the model's own. The others
+    bound what one request may ask for: SGLang's server does not publish what its pipelines can do. `inputs_max`: images that an edit may have.
+    """
+
+    python: str = ""
+    args: tuple[str, ...] = ()
+    allow_vulnerable: bool = False
+    start_s: Annotated[float, msgspec.Meta(gt=0)] = 3600.0
+    width: OrDefault = 0
+    height: OrDefault = 0
+    frames: OrDefault = 0
+    fps: OrDefault = 0
+    steps: OrDefault = 0
+    steps_max: Count = 200
+    side_multiple: Count = 16
+    side_min: Count = 64
+    side_max: Count = 2_048
+    pixels_max: Count = 1_280 * 720
+    frames_multiple: Count = 4
+    seconds_max: Annotated[float, msgspec.Meta(gt=0)] = 10.0
+    images_max: Count = 10
+    inputs_max: Count = 1
+
+
+def read_options(options: dict[str, Any]) -> SglangDiffusionOptions:
+    """Raises `EngineUnavailable` naming the option at fault."""
+    try:
+        return msgspec.convert(options, SglangDiffusionOptions)
+    except msgspec.ValidationError as error:
+        raise EngineUnavailable(f"--engine-options of the sglang_diffusion engine: {error}") from error
+
+
+# The engine of SGLang's diffusion runtime. It generates one image or video at a time; requests wait by priority.
 
 BLOCK_SIZE: Final = 16
 TOTAL_BLOCKS: Final = 4_096

@@ -14,8 +14,8 @@ from typing import Final
 import msgspec
 import structlog
 
+from headwater.engines import process as engine_process
 from headwater.engines.engine import EngineDied, EngineUnavailable
-from headwater.engines.process import private_folder
 
 SCRIPT: Final = Path(__file__).with_name("server.py")
 STOP_S: Final = 15.0
@@ -44,7 +44,7 @@ class DiffusionServer:
     """
 
     def __init__(self, python: str, model: str, arguments: Sequence[str]) -> None:
-        self.folder = private_folder.take("sglang-diffusion")
+        self.folder = engine_process.take("sglang-diffusion")
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
@@ -126,7 +126,7 @@ class DiffusionServer:
         if self._copying is not None:
             self._copying.cancel()
             await asyncio.gather(self._copying, return_exceptions=True)
-        private_folder.give_up(self.folder)
+        engine_process.give_up(self.folder)
 
     def _signal(self, number: int) -> None:
         if self._process is not None:

@@ -1,14 +1,42 @@
 """The simulated engine of an encode worker: images in, embeddings out, one image after the other."""
 
 import asyncio
+from typing import Any
+from zlib import crc32
 
-from headwater.engines.embeddings.encoder import ImageEncoder
+import numpy as np
+from numpy.typing import NDArray
+
+from headwater.engines.embeddings import ImageEncoder, ModelEmbeddings
 from headwater.engines.engine import EncodedImage, EngineInfo, EngineUnavailable
-from headwater.engines.sim.embedding import embedding_of
-from headwater.engines.sim.sequence import SimSettings
+from headwater.engines.media import check_data
+from headwater.engines.sim.defaults import EMBEDDING_WIDTH
+from headwater.engines.sim.scheduler import SimSettings
+from headwater.engines.transfer.port import checksum
 from headwater.schemas.clock import Clock
 from headwater.schemas.events.kv import BlocksStored
 from headwater.schemas.messages.media import PromptMedia
+
+FORM = ModelEmbeddings(EMBEDDING_WIDTH, "float32")
+"""Of all embeddings."""
+
+
+def embedding_of(item: PromptMedia) -> NDArray[np.float32]:
+    """The embedding of an item of media, float32 of shape (its tokens, `EMBEDDING_WIDTH`), the same on every worker.
+
+    Raises `RequestRejected` if its data is not all there.
+    """
+    check_data(item)
+    drawn = np.random.default_rng([checksum(np.frombuffer(item.data, np.uint8)), *item.shape])
+    return drawn.standard_normal((item.tokens, EMBEDDING_WIDTH), np.float32)
+
+
+def content_of(embedding: NDArray[Any]) -> int:
+    """A number of 32 bits for what an embedding shows."""
+    return crc32(np.ascontiguousarray(embedding).tobytes())
+
+
+# The simulated engine of an encode worker: images in, embeddings out, one image after the other.
 
 
 class SimEncoder(ImageEncoder):

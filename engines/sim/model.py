@@ -6,7 +6,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from headwater.engines.model_files import ModelFiles
 from headwater.engines.sim import defaults
-from headwater.schemas.tables.card import AudioSupport, ImageSupport, MediaSupport, VideoSupport
+from headwater.schemas.tables import AudioSupport, ImageSupport, MediaSupport, VideoSupport
 
 CONTEXT_LENGTH = 131_072
 EOS = "<|im_end|>"

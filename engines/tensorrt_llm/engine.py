@@ -22,26 +22,19 @@ from headwater.engines.engine import (
     Transfer,
     start_failure,
 )
-from headwater.engines.process.interruption import interruptible
-from headwater.engines.tensorrt_llm import handoff, polling
-from headwater.engines.tensorrt_llm.config import checks
-from headwater.engines.tensorrt_llm.config.arguments import TRANSFER_TIMEOUT_MS, arguments, attention_ranks
-from headwater.engines.tensorrt_llm.config.recorded import accepted, takes
-from headwater.engines.tensorrt_llm.config.settings import TensorRtSettings
-from headwater.engines.tensorrt_llm.images import TensorRtImages, image_handling
-from headwater.engines.tensorrt_llm.leg import Leg
-from headwater.engines.tensorrt_llm.library import load_library
-from headwater.engines.tensorrt_llm.metrics import LibraryMetrics
-from headwater.engines.tensorrt_llm.operations import TensorRtControl
-from headwater.engines.tensorrt_llm.polling import RankState
-from headwater.engines.tensorrt_llm.sampling import sampling_params
-from headwater.engines.tensorrt_llm.watchdog import Watchdog
+from headwater.engines.process import interruptible
+from headwater.engines.tensorrt_llm import config, handoff, polling
+from headwater.engines.tensorrt_llm.config import TRANSFER_TIMEOUT_MS, arguments, attention_ranks
+from headwater.engines.tensorrt_llm.operations import Leg, TensorRtControl
+from headwater.engines.tensorrt_llm.polling import LibraryMetrics, RankState, Watchdog, load_library
+from headwater.engines.tensorrt_llm.recorded import accepted, takes
+from headwater.engines.tensorrt_llm.sampling import TensorRtImages, image_handling, sampling_params
+from headwater.engines.tensorrt_llm.settings import TensorRtSettings
 from headwater.schemas import hashing
 from headwater.schemas.clock import Clock
 from headwater.schemas.events.kv import BlocksStored
 from headwater.schemas.messages.inference import GenerateRequest, Sampling
-from headwater.schemas.tables.capability import Capability
-from headwater.schemas.tables.card import MediaSupport
+from headwater.schemas.tables import Capability, MediaSupport
 
 
 def capabilities(
@@ -85,14 +78,14 @@ _log = structlog.get_logger("headwater.tensorrt_llm")
 
 
 class TensorRtEngine(TensorRtControl):
-    """See `headwater.engines.engine.Engine` and, for attention data parallelism, `headwater.engines.data_parallel`."""
+    """See `headwater.engines.engine.Engine` and, for attention data parallelism, `headwater.engines.ranked`."""
 
     def __init__(self, settings: TensorRtSettings, clock: Clock, *, gpus: int = 0) -> None:
         super().__init__()
         self._settings = settings
         self._clock = clock
         self._arguments = arguments(settings)
-        checks.check(settings, self._arguments, gpus=gpus)
+        config.check(settings, self._arguments, gpus=gpus)
         self.ranks = attention_ranks(self._arguments)
         self.choreography = handoff.CHOREOGRAPHIES[settings.handoff]
         transceiver = self._arguments.get("cache_transceiver_config") or {}

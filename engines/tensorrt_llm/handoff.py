@@ -7,9 +7,8 @@ import msgspec
 
 from headwater.engines.engine import EngineError, Transfer
 from headwater.engines.handoff_params import digest_of
-from headwater.engines.tensorrt_llm.config.settings import HandoffMode
-from headwater.schemas.messages.handoff import Choreography
-from headwater.schemas.messages.inference import GenerateRequest
+from headwater.engines.tensorrt_llm.settings import HandoffMode
+from headwater.schemas.messages.inference import Choreography, GenerateRequest
 
 CHOREOGRAPHIES: dict[HandoffMode, Choreography] = {
     "context-first": "returned",

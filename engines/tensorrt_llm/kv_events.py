@@ -13,7 +13,7 @@ import numpy as np
 import structlog
 
 from headwater.engines.engine import KvEvent
-from headwater.engines.tensorrt_llm.images import BlockImages, TensorRtImages
+from headwater.engines.tensorrt_llm.sampling import BlockImages, TensorRtImages
 from headwater.schemas import hashing
 from headwater.schemas.events.kv import CPU, GPU, BlocksCleared, BlocksRemoved, BlocksStored, KvGap
 

@@ -1,12 +1,23 @@
-"""Polls TensorRT-LLM's KV events and iteration statistics, which it keeps in bounded buffers."""
+"""Polls TensorRT-LLM's KV events and iteration statistics, which it keeps in bounded buffers.
+
+They are in this process's registry, so the metrics port of the worker shows them with the worker's labels next to ours.
+"""
 
 import asyncio
+import importlib
+import sys
+import threading
 from collections.abc import AsyncIterator, Callable
+from functools import cache
+from types import SimpleNamespace
 from typing import Any, Final
 
-from headwater.engines.engine import KvEvent
-from headwater.engines.tensorrt_llm.images import TensorRtImages
+import structlog
+
+from headwater.engines.engine import EngineUnavailable, KvEvent
 from headwater.engines.tensorrt_llm.kv_events import EventTranslator
+from headwater.engines.tensorrt_llm.recorded import PYTHONS
+from headwater.engines.tensorrt_llm.sampling import TensorRtImages
 from headwater.schemas.clock import Clock
 from headwater.schemas.events.kv import BlocksCleared, BlocksStored
 
@@ -96,3 +107,146 @@ class RankState:
         """All blocks; pending events are dropped, as their result is included."""
         self._events = []
         return self.translator.held()
+
+
+# Checks TensorRT-LLM's health from a thread: a call to a rank that has died may block.
+
+PERIOD_S = 1.0
+ANSWER_S_MAX = 30.0
+"""Longer than the stalls of ten seconds that it is known for (TensorRT-LLM 12640)."""
+
+
+class Watchdog:
+    """`verdict` is why the engine has died, "" if it has not."""
+
+    def __init__(self, llm: Any, clock: Clock) -> None:
+        self._llm = llm
+        self._clock = clock
+        self._stop = threading.Event()
+        self._asked_s: float | None = None
+        self._problem = ""
+        self._thread = threading.Thread(target=self._run, name="TensorRT-LLM health", daemon=True)
+
+    def start(self) -> None:
+        """Begin to ask."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End, without waiting for a call that blocks."""
+        self._stop.set()
+
+    @property
+    def verdict(self) -> str:
+        """See the class."""
+        asked_s = self._asked_s
+        if not self._problem and asked_s is not None:
+            waited = self._clock.monotonic_s() - asked_s
+            if waited > ANSWER_S_MAX:
+                return f"TensorRT-LLM has not answered a health check for {waited:.0f} s"
+        return self._problem
+
+    def _run(self) -> None:
+        while not self._stop.is_set() and not self._problem:
+            self._asked_s = self._clock.monotonic_s()
+            try:
+                self._problem = _unhealthy(self._llm)
+            except Exception as error:
+                self._problem = f"TensorRT-LLM's health check failed: {type(error).__name__}: {error}"
+            self._asked_s = None
+            self._stop.wait(PERIOD_S)
+
+
+def _unhealthy(llm: Any) -> str:
+    """Why it is not healthy; the first cause, if it keeps one."""
+    check = getattr(llm, "_check_health", None)
+    executor = getattr(llm, "_executor", None)
+    if check is None:
+        check = getattr(executor, "check_health", None)
+    if check is None or check():
+        return ""
+    cause = getattr(executor, "_fatal_error", None)
+    return f"TensorRT-LLM has died: {cause}" if cause else "TensorRT-LLM has died"
+
+
+# TensorRT-LLM's own Prometheus metrics (`trtllm_*`), filled as its server fills them: from iterations and ended requests.
+
+LABELS: Final = {"engine_type": "trtllm"}
+"""Of each sample, as its server has it, with the model's name."""
+
+_log = structlog.get_logger("headwater.tensorrt_llm")
+
+
+class LibraryMetrics:
+    """Its `MetricsCollector`. A release without it, and one that raises, costs the metrics and nothing else."""
+
+    def __init__(self, model: str) -> None:
+        self._collector = _collector(model)
+
+    def take_iteration(self, stats: dict[str, Any]) -> None:
+        """The statistics of one iteration. With attention data parallelism they are those of the rank that came last."""
+        self._call("log_iteration_stats", stats)
+
+    def take_result(self, result: Any) -> None:
+        """A request that has ended: its times and finish reason, if the release measures them."""
+        if measured := getattr(result, "metrics_dict", None):
+            self._call("log_metrics_dict", measured)
+
+    def _call(self, method: str, values: Any) -> None:
+        call = getattr(self._collector, method, None)
+        if call is None:
+            return
+        try:
+            call(values)
+        except Exception as error:
+            _log.warning("engine_metrics_failed", method=method, reason=f"{type(error).__name__}: {error}")
+            self._collector = None
+
+
+@cache
+def _collector(model: str) -> Any:
+    """One per process: its metrics may be registered once. None without the class."""
+    try:
+        made = importlib.import_module("tensorrt_llm.metrics").MetricsCollector
+        return made({"model_name": model, **LABELS})
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        _log.warning(
+            "engine_metrics_failed", method="MetricsCollector", reason=f"{type(error).__name__}: {error}"
+        )
+        return None
+
+
+# What the adapter imports of TensorRT-LLM, in one place.
+
+NAMES: Final = {
+    "LLM": "tensorrt_llm",
+    "SamplingParams": "tensorrt_llm",
+    "GuidedDecodingParams": "tensorrt_llm.sampling_params",
+    "DisaggregatedParams": "tensorrt_llm.disaggregated_params",
+    "DisaggScheduleStyle": "tensorrt_llm.disaggregated_params",
+    "SchedulingParams": "tensorrt_llm.scheduling_params",
+    "LoRARequest": "tensorrt_llm.executor.request",
+    "__version__": "tensorrt_llm",
+    "from_numpy": "torch",
+}
+
+
+def not_installed(reason: str) -> str:
+    """What to do about an import that failed for this reason."""
+    here = f"{sys.version_info.major}.{sys.version_info.minor}"
+    return (
+        f"TensorRT-LLM cannot be imported ({reason}): install headwater's `trtllm` extra on Python {PYTHONS[-1]} "
+        f"(it has wheels for {' and '.join(PYTHONS)}; this is {here})"
+    )
+
+
+def load_library() -> Any:
+    """The classes by name. Raises `EngineUnavailable`: not installed, or a release without one of them."""
+    found: dict[str, Any] = {}
+    for name, module in NAMES.items():
+        try:
+            found[name.strip("_")] = getattr(importlib.import_module(module), name)
+        except ImportError as error:
+            raise EngineUnavailable(not_installed(str(error))) from error
+        except AttributeError as error:
+            raise EngineUnavailable(f"this release of TensorRT-LLM has no {module}.{name}") from error
+    return SimpleNamespace(**found)

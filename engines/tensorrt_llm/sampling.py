@@ -1,18 +1,104 @@
-"""Our sampling parameters as TensorRT-LLM's, and its log probabilities as ours."""
+"""Our sampling parameters as TensorRT-LLM's, and its log probabilities as ours.
+
+Bias and allowed tokens are one tensor, `embedding_bias`, which TensorRT-LLM adds to the logits. A word of several tokens
+needs a logits processor: its last token is forbidden only after the others.
+
+A prompt of token ids with images (`multi_modal_data`) is expanded by the model's input processor, which repeats the placeholder's place
+with a token id of its own. Our prompts are expanded already, since the number of tokens is part of their block hashes: each run is
+collapsed again. In KV events an image's tokens are the processor's, and `mm_keys` name the images that a block overlaps:
+
+    {"type": "mm_key", "hash": the id given as `multi_modal_uuids`, "start_offset": tokens of the image before the block}
+"""
 
 import importlib
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 import numpy as np
+import structlog
 
-from headwater.engines.engine import EngineError, RequestRejected
-from headwater.engines.requests.guides import decode_guide, guide_choices, guide_text
-from headwater.engines.tensorrt_llm.config.recorded import accepted
-from headwater.engines.tensorrt_llm.config.settings import TensorRtSettings
-from headwater.engines.tensorrt_llm.logits import BannedSequences, banned_sequences, bias_of
+from headwater.engines.engine import EngineError, RequestRejected, decode_guide, guide_choices, guide_text
+from headwater.engines.media import (
+    PROBES,
+    black_image,
+    check_media,
+    collapse_placeholders,
+    fitting_rule,
+    image_of,
+    placeholder_of,
+)
+from headwater.engines.tensorrt_llm.recorded import INPUT_PROCESSOR, accepted
+from headwater.engines.tensorrt_llm.settings import TensorRtSettings
 from headwater.schemas.messages.inference import Guide, Sampling, TokenLogprob
+from headwater.schemas.messages.media import PromptMedia
+from headwater.schemas.tables import ImageSupport, MediaSupport
+
+FORBIDDEN: Final = -1e9
+"""Far below any logit; minus infinity would make 0 x infinity of a softmax over nothing."""
+
+
+def bias_of(sampling: Sampling, vocabulary: int) -> np.ndarray | None:
+    """One value per token of the vocabulary, None if the request has no use for it. Raises `RequestRejected`."""
+    if not sampling.logit_bias and not sampling.allowed_token_ids:
+        return None
+    named = [*sampling.logit_bias, *sampling.allowed_token_ids]
+    wrong = [token for token in named if not 0 <= token < vocabulary]
+    if wrong:
+        param = "logit_bias" if wrong[0] in sampling.logit_bias else "allowed_token_ids"
+        raise RequestRejected(
+            f"token {wrong[0]} is not in the vocabulary of {vocabulary} tokens", param=param
+        )
+    bias = np.zeros(vocabulary, np.float32)
+    if sampling.allowed_token_ids:
+        bias.fill(FORBIDDEN)
+        bias[list(sampling.allowed_token_ids)] = 0.0
+    for token, value in sampling.logit_bias.items():
+        bias[token] += value
+    return bias
+
+
+class BannedSequences:
+    """A logits processor that forbids the last token of each sequence after the tokens before it.
+
+    Called by TensorRT-LLM, in its process: it must not raise, and changes the logits where they are.
+    """
+
+    def __init__(self, sequences: Sequence[Sequence[int]], prompt: int) -> None:
+        self._sequences = [tuple(sequence) for sequence in sequences if sequence]
+        self._prompt = prompt
+        """Length of the prompt: a word may begin in it no more than it may end there."""
+
+    def __call__(
+        self,
+        req_id: int,
+        logits: Any,
+        token_ids: list[list[int]],
+        stream_ptr: int | None,
+        client_id: int | None,
+    ) -> None:
+        """Change the logits of one step: shape (1, beams, vocabulary). See `LogitsProcessor` of TensorRT-LLM."""
+        for beam, tokens in enumerate(token_ids):
+            answer = tuple(tokens[self._prompt :])
+            for sequence in self._sequences:
+                before = sequence[:-1]
+                if not before or answer[-len(before) :] == before:
+                    logits[:, beam, sequence[-1]] = FORBIDDEN
+
+
+def banned_sequences(words: Sequence[str], tokenizer: Any) -> list[list[int]]:
+    """The tokens of each word, at the beginning of a text and inside of one. `tokenizer` is of `tokenizers`."""
+    found: list[list[int]] = []
+    for word in words:
+        for text in (word, f" {word.lstrip()}"):
+            tokens = tokenizer.encode(text, add_special_tokens=False).ids
+            if tokens and tokens not in found:
+                found.append(tokens)
+    return found
+
+
+# Our sampling parameters as TensorRT-LLM's, and its log probabilities as ours.
 
 PROMPT_ROWS: Final = 64
 """Positions of a prompt whose logits are in memory as float32 at a time: 32 MB with a vocabulary of 128k tokens."""
@@ -141,3 +227,100 @@ def token_logprobs(tokens: Sequence[int], entries: Sequence[Any], count: int) ->
             top = tuple(pair for pair in top if pair[0] != token or pair in top[:count])[:count]
         found.append(TokenLogprob(by_id[token].logprob, top))
     return tuple(found)
+
+
+# Images for TensorRT-LLM: how a model takes them, and requests' images in prompts and in KV events.
+
+IMAGES_MAX: Final = 16
+"""Of a prompt: TensorRT-LLM states no limit."""
+
+REMEMBERED: Final = 32_768
+"""Bound on the images whose number of tokens is remembered, for events that name them."""
+
+_log = structlog.get_logger("headwater.tensorrt_llm")
+
+
+class BlockImages(NamedTuple):
+    """A block's tokens as the edge has them, and its images as (id, first token, tokens); negative: it began before."""
+
+    tokens: list[int]
+    images: list[tuple[str, int, int]]
+
+
+class TensorRtImages:
+    """The images of one engine. `feature` is the token id that TensorRT-LLM repeats for an image."""
+
+    def __init__(self, support: ImageSupport, feature: int) -> None:
+        self.support = support
+        self._feature = feature
+        self._tokens: OrderedDict[str, int] = OrderedDict()
+
+    def inputs(self, tokens: list[int], media: Sequence[PromptMedia]) -> Any:
+        """A prompt as TensorRT-LLM takes it. Raises `RequestRejected` where images and placeholders do not match."""
+        check_media(tokens, media, MediaSupport(images=self.support))
+        if not media:
+            return tokens
+        for item in media:
+            self._tokens[item.id] = item.tokens
+            self._tokens.move_to_end(item.id)
+        while len(self._tokens) > REMEMBERED:
+            self._tokens.popitem(last=False)
+        return {
+            "prompt_token_ids": collapse_placeholders(tokens, media),
+            "multi_modal_data": {"image": [image_of(item) for item in media]},
+            "multi_modal_uuids": {"image": [item.id for item in media]},
+        }
+
+    def resolve(self, tokens: Sequence[int], keys: Iterable[dict[str, Any]]) -> BlockImages | None:
+        """A block of an event. None if one of its images is of no request of this engine: then its tokens are unknown."""
+        found = list(tokens)
+        images: list[tuple[str, int, int]] = []
+        at = 0
+        for key in keys:
+            count = self._tokens.get(str(key["hash"]))
+            if count is None:
+                return None
+            start = -int(key["start_offset"])
+            if not start:
+                # It begins in this block, where the first token that stands for an image and is no earlier one's is.
+                start = next((n for n in range(at, len(found)) if found[n] == self._feature), -1)
+                if start < 0:
+                    return None
+            end = min(start + count, len(found))
+            found[max(start, 0) : end] = [self.support.placeholder] * (end - max(start, 0))
+            images.append((str(key["hash"]), start, count))
+            at = end
+        return BlockImages(found, images)
+
+
+def image_handling(llm: Any) -> TensorRtImages | None:
+    """How the model of an `LLM` takes images. None for a model without, for one whose prompts cannot be predicted exactly, and for a
+    release that expands no prompts of token ids: their requests with images are rejected.
+    """
+    processor = getattr(llm, "input_processor", None)
+    config = getattr(processor, "config", None)
+    placeholder = placeholder_of(config)
+    if placeholder is None:
+        return None
+    missing = [name for name in INPUT_PROCESSOR if not hasattr(processor, name)]
+    if missing:
+        _log.warning("media_not_served", kind="image", reason=f"its input processor has no {missing[0]}")
+        return None
+    try:
+        found = {
+            size: int(processor.get_num_tokens_per_image(image=black_image(*size)))  # type: ignore[union-attr]
+            for size in PROBES
+        }
+        tokens = next(iter(found.values()))
+        expanded = processor.expand_prompt_token_ids_for_mm([placeholder], [tokens])  # type: ignore[union-attr]
+        # Newer releases return what else they made of it as well.
+        expanded = expanded[0] if isinstance(expanded, tuple) else expanded
+        inner = getattr(processor.processor, "image_processor", None)  # type: ignore[union-attr]
+        support = fitting_rule(config, inner, placeholder=placeholder, limit=IMAGES_MAX, found=found)
+    except Exception as error:  # other models' processors fail in any way: such a model serves text
+        _log.warning("media_not_served", kind="image", reason=f"{type(error).__name__}: {error}")
+        return None
+    if support is None or len(expanded) != tokens or len(set(expanded)) != 1:
+        _log.warning("media_not_served", kind="image", reason="its image tokens follow no known rule")
+        return None
+    return TensorRtImages(support, int(expanded[0]))

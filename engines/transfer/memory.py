@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple, Protocol, cast, get_args
 
 import numpy as np
 
-from headwater.engines.transfer.checksum import Bytes, checksum, copy_checked
+from headwater.engines.transfer.port import Bytes, checksum, copy_checked
 from headwater.schemas.messages.transfer import DType, MemoryKind, Offer
 
 ITEM_BYTES: Final[dict[DType, int]] = {

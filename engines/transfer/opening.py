@@ -5,8 +5,8 @@ from functools import partial
 from importlib.util import find_spec
 from typing import Literal
 
+from headwater.engines.transfer.local import SharedMemory, SharedTransfer
 from headwater.engines.transfer.port import OpenTransfer, TensorTransfer, TransferUnavailable
-from headwater.engines.transfer.shared import SharedMemory, SharedTransfer
 from headwater.schemas.clock import SystemClock
 from headwater.schemas.messages.media import MediaTransport
 from headwater.schemas.messages.transfer import LEASE_BYTES

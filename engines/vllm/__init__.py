@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from headwater.engines.vllm.config.arguments import VllmSettings
+    from headwater.engines.vllm.config import VllmSettings
     from headwater.engines.vllm.engine import VllmEngine
 
 __all__ = ["VllmEngine", "VllmSettings"]
@@ -14,6 +14,6 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     if name in __all__:
-        module = "engine" if name == "VllmEngine" else "config.arguments"
+        module = "engine" if name == "VllmEngine" else "config"
         return getattr(import_module(f"headwater.engines.vllm.{module}"), name)
     raise AttributeError(name)

@@ -2,14 +2,23 @@
 
 import asyncio
 import itertools
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+from msgspec.structs import replace
 
-from headwater.engines.embeddings import files as embedding_files
-from headwater.engines.embeddings.encoder import ImageEncoder
-from headwater.engines.embeddings.tensors import encoded_image
+from headwater.engines import embeddings as embedding_files
+from headwater.engines import process
+from headwater.engines.embeddings import (
+    EmbeddingStore,
+    ImageEncoder,
+    ModelEmbeddings,
+    encoded_image,
+    tensor_of,
+)
 from headwater.engines.engine import (
     EncodedImage,
     EngineError,
@@ -17,19 +26,32 @@ from headwater.engines.engine import (
     EngineUnavailable,
     RequestRejected,
 )
-from headwater.engines.media.probe import probe_item
-from headwater.engines.media.video_rule import frames_have_times
-from headwater.engines.process import private_folder
-from headwater.engines.process.interruption import interruptible
-from headwater.engines.vllm.config.arguments import VllmSettings
-from headwater.engines.vllm.embeddings.config import transfer_config
-from headwater.engines.vllm.embeddings.prompt import item_prompt
+from headwater.engines.media import frames_have_times, probe_item
+from headwater.engines.process import interruptible
+from headwater.engines.vllm.config import VllmSettings
 from headwater.engines.vllm.launch import check_alive, import_vllm, launch, shut_down
-from headwater.engines.vllm.media import media_settings, media_support
-from headwater.engines.vllm.rejections import rejection_of
+from headwater.engines.vllm.media import item_prompt, media_settings, media_support
+from headwater.engines.vllm.sampling import rejection_of
 from headwater.schemas.media_kind import SEVERAL
-from headwater.schemas.messages.media import PromptMedia
-from headwater.schemas.tables.card import MediaSupport
+from headwater.schemas.messages.media import DTYPE_BYTES, PromptMedia
+from headwater.schemas.tables import EmbeddingSupport, MediaSupport
+
+CONNECTOR: Final = "headwater.engines.vllm.embedding_connector"
+
+
+def transfer_config(role: str, folder: Any) -> Any:
+    """VLLM's `ECTransferConfig` for embeddings in a folder. `role`: "ec_producer" or "ec_consumer"."""
+    from vllm.config.ec_transfer import ECTransferConfig
+
+    return ECTransferConfig(
+        ec_connector="EmbeddingConnector",
+        ec_connector_module_path=CONNECTOR,
+        ec_role=role,
+        ec_connector_extra_config={"folder": str(folder)},
+    )
+
+
+# vLLM without its language model, as the `Engine` of an encode worker: images, videos and audio in, embeddings out.
 
 PROCESSOR_CACHE_GIB: Final = 0.25
 
@@ -53,7 +75,7 @@ class VllmEncoder(ImageEncoder):
     async def start(self) -> EngineInfo:
         """See `Engine.start`. Raises `EngineUnavailable` also for a model with neither images nor audio."""
         settings = self._settings
-        self._private = private_folder.take("engine")
+        self._private = process.take("engine")
         with interruptible():
             version = import_vllm()
             self._engine, self._failure_file = launch(settings, self._private, self._complete)
@@ -130,4 +152,123 @@ class VllmEncoder(ImageEncoder):
             shut_down(engine)
         for folder in (self._private, self._folder):
             if folder is not None:
-                private_folder.give_up(folder)
+                process.give_up(folder)
+
+
+# What a model needs of an image or a video besides its embedding, as vLLM names it.
+
+
+def fields_resolver(model_config: Any) -> Any:
+    """What names a model's placeholder fields; None in releases without, whose consumers need the pixels too."""
+    try:
+        from vllm.distributed.ec_transfer.ec_connector.utils import PlaceholderMetadataResolver
+    except ImportError:
+        return None
+    return PlaceholderMetadataResolver(model_config)
+
+
+# A vLLM that is given the embeddings of media: its connector, its store of embeddings, and the proof that it uses them.
+
+GIVEN_ID: Final = "1" * 32
+
+
+class EmbeddingInput:
+    """Up to `mib` MiB of embeddings for one engine."""
+
+    def __init__(self, mib: int) -> None:
+        self._folder = embedding_files.make_folder()
+        self.taken: EmbeddingSupport | None = None
+        """Which embeddings of images the engine takes in place of them, once verified; None where it needs the images too."""
+        self.form: ModelEmbeddings | None = None
+        """What the engine computes of images itself, and can be given, once verified."""
+        self.store = EmbeddingStore(embedding_files.FileShelf(self._folder), mib << 20, time.monotonic)
+
+    def arguments(self) -> dict[str, Any]:
+        """Arguments of AsyncEngineArgs."""
+        return {"ec_transfer_config": transfer_config("ec_consumer", self._folder)}
+
+    @property
+    def encoded(self) -> int:
+        """Images that the engine has encoded itself."""
+        return embedding_files.counted(self._folder, embedding_files.ENCODED)
+
+    @property
+    def loaded(self) -> int:
+        """Embeddings that the engine has loaded."""
+        return embedding_files.counted(self._folder, embedding_files.LOADED)
+
+    async def put(self, item: PromptMedia, image: EncodedImage) -> None:
+        """See `Engine.put_embedding`. vLLM loads what it is given unseen, and ends on what does not fit its prompt."""
+        if self.form is None:
+            raise EngineError("this vLLM takes no embeddings of media")
+        self.form.check(item, image)
+        await self.store.put(item, tensor_of(image), image.fields)
+
+    def fields_of(self, media: Sequence[PromptMedia]) -> list[dict[str, Any]] | None:
+        """What the model needs of the items besides their embeddings; None if it needs the pixels of any of them."""
+        found = []
+        for item in media:
+            fields = self.store.fields(item)
+            if not fields:
+                return None
+            found.append(msgspec.json.decode(fields))
+        return found
+
+    async def verify(self, engine: Any, support: MediaSupport) -> None:
+        """Have the engine encode an item of media, give it the result under another name, and see that it does not encode that again.
+
+        Releases of vLLM have ignored the settings of other releases without a word. Raises `EngineUnavailable`.
+        """
+        probe = probe_item(support)
+        if probe is None:
+            return
+        await _generate_one(engine, support, probe)
+        try:
+            tensor = embedding_files.take(self._folder, probe.id)
+        except FileNotFoundError:
+            raise EngineUnavailable(
+                "this vLLM did not call its encoder cache connector: it cannot take the embeddings of encode workers"
+            ) from None
+        self.taken = _taken(engine.vllm_config.model_config, tensor)
+        self.form = form_of(probe, tensor, self.taken)
+        encoded = self.encoded
+        given = replace(probe, id=GIVEN_ID)
+        embedding_files.write(self._folder, given.id, tensor)
+        try:
+            await _generate_one(engine, support, given)
+        finally:
+            embedding_files.path_of(self._folder, given.id).unlink()
+        if self.encoded != encoded or not self.loaded:
+            raise EngineUnavailable(
+                "this vLLM encodes an item again although it was given its embedding: it cannot use encode workers"
+            )
+
+
+def form_of(probe: PromptMedia, tensor: Any, taken: EmbeddingSupport | None) -> ModelEmbeddings:
+    """From the embedding of the probe item, and what is known of its grid. Raises `EngineUnavailable` for another number of rows than tokens."""
+    image = encoded_image(tensor, b"")
+    if tuple(tensor.shape[:-1]) != (probe.tokens,):
+        raise EngineUnavailable(
+            f"this model's embedding of an item with {probe.tokens} tokens has the shape {tuple(tensor.shape)}: it cannot use encode workers"
+        )
+    return ModelEmbeddings(int(tensor.shape[-1]), image.dtype, taken.merge**2 if taken is not None else 0)
+
+
+async def _generate_one(engine: Any, support: MediaSupport, item: PromptMedia) -> None:
+    from vllm import SamplingParams
+
+    prompt = item_prompt(item, support, item.id)
+    async for _ in engine.generate(prompt, SamplingParams(max_tokens=1), f"probe-{item.id}"):
+        pass
+
+
+def _taken(model: Any, embedding: Any) -> EmbeddingSupport | None:
+    """Of a model that needs nothing but the grid of an image's patches besides its embedding, as Qwen2-VL and its successors do."""
+    fields = fields_resolver(model)
+    merge = getattr(getattr(model.hf_config, "vision_config", None), "spatial_merge_size", 0)
+    if fields is None or set(fields.fields_for("image")) != {"image_grid_thw"} or not merge:
+        return None
+    dtype = str(embedding.dtype).removeprefix("torch.")
+    if dtype not in DTYPE_BYTES:
+        return None
+    return EmbeddingSupport(width=int(embedding.shape[1]), dtype=dtype, merge=int(merge))  # type: ignore[arg-type]  # one of its types, as just checked

@@ -8,7 +8,8 @@ from typing import Any
 
 import structlog
 
-from headwater.engines.embeddings.store import EmbeddingGone
+from headwater.engines import process
+from headwater.engines.embeddings import EmbeddingGone
 from headwater.engines.engine import (
     Emit,
     EncodedImage,
@@ -21,28 +22,27 @@ from headwater.engines.engine import (
     Transfer,
 )
 from headwater.engines.handoff_params import Unusable, seal, unseal
-from headwater.engines.process import private_folder
-from headwater.engines.process.heap import freeze_heap
-from headwater.engines.process.interruption import interruptible
-from headwater.engines.ranked.base import default_sampling
+from headwater.engines.process import freeze_heap, interruptible
+from headwater.engines.ranked import default_sampling
 from headwater.engines.vllm import handoff, sampling
-from headwater.engines.vllm.config.arguments import VllmSettings
-from headwater.engines.vllm.config.capabilities import capabilities
-from headwater.engines.vllm.config.pooling import pooling_of
-from headwater.engines.vllm.embeddings.input import EmbeddingInput
-from headwater.engines.vllm.launch import check_alive, death_of, import_vllm, launch, shut_down
-from headwater.engines.vllm.lora import Loras
-from headwater.engines.vllm.media import media_prompt, media_settings, media_support, media_tokens_max
-from headwater.engines.vllm.operations import VllmControl
-from headwater.engines.vllm.rank import of_engine
-from headwater.engines.vllm.rejections import rejection_of
-from headwater.engines.vllm.speech import speech_prompt, speech_support
+from headwater.engines.vllm.config import VllmSettings, capabilities, pooling_of
+from headwater.engines.vllm.encoder import EmbeddingInput
+from headwater.engines.vllm.launch import check_alive, death_of, import_vllm, launch, of_engine, shut_down
+from headwater.engines.vllm.media import (
+    media_prompt,
+    media_settings,
+    media_support,
+    media_tokens_max,
+    speech_prompt,
+    speech_support,
+)
+from headwater.engines.vllm.operations import Loras, VllmControl
+from headwater.engines.vllm.sampling import rejection_of
 from headwater.schemas import hashing
 from headwater.schemas.failure import failure_place
 from headwater.schemas.messages.inference import GenerateRequest, TokenLogprob
 from headwater.schemas.messages.media import PromptMedia
-from headwater.schemas.tables.capability import Capability
-from headwater.schemas.tables.card import LOGPROBS_MAX, EmbeddingSupport, SpeechSupport
+from headwater.schemas.tables import LOGPROBS_MAX, Capability, EmbeddingSupport, SpeechSupport
 
 OnStats = Callable[[Any, int], None]
 """Called with the scheduler's statistics (vLLM's SchedulerStats) and the data-parallel rank, once per step."""
@@ -105,7 +105,7 @@ _log = structlog.get_logger("headwater.vllm")
 
 
 class VllmEngine(VllmControl):
-    """See `headwater.engines.engine.Engine` and, for data-parallel ranks, `headwater.engines.data_parallel`."""
+    """See `headwater.engines.engine.Engine` and, for data-parallel ranks, `headwater.engines.ranked`."""
 
     # Until it is started; then set from vLLM's configuration.
     capabilities: frozenset[Capability] = frozenset()
@@ -122,7 +122,7 @@ class VllmEngine(VllmControl):
     async def start(self) -> EngineInfo:
         """See `Engine.start`. Loads for seconds to minutes on this thread, on which nothing else runs yet."""
         # No other user can listen in it.
-        self._folder = private_folder.take("engine")
+        self._folder = process.take("engine")
         if self._settings.reads_embeddings:
             self._embeddings = EmbeddingInput(self._settings.embeddings_mib)
         with interruptible():
@@ -376,7 +376,7 @@ class VllmEngine(VllmControl):
         if self._embeddings is not None:
             self._embeddings.store.close()
         if self._folder is not None:
-            private_folder.give_up(self._folder)
+            process.give_up(self._folder)
 
 
 def _logprobs_max(configured: int) -> int:

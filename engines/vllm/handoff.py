@@ -14,8 +14,8 @@ import msgspec
 
 from headwater.engines.engine import Pinned
 from headwater.engines.handoff_params import Unusable
-from headwater.engines.model_digest import model_digest
-from headwater.engines.vllm.config.connectors import can_hand_over, handoff_options
+from headwater.engines.model_files import model_digest
+from headwater.engines.vllm.connectors import can_hand_over, handoff_options
 
 LEASE_S = 30
 """VLLM's own default of `kv_lease_duration`."""

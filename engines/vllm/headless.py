@@ -7,22 +7,22 @@ metrics.
 from typing import Any
 
 from headwater.engines.engine import EngineUnavailable, start_failure
-from headwater.engines.process.interruption import EngineInterrupted, interruptible
-from headwater.engines.vllm.config import cli_arguments, connectors
-from headwater.engines.vllm.config.arguments import VllmSettings, environment, shared_arguments
+from headwater.engines.process import EngineInterrupted, interruptible
+from headwater.engines.vllm import config, connectors
+from headwater.engines.vllm.config import VllmSettings, environment, shared_arguments
 
 
 def words(settings: VllmSettings, transfer: str = "", *, cpu: bool = False) -> tuple[str, ...]:
     """All arguments as words of vLLM's command line, Headwater's first. `transfer` is KVTransferConfig in JSON."""
     made: dict[str, Any] = {"model": settings.model}
     for name, value in shared_arguments(settings, cpu=cpu).items():
-        if not cli_arguments.has(settings.native, name):
+        if not config.has(settings.native, name):
             made[name] = value
     if transfer:
         made["kv_transfer_config"] = transfer
-    rest = cli_arguments.without(settings.native, "headless", takes_value=False)
-    rest = cli_arguments.without(rest, "model", takes_value=True)
-    return (*cli_arguments.tokens_of(made, "settings"), "--headless", *rest)
+    rest = config.without(settings.native, "headless", takes_value=False)
+    rest = config.without(rest, "model", takes_value=True)
+    return (*config.tokens_of(made, "settings"), "--headless", *rest)
 
 
 def run(settings: VllmSettings) -> None:
@@ -38,7 +38,7 @@ def run(settings: VllmSettings) -> None:
     except ImportError as error:
         raise EngineUnavailable(f"this vLLM cannot run headless: {error}") from error
     # Its errors name the argument; the parser below would end the process with its help text.
-    cli_arguments.parse(cli_arguments.without(settings.native, "headless", takes_value=False))
+    config.parse(config.without(settings.native, "headless", takes_value=False))
     cpu = bool(current_platform.is_cpu())
     transfer = connectors.transfer_config(settings.connectors, settings.connector_options, cpu=cpu)
     environment(settings)

@@ -7,11 +7,13 @@ from typing import Any, Final
 
 import structlog
 
-from headwater.engines.engine import EngineDied, EngineUnavailable, start_failure
-from headwater.engines.kv_events import endpoints
-from headwater.engines.process import first_failure, private_folder
-from headwater.engines.vllm.config.arguments import VllmSettings, environment, keyword_arguments
-from headwater.engines.vllm.config.connectors import CONNECTORS
+from headwater.engines import kv_socket
+from headwater.engines import process as engine_process
+from headwater.engines.engine import EngineDied, EngineLoad, EngineUnavailable, start_failure
+from headwater.engines.kv_events import KvTranslator
+from headwater.engines.kv_socket import KvSocket, reachable
+from headwater.engines.vllm.config import VllmSettings, environment, keyword_arguments
+from headwater.engines.vllm.connectors import CONNECTORS
 
 SOCKETS: Final = "VLLM_RPC_BASE_PATH"
 SOCKETS_FOLDER_LENGTH_MAX: Final = 70
@@ -54,8 +56,8 @@ def launch(
         if reason := CONNECTORS[name].not_run:
             _log.warning("connector_not_tested", connector=name, reason=reason)
     _put_sockets_in(folder)
-    failure_file = first_failure.prepare(folder)
-    arguments = keyword_arguments(settings, *endpoints.in_folder(folder), cpu=current_platform.is_cpu())
+    failure_file = engine_process.prepare(folder)
+    arguments = keyword_arguments(settings, *kv_socket.in_folder(folder), cpu=current_platform.is_cpu())
     arguments |= settings.overrides
     complete(arguments)
     try:
@@ -67,7 +69,7 @@ def launch(
             stat_loggers=stat_loggers,
         )
     except Exception as error:  # whatever vLLM raises while it starts, it did not start
-        cause = first_failure.read(failure_file, ())
+        cause = engine_process.read(failure_file, ())
         raise start_failure(f"vLLM cannot start with {settings.model}", error, cause) from error
     return engine, failure_file
 
@@ -75,7 +77,7 @@ def launch(
 def _put_sockets_in(folder: Path) -> None:
     """Where vLLM's own sockets are to be, unless the operator has said where: it removes none of them, also not at an orderly end."""
     given = os.environ.get(SOCKETS)
-    if given and not private_folder.is_private(Path(given)):
+    if given and not engine_process.is_private(Path(given)):
         return
     if len(str(folder)) <= SOCKETS_FOLDER_LENGTH_MAX:
         os.environ[SOCKETS] = str(folder)
@@ -114,4 +116,50 @@ def death_of(engine: Any, failure_file: str) -> str:
     """That it died, and why."""
     resources = getattr(getattr(engine, "engine_core", None), "resources", None)
     processes = getattr(getattr(resources, "engine_manager", None), "processes", ())
-    return f"vLLM's engine core died: {first_failure.read(failure_file, processes) or engine.dead_error}"
+    return f"vLLM's engine core died: {engine_process.read(failure_file, processes) or engine.dead_error}"
+
+
+# One data-parallel rank of a vLLM: its events, cached blocks and load. Without data parallelism there is one rank.
+
+
+class EngineRank:
+    """The state of one rank. `running` are its requests."""
+
+    def __init__(self, number: int, endpoint: str, replay: str, block_size: int, total_blocks: int) -> None:
+        self.number = number
+        self.translator = KvTranslator(block_size)
+        self.socket = KvSocket(endpoint, replay, self.translator)
+        self.idle = EngineLoad(0, 0, 0, total_blocks)
+        self.last = self.idle
+        self.running: set[str] = set()
+
+    def load(self) -> EngineLoad:
+        """Current load. Idle engines do not report, so without running requests the load is zero; and requests that are in no report yet count as running."""
+        if not self.running:
+            return self.idle
+        unreported = len(self.running) - self.last.running - self.last.waiting
+        return self.last._replace(running=self.last.running + max(0, unreported))
+
+
+def of_engine(engine: Any, count: int) -> list[EngineRank]:
+    """The ranks of a started AsyncLLM, by its own numbers."""
+    from vllm.distributed.kv_events import ZmqEventPublisher
+
+    config = engine.vllm_config
+    # The sum over all ranks.
+    total = int(config.cache_config.num_gpu_blocks) // count
+    block_size = int(config.cache_config.block_size)
+    numbers = getattr(engine.engine_core, "engine_ranks_managed", None) or list(range(count))
+    # The actual endpoints in newer releases: a port may have been 0.
+    sources = engine.get_kv_event_sources() if hasattr(engine, "get_kv_event_sources") else {}
+    made: list[EngineRank] = []
+    for number in numbers:
+        source = sources.get(number)
+        if source is not None:
+            at, replay = source.endpoint, source.replay_endpoint
+        else:
+            native = config.kv_events_config
+            at = ZmqEventPublisher.offset_endpoint_port(native.endpoint, number)
+            replay = ZmqEventPublisher.offset_endpoint_port(native.replay_endpoint, number)
+        made.append(EngineRank(number, reachable(at), reachable(replay), block_size, total))
+    return made

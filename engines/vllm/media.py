@@ -10,15 +10,50 @@ from typing import Any
 
 import structlog
 
-from headwater.engines.embeddings.tensors import TOKEN_COUNT
-from headwater.engines.media.audio_rule import learn_audio_rule
-from headwater.engines.media.image_rule import PROBES, black_image, fitting_rule, placeholder_of
-from headwater.engines.media.prompt import check_media, collapse_placeholders
-from headwater.engines.media.video_rule import black_video, fitting_video_rule, probes
-from headwater.engines.vllm.embeddings.prompt import item_value
+from headwater.engines.embeddings import TOKEN_COUNT
+from headwater.engines.media import (
+    PROBES,
+    WHISPER,
+    black_image,
+    black_video,
+    check_media,
+    check_recording,
+    collapse_placeholders,
+    fitting_rule,
+    fitting_video_rule,
+    image_of,
+    learn_audio_rule,
+    placeholder_of,
+    probes,
+    samples_of,
+    values_of,
+    whisper_support,
+)
 from headwater.schemas.media_kind import SAMPLED_FRAMES, PromptMediaKind
+from headwater.schemas.messages.inference import GenerateRequest
 from headwater.schemas.messages.media import PromptMedia
-from headwater.schemas.tables.card import AudioSupport, ImageSupport, MediaSupport, VideoSupport
+from headwater.schemas.tables import AudioSupport, ImageSupport, MediaSupport, SpeechSupport, VideoSupport
+
+
+def item_prompt(item: PromptMedia, support: MediaSupport, name: str) -> dict[str, Any]:
+    """VLLM is to know the item by `name`. Raises `RequestRejected` if its data is not all there."""
+    return {
+        "prompt_token_ids": [support.placeholders[item.kind]],
+        "multi_modal_data": {item.kind: [item_value(item, support)]},
+        "multi_modal_uuids": {item.kind: [name]},
+    }
+
+
+def item_value(item: PromptMedia, support: MediaSupport) -> Any:
+    """An item as vLLM takes it: an image of Pillow, an array of frames, or samples with their rate."""
+    if item.kind == "image":
+        return image_of(item)
+    if item.kind == "audio" and support.audio is not None:
+        return values_of(item), support.audio.rate_hz
+    return values_of(item)
+
+
+# Images, videos and audio for vLLM: how a model takes them, learned by letting vLLM's own processor expand some, and a request's as it wants them.
 
 Learn = Callable[[Any, Any, int, int], Any]
 """The rule of a kind, None if none fits: of vLLM's model configuration, its processor, the placeholder's id, and the limit per prompt."""
@@ -164,4 +199,41 @@ def _stacked(fields: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {
         name: torch.tensor([one[name][0] if name == TOKEN_COUNT else one[name] for one in fields])
         for name in fields[0]
+    }
+
+
+# Speech for vLLM: whether a model transcribes, and a recording as vLLM wants it.
+
+
+def speech_support(config: Any) -> SpeechSupport | None:
+    """How the model transcribes. None for a model that does not, and for one that is no Whisper: prompts differ by architecture.
+
+    `config` is vLLM's `VllmConfig`.
+    """
+    model = config.model_config
+    if model.hf_config.model_type != WHISPER:
+        if getattr(model, "is_encoder_decoder", False):
+            _log.warning("speech_not_served", model=model.model, reason="its architecture is not Whisper's")
+        return None
+    from vllm.tokenizers import cached_tokenizer_from_config
+    from vllm.transformers_utils.processor import cached_processor_from_config
+
+    return whisper_support(
+        cached_processor_from_config(model).feature_extractor,
+        cached_tokenizer_from_config(model).get_vocab(),
+        size=int(model.hf_config.vocab_size),
+        context=int(model.max_model_len),
+    )
+
+
+def speech_prompt(tokens: list[int], request: GenerateRequest, support: SpeechSupport) -> dict[str, Any]:
+    """A recording for the encoder, and tokens with which the decoder begins. Raises `RequestRejected` unless there is one recording."""
+    item = check_recording(request.media, support)
+    return {
+        "encoder_prompt": {
+            "prompt": "",
+            "multi_modal_data": {"audio": [(samples_of(item), support.rate_hz)]},
+            "multi_modal_uuids": {"audio": [item.id]},
+        },
+        "decoder_prompt": {"prompt_token_ids": tokens},
     }

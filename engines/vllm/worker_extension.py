@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from headwater.engines.process import first_failure
+from headwater.engines import process
 
 
 class Extension:
@@ -63,5 +63,5 @@ FATAL = ("fatal error", "failed to start", "hit an exception")
 """What vLLM logs before a process ends."""
 
 # Workers import this module before they load a model.
-first_failure.keep("vllm", FATAL)
+process.keep("vllm", FATAL)
 fix_mixed_batches()

@@ -1,4 +1,4 @@
-"""The ports on NATS JetStream. Only this package and `headwater.actors.bus.core_nats` import `nats`.
+"""The ports on NATS JetStream. Only this package and `headwater.actors.core_nats` import `nats`.
 
 Three parts of nats-py are avoided: its ordered consumer silently loses messages at its pending limit, and fails with the
 server's ack format 2; `publish_async` futures may never complete; KV watches and object-store reads use that same
@@ -6,8 +6,7 @@ ordered consumer. So reads are overlapped raw pulls with a cursor of this packag
 """
 
 from headwater.events.jetstream.blobs import JetStreamBlobs
-from headwater.events.jetstream.connection import Connection, connect, without_secret
-from headwater.events.jetstream.credentials import Credentials
+from headwater.events.jetstream.connection import Connection, Credentials, connect, without_secret
 from headwater.events.jetstream.log import JetStreamLog
 from headwater.events.jetstream.table import JetStreamTable
 

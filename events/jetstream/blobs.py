@@ -14,10 +14,9 @@ from typing import Any
 import msgspec
 from nats.aio.client import Client
 
-from headwater.events.blobs import sha256, wrong_bytes
-from headwater.events.errors import LogError, LogRefused
 from headwater.events.jetstream.api import REQUEST_DEADLINE_S, api, last_message, publish
 from headwater.events.jetstream.cursor import PULL, Cursor
+from headwater.events.ports import LogError, LogRefused, sha256, wrong_bytes
 from headwater.schemas import subjects
 
 CHUNK_BYTES_MAX = 512 * 1024
@@ -46,7 +45,7 @@ class _Info(msgspec.Struct):
 
 
 class JetStreamBlobs:
-    """See `headwater.events.blobs.Blobs`."""
+    """See `headwater.events.ports.Blobs`."""
 
     def __init__(self, client: Client, bucket: str) -> None:
         self._client = client

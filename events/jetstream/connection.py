@@ -1,24 +1,216 @@
-"""One NATS connection with the settings every Headwater process uses."""
+"""One NATS connection with the settings every Headwater process uses.
+
+Files are named by setting and read again at each reconnect, so a renewed creds file needs no restart.
+
+A denied request would wait for its deadline, look like a slow server, and be retried without end. Here the violation
+ends the wait, and is logged once per subject.
+"""
 
 import asyncio
 import contextlib
+import re
 import ssl
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import msgspec
+import nkeys
 import structlog
 from nats.aio.client import DEFAULT_FLUSH_TIMEOUT, Client
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 from nats.protocol.parser import PERMISSIONS_ERR, STALE_CONNECTION
 
-from headwater.events.errors import AccessDenied, LogUnavailable
-from headwater.events.jetstream.credentials import Credentials
-from headwater.events.jetstream.violations import Violations
+from headwater.events.ports import AccessDenied, LogError, LogUnavailable
 from headwater.schemas import subjects
+
+_CREDS_MARKS = ("BEGIN NATS USER JWT", "BEGIN USER NKEY SEED")
+
+
+class Credentials(msgspec.Struct, frozen=True, kw_only=True):
+    """Paths, empty where not used. A user with password, or a token, is given in the URL instead."""
+
+    nkey_file: str = ""
+    creds_file: str = ""
+    tls_ca: str = ""
+    tls_cert: str = ""
+    tls_key: str = ""
+    tls_first: bool = False
+
+    def check(self) -> None:
+        """Can the files still be used? Raises `AccessDenied` naming the invalid setting."""
+        self.options("")
+
+    def options(self, url: str) -> dict[str, Any]:
+        """Arguments for `Client.connect`. Raises `AccessDenied` naming the invalid setting."""
+        made: dict[str, Any] = {}
+        if self.nkey_file and self.creds_file:
+            raise AccessDenied("--nats-nkey-file and --nats-creds-file are two identities: set one")
+        if self.nkey_file:
+            _check_seed(self.nkey_file)
+            made["nkeys_seed"] = self.nkey_file
+        if self.creds_file:
+            _check_creds(self.creds_file)
+            made["user_credentials"] = self.creds_file
+        context = self._context(url)
+        if context is not None:
+            made |= {"tls": context, "tls_handshake_first": self.tls_first}
+        return made
+
+    def _context(self, url: str) -> ssl.SSLContext | None:
+        if bool(self.tls_cert) != bool(self.tls_key):
+            raise AccessDenied("--nats-tls-cert and --nats-tls-key belong together: set both")
+        if not (self.tls_ca or self.tls_cert or self.tls_first or url.startswith(("tls://", "wss://"))):
+            return None
+        for flag, path in (
+            ("--nats-tls-ca", self.tls_ca),
+            ("--nats-tls-cert", self.tls_cert),
+            ("--nats-tls-key", self.tls_key),
+        ):
+            if path:
+                _text(flag, path)
+        try:
+            context = ssl.create_default_context(cafile=self.tls_ca or None)
+        except ssl.SSLError as error:
+            raise AccessDenied(
+                f"--nats-tls-ca {self.tls_ca}: contains no certificate in PEM format ({error.reason})"
+            ) from error
+        if self.tls_cert:
+            try:
+                context.load_cert_chain(self.tls_cert, self.tls_key)
+            except ssl.SSLError as error:
+                raise AccessDenied(
+                    f"--nats-tls-cert {self.tls_cert}: is not a certificate in PEM format that matches "
+                    f"--nats-tls-key {self.tls_key} ({error.reason})"
+                ) from error
+        return context
+
+
+def _text(flag: str, path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not a text file"
+        raise AccessDenied(
+            f"{flag} {path}: {reason}; name a file that this user may read (`headwater nats-config` generates keys)"
+        ) from error
+
+
+def _check_seed(path: str) -> None:
+    try:
+        nkeys.from_seed(bytearray(_text("--nats-nkey-file", path).strip().encode()))
+    except (nkeys.NkeysError, ValueError) as error:
+        raise AccessDenied(
+            f"--nats-nkey-file {path}: contains no nkey seed; a seed is one line that starts with SU"
+        ) from error
+
+
+def _check_creds(path: str) -> None:
+    text = _text("--nats-creds-file", path)
+    for mark in _CREDS_MARKS:
+        # Without this marker nats-py would search the file without end.
+        if mark not in text:
+            raise AccessDenied(f"--nats-creds-file {path}: has no line with {mark!r}; is it a .creds file?")
+
+
+# Permission violations: the server reports them out of band, and never replies to what it denied.
+
+SUBJECTS_MAX = 1024
+"""Bound on the subjects recorded as logged; beyond it one may be logged again."""
+
+HINT = "give this process the key of its own kind, or its user this right (`headwater nats-config --help`)"
+
+_VIOLATION = re.compile(r'permissions violation for (publish|subscription) to "([^"]*)"', re.IGNORECASE)
+
+_RANDOM = re.compile(r"(?<=\.)c?[0-9A-Za-z]{22}(?=\.|$)")
+"""Ids that nats-py and cursors generate: the same violation has another one each time."""
+
+_log = structlog.get_logger("headwater.nats")
+
+
+class Violations:
+    """The violations of one connection."""
+
+    def __init__(self, connection: str, inbox: str) -> None:
+        self._connection = connection
+        self._inbox = inbox
+        self._inbox_denied = False
+        self._logged: set[tuple[str, str]] = set()
+        self._waiting: dict[str, set[asyncio.Timeout]] = {}
+
+    def note(self, error: Exception) -> bool:
+        """Record an error of the server; False if it is not a permission violation."""
+        match = _VIOLATION.search(str(error))
+        if match is None:
+            return False
+        # nats-py converts the text to lower case.
+        action, subject = match[1].lower(), match[2].lower()
+        self._log_once(action, _RANDOM.sub("*", subject))
+        if action == "publish":
+            self._end(subject)
+        elif subject.startswith(self._inbox.lower() + "."):
+            # No reply can be received: end all waits.
+            self._inbox_denied = True
+            for key in list(self._waiting):
+                self._end(key)
+        return True
+
+    def reconnected(self) -> None:
+        """Forget violations of subscriptions: after a reconnect permissions may differ."""
+        self._inbox_denied = False
+
+    def _end(self, key: str) -> None:
+        now = asyncio.get_running_loop().time()
+        for scope in self._waiting.pop(key, ()):
+            scope.reschedule(now)
+
+    def _reason(self, subject: str) -> str:
+        what = f"receiving replies on {self._inbox}.>" if self._inbox_denied else subject
+        return f"the server denies {what} to {self._connection!r}; {HINT}"
+
+    def _log_once(self, action: str, subject: str) -> None:
+        if (action, subject) in self._logged:
+            return
+        if len(self._logged) >= SUBJECTS_MAX:
+            self._logged.clear()
+        self._logged.add((action, subject))
+        _log.error(
+            "nats_permission_denied",
+            action=action,
+            subject=subject,
+            connection=self._connection,
+            hint=HINT,
+        )
+
+    @asynccontextmanager
+    async def watch(self, subject: str) -> AsyncIterator[None]:
+        """Around a request on `subject`: raises `AccessDenied` as soon as the server denies it."""
+        if self._inbox_denied:
+            raise AccessDenied(self._reason(subject))
+        key = subject.lower()
+        scope = asyncio.timeout(None)
+        self._waiting.setdefault(key, set()).add(scope)
+        try:
+            async with scope:
+                yield
+        except (TimeoutError, LogError):
+            # The request's own deadline is raised, and a reply received before any violation is returned.
+            if scope.expired():
+                raise AccessDenied(self._reason(subject)) from None
+            raise
+        finally:
+            waiting = self._waiting.get(key)
+            if waiting is not None:
+                waiting.discard(scope)
+                if not waiting:
+                    del self._waiting[key]
+
+
+# One NATS connection with the settings every Headwater process uses.
 
 PENDING_BYTES_MAX = 16 * 1024 * 1024
 """Bytes buffered while disconnected; beyond that, publishing raises."""
@@ -31,8 +223,6 @@ _REFUSALS = (
     "authentication expired",
     "authentication revoked",
 )
-
-_log = structlog.get_logger("headwater.nats")
 
 
 class TlsNotOffered(NatsError):

@@ -11,15 +11,16 @@ from typing import Final
 import structlog
 from nats.aio.client import Client
 
-from headwater.events.errors import LogError, LogRefused, LogUnavailable, StreamMissing
 from headwater.events.jetstream.api import (
     REQUEST_DEADLINE_S,
+    SUBJECT_BUSY,
+    WRONG_LAST_SEQUENCE,
     api,
     last_message,
     publish,
 )
 from headwater.events.jetstream.cursor import Cursor, RawMessage
-from headwater.events.jetstream.error_codes import SUBJECT_BUSY, WRONG_LAST_SEQUENCE
+from headwater.events.ports import LogError, LogRefused, LogUnavailable, StreamMissing
 from headwater.events.table import KeySize, TableEntry
 from headwater.schemas import subjects
 

@@ -9,21 +9,87 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import numpy as np
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.js.api import AckPolicy, ConsumerConfig, StreamConfig
 
-from headwater.events.errors import LogError
 from headwater.events.jetstream import JetStreamLog, connect
-from headwater.events.jetstream.streams.ensure import ensure_pool
-from headwater.events.log import Entry, Log, Record, Stored
-from headwater.ops.bench import raw_nats, snapshot
-from headwater.ops.bench.report import Measure, Report
-from headwater.ops.bench.servers import servers
+from headwater.events.jetstream.streams import ensure_pool
+from headwater.events.ports import Entry, Log, LogError, Record, Stored
+from headwater.ops.bench import snapshot
+from headwater.ops.bench.report import Measure, Report, servers
 from headwater.router.fold.state import RouterState
 from headwater.schemas import subjects
-from headwater.schemas.encoding.codec import decode_batch, seal
-from headwater.schemas.encoding.envelope import NO_DIGEST, SCHEMA_VERSION, Batch, Sealed
-from headwater.schemas.events.event import Event
+from headwater.schemas.encoding import NO_DIGEST, SCHEMA_VERSION, Batch, Sealed, decode_batch, seal
+from headwater.schemas.events import Event
 from headwater.schemas.events.fleet import WorkerJoined
 from headwater.schemas.events.kv import BlocksStored
+
+STREAM = "RAW"
+ONE, MANY = "raw.one", "raw.many"
+
+
+class RawNats:
+    """A separate stream with as many replicas as the log. Every method returns seconds."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    async def make_stream(self, replicas: int) -> None:
+        """Make the stream."""
+        config = StreamConfig(name=STREAM, subjects=["raw.>"], num_replicas=replicas)
+        await self._client.jetstream().add_stream(config)
+
+    async def one_by_one(self, messages: list[bytes]) -> float:
+        """`js.publish` of each, waiting for each."""
+        js = self._client.jetstream()
+        began = time.perf_counter()
+        for data in messages:
+            await js.publish(ONE, data)
+        return time.perf_counter() - began
+
+    async def all_at_once(self, messages: list[bytes]) -> float:
+        """`js.publish_async` of all, until the last is acknowledged."""
+        js = self._client.jetstream(publish_async_max_pending=4000)
+        began = time.perf_counter()
+        await asyncio.gather(*[await js.publish_async(MANY, data) for data in messages])
+        return time.perf_counter() - began
+
+    async def fetched(self, count: int) -> float:
+        """`fetch(500)` of a pull consumer until `count` messages were received."""
+        config = ConsumerConfig(ack_policy=AckPolicy.NONE)
+        subscription = await self._client.jetstream().pull_subscribe(MANY, stream=STREAM, config=config)
+        began = time.perf_counter()
+        got = 0
+        while got < count:
+            got += len(await subscription.fetch(500, timeout=5))
+        seconds = time.perf_counter() - began
+        await subscription.unsubscribe()
+        return seconds
+
+    async def ordered(self, count: int) -> float:
+        """The ordered push consumer with a callback until `count` messages were received."""
+        done = asyncio.Event()
+        got = 0
+
+        async def on_message(_: Msg) -> None:
+            nonlocal got
+            got += 1
+            if got == count:
+                done.set()
+
+        began = time.perf_counter()
+        subscription = await self._client.jetstream().subscribe(
+            MANY, cb=on_message, ordered_consumer=True, pending_msgs_limit=-1, pending_bytes_limit=-1
+        )
+        async with asyncio.timeout(60):
+            await done.wait()
+        seconds = time.perf_counter() - began
+        await subscription.unsubscribe()
+        return seconds
+
+
+# `headwater bench log`: appending by both paths, reading and folding, next to raw nats-py in the same run.
 
 MESSAGES = 20_000
 ONE_BY_ONE = 3_000
@@ -107,7 +173,7 @@ async def _on_servers(count: int) -> list[Measure]:
 
 
 @asynccontextmanager
-async def _logs(url: str, replicas: int) -> "AsyncIterator[tuple[JetStreamLog, raw_nats.RawNats]]":
+async def _logs(url: str, replicas: int) -> "AsyncIterator[tuple[JetStreamLog, RawNats]]":
     """The pool's log, and a plain stream for raw nats-py."""
     client = await connect(url, "bench")
     try:
@@ -119,7 +185,7 @@ async def _logs(url: str, replicas: int) -> "AsyncIterator[tuple[JetStreamLog, r
                 except LogError:
                     # A new cluster needs some seconds until all its members are connected.
                     await asyncio.sleep(0.2)
-        raw = raw_nats.RawNats(client)
+        raw = RawNats(client)
         await raw.make_stream(replicas)
         yield JetStreamLog(client, subjects.pool_stream(NS, POOL)), raw
     finally:

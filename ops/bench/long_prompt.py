@@ -14,8 +14,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from headwater.ops.bench.fleet import running
-from headwater.ops.bench.report import Measure, Report, percentile
+from headwater.ops.bench.report import Measure, Report, percentile, running
 
 STREAMS: Final = 16
 PHASE_S: Final = 8.0

@@ -1,12 +1,24 @@
 """The output of a benchmark: measures with units, and their conditions."""
 
+import asyncio
 import os
 import platform
-from typing import Any
+import shutil
+import subprocess
+import tempfile
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
 
 import msgspec
 
+from headwater.ops.config.processes import LocalFleetSettings, with_settings
+from headwater.ops.nats.server import binary, wait_until_up, write_config
+from headwater.ops.process.signals import die_with_parent
+from headwater.ops.process.sockets import free_port
 from headwater.ops.process.text_table import table
+from headwater.ops.start.up import LocalFleet
 
 
 class Measure(msgspec.Struct):
@@ -59,3 +71,76 @@ def percentile(values: list[float], share: float) -> float:
     """The quantile of the values at `share` (0 to 1)."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+# Real servers for a benchmark, with temporary stores.
+
+
+@asynccontextmanager
+async def servers(folder: Path, count: int) -> AsyncIterator[str]:
+    """`count` servers (more than one: a cluster) with their stores in `folder`; yields their comma-separated URLs."""
+    ports = [free_port(0) for _ in range(count)]
+    routes = [free_port(0) for _ in range(count)]
+    started = []
+    for number, (port, route) in enumerate(zip(ports, routes, strict=True)):
+        cluster = {
+            "name": "bench",
+            "listen": f"127.0.0.1:{route}",
+            "routes": [f"nats://127.0.0.1:{other}" for other in routes],
+        }
+        started.append(
+            _start(folder / f"n{number}", port, f"n{number}", {"cluster": cluster} if count > 1 else {})
+        )
+    try:
+        await asyncio.gather(*(wait_until_up(port) for port in ports))
+        yield ",".join(f"nats://127.0.0.1:{port}" for port in ports)
+    finally:
+        for process in started:
+            process.terminate()
+        for process in started:
+            process.wait(20)
+
+
+def _start(folder: Path, port: int, name: str, settings: dict[str, object]) -> "subprocess.Popen[bytes]":
+    config = write_config(folder, port, name=name, settings=settings)
+    with (folder / "server.log").open("ab") as output:
+        return subprocess.Popen(
+            [binary(), "-c", str(config)], stdout=output, stderr=subprocess.STDOUT, preexec_fn=die_with_parent
+        )
+
+
+# A temporary fleet of simulated engines for the benchmarks of edge and router.
+
+READY_S = 120.0
+"""How long a fleet may take to start; a busy machine takes more than half a minute."""
+
+
+NO_SETTINGS: Final[Mapping[str, Any]] = {}
+
+
+@asynccontextmanager
+async def running(workers: int, settings: Mapping[str, Any] = NO_SETTINGS) -> AsyncIterator[LocalFleet]:
+    """A fleet whose engine steps take no time, on its own server and ports. `settings` are further ones, by key."""
+    folder = tempfile.mkdtemp(prefix="headwater-bench-")
+    fleet = LocalFleet(
+        with_settings(
+            LocalFleetSettings(data_dir=folder),
+            {
+                "worker.engine": "sim",
+                "sim.step_time": "zero",
+                "fleet.workers": workers,
+                "http.port": 0,
+                "nats.port": 0,
+                "log.level": "error",
+                **settings,
+            },
+        )
+    )
+    try:
+        await fleet.start()
+        async with asyncio.timeout(READY_S):
+            await fleet.ready()
+        yield fleet
+    finally:
+        await fleet.stop()
+        shutil.rmtree(folder, ignore_errors=True)

@@ -12,11 +12,10 @@ import msgspec
 import numpy as np
 
 from headwater.events.jetstream import JetStreamBlobs, connect
-from headwater.events.jetstream.streams.ensure import ensure_namespace
-from headwater.events.snapshots.cache import FolderCache
-from headwater.events.snapshots.store import SnapshotStore
-from headwater.ops.bench.report import Measure, Report
-from headwater.ops.bench.servers import servers
+from headwater.events.jetstream.streams import ensure_namespace
+from headwater.events.snapshot_cache import FolderCache
+from headwater.events.snapshot_store import SnapshotStore
+from headwater.ops.bench.report import Measure, Report, servers
 from headwater.router.fold.state import RouterState
 from headwater.router.index.pack import prepare
 from headwater.schemas import subjects

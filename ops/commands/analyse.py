@@ -5,9 +5,8 @@ from typing import Annotated
 from msgspec import Meta
 
 from headwater.ops.config.command import command
-from headwater.ops.config.errors import ConfigError
 from headwater.ops.config.processes import ClientSettings
-from headwater.ops.config.setting import Flag
+from headwater.ops.config.setting import ConfigError, Flag
 
 NOTES = """\
 Both engines get each prompt once, one request at a time, by the header x-headwater-engine. The edge must allow it: start it with
@@ -37,7 +36,7 @@ def compare(
     settings: ClientSettings,
 ) -> int:
     """Send the same prompts to two engines at temperature 0, and show where and by how much their answers diverge."""
-    from headwater.ops.compare.run import CompareOptions, run_compare
+    from headwater.ops.compare import CompareOptions, run_compare
     from headwater.ops.process import signals
 
     names = tuple(name.strip() for name in engines.split(",") if name.strip())
@@ -60,8 +59,8 @@ def sim(
     as_json: Annotated[bool, Flag("json"), Meta(description="print JSON")] = False,
 ) -> int:
     """Run a simulated fleet under faults from a seed, on virtual time."""
-    from headwater.ops.process.kernels import compile_kernels
-    from headwater.ops.sim import command as simulation
+    from headwater.ops.process.actor import compile_kernels
+    from headwater.ops.sim import run as simulation
 
     if (seed is None) == (not seeds):
         raise ConfigError("sim: give either --seed N or --seeds FROM:TO")

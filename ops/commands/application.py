@@ -12,9 +12,9 @@ from cyclopts import App, CycloptsError, Group, UnknownCommandError, UnusedCliTo
 
 from headwater import __version__
 from headwater.ops.commands import COMMANDS, place_of
-from headwater.ops.config import environment
+from headwater.ops.config import sources as config_sources
 from headwater.ops.config.command import Bound
-from headwater.ops.config.errors import ConfigError
+from headwater.ops.config.setting import ConfigError
 from headwater.ops.config.sources import Sources
 from headwater.ops.process import descriptors
 
@@ -135,7 +135,7 @@ def main(line: Sequence[str] | None = None) -> int:
         print(f"headwater: cannot write to {where}: {error.strerror}", file=sys.stderr)
         return 2
     except Exception as error:
-        interruption = sys.modules.get("headwater.engines.process.interruption")
+        interruption = sys.modules.get("headwater.engines.process")
         if interruption is not None and isinstance(error, interruption.EngineInterrupted):
             return int(128 + error.number)
         if isinstance(error, _user_errors()):
@@ -165,7 +165,7 @@ def open_standard_streams() -> None:
 
 
 def _warn_of_variables() -> None:
-    for name, meant in environment.unknown(os.environ):
+    for name, meant in config_sources.unknown(os.environ):
         hint = f": did you mean {meant}?" if meant else "; `headwater config reference` lists all settings"
         print(f"headwater: no setting has the variable {name}, which is ignored{hint}", file=sys.stderr)
 
@@ -173,9 +173,9 @@ def _warn_of_variables() -> None:
 def _user_errors() -> tuple[type[Exception], ...]:
     """What a user can fix. Modules that were not imported cannot have raised."""
     places = {
-        "headwater.ops.config.errors": "ConfigError",
+        "headwater.ops.config.setting": "ConfigError",
         "headwater.engines.engine": "EngineError",
-        "headwater.events.errors": "LogError",
+        "headwater.events.ports": "LogError",
         "headwater.ops.nats.server": "ServerUnavailable",
         "headwater.schemas.names": "InvalidName",
     }

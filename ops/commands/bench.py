@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from msgspec import Meta
 
 from headwater.ops.config.command import command, group
-from headwater.ops.config.errors import ConfigError
-from headwater.ops.config.setting import Flag
+from headwater.ops.config.setting import ConfigError, Flag
 
 if TYPE_CHECKING:
     from headwater.ops.bench.report import Report
@@ -19,20 +18,20 @@ Json = Annotated[bool, Flag("json"), Meta(description="print JSON")]
 @command
 def hashing(*, as_json: Json = False) -> int:
     """Measure block hashes of prompts."""
+    from headwater.ops.bench import index as bench_index
     from headwater.ops.bench import report
-    from headwater.ops.bench.index import hashing
 
-    report.show(hashing.bench(), as_json=as_json)
+    report.show(bench_index.bench_hashing(), as_json=as_json)
     return 0
 
 
 @command
 def index(*, as_json: Json = False) -> int:
     """Measure the router's prefix index."""
+    from headwater.ops.bench import index as bench_index
     from headwater.ops.bench import report
-    from headwater.ops.bench.index import lookup
 
-    report.show(lookup.bench(), as_json=as_json)
+    report.show(bench_index.bench(), as_json=as_json)
     return 0
 
 
@@ -52,15 +51,15 @@ def edge(
     as_json: Json = False,
 ) -> int:
     """Measure an edge in a simulated fleet."""
-    from headwater.ops.bench import against as other
     from headwater.ops.bench import edge, report
+    from headwater.ops.bench import edge as other
     from headwater.ops.bench import long_prompt as long_prompts
 
     if long_prompt and keys:
         raise ConfigError("--keys is for bench edge without --long-prompt")
     if against:
         words = ["edge", *(["--keys"] if keys else []), *(["--long-prompt"] if long_prompt else [])]
-        report.show(other.bench(words, against), as_json=as_json)
+        report.show(other.bench_against(words, against), as_json=as_json)
         return 0
     bench = long_prompts.bench if long_prompt else edge.bench_with_keys if keys else edge.bench
     return _measured(bench, as_json=as_json)
@@ -80,14 +79,16 @@ def route(
 ) -> int:
     """Measure routing decisions, over NATS or by themselves."""
     from headwater.ops.bench import report
-    from headwater.ops.bench.route import decisions, over_nats
+    from headwater.ops.bench import route as bench_route
 
     if workers and fleet:
         raise ConfigError("--fleet is for bench route without --workers")
     if workers:
-        report.show(decisions.bench(_numbers("--workers", "workers", workers)), as_json=as_json)
+        report.show(bench_route.bench(_numbers("--workers", "workers", workers)), as_json=as_json)
         return 0
-    return _measured(partial(over_nats.bench, fleet) if fleet else over_nats.bench, as_json=as_json)
+    return _measured(
+        partial(bench_route.bench_over_nats, fleet) if fleet else bench_route.bench_over_nats, as_json=as_json
+    )
 
 
 @command

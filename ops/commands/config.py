@@ -6,8 +6,7 @@ import msgspec
 from msgspec import Meta
 
 from headwater.ops.config.command import AnyWord, command, group
-from headwater.ops.config.errors import ConfigError
-from headwater.ops.config.setting import Flag
+from headwater.ops.config.setting import ConfigError, Flag
 
 
 @command

@@ -6,9 +6,8 @@ import msgspec
 from msgspec import Meta
 
 from headwater.ops.config.command import Key, command, group
-from headwater.ops.config.errors import ConfigError
 from headwater.ops.config.processes import PoolReader
-from headwater.ops.config.setting import Flag
+from headwater.ops.config.setting import ConfigError, Flag
 
 
 @command
@@ -65,7 +64,7 @@ def tree(
     as_json: Annotated[bool, Flag("json"), Meta(description="print JSON")] = False,
 ) -> int:
     """Show the blocks cached by a pool's workers, as a tree of prefixes."""
-    from headwater.ops.operator import tree as operator
+    from headwater.ops.operator import log as operator
     from headwater.ops.process import signals
 
     return signals.run_command(
@@ -104,7 +103,7 @@ def snapshots(
     drop: Annotated[str, Meta(description="delete a bookmark")] = "",
 ) -> int:
     """List a pool's snapshots, or bookmark one."""
-    from headwater.ops.operator import snapshots as operator
+    from headwater.ops.operator import log as operator
     from headwater.ops.process import signals
 
     if bookmark and drop:
@@ -128,7 +127,7 @@ def engines(
     as_json: Annotated[bool, Flag("json"), Meta(description="print JSON")] = False,
 ) -> int:
     """List the engines that can be chosen, with versions and capabilities."""
-    from headwater.ops.worker import catalog
+    from headwater.ops.start import catalog
 
     found = catalog.catalog(more)
     if as_json:
@@ -160,7 +159,7 @@ def check_engine(
 ) -> int:
     """Check an engine against the contract: each check passes, fails, or needs a capability that the engine does not declare."""
     from headwater.ops.config.worker import WorkerSettings
-    from headwater.ops.worker import conformance
+    from headwater.ops.start import conformance
 
     worker = WorkerSettings(
         engine,
@@ -194,15 +193,15 @@ def inspect(
     from headwater.ops.config.processes import EngineProcess
     from headwater.ops.config.worker import WorkerSettings
     from headwater.ops.model_download.source import with_folder
-    from headwater.ops.worker import parsers
-    from headwater.ops.worker.make_engine import model_folder
+    from headwater.ops.start import model as start_model
+    from headwater.ops.start.make_engine import model_folder
 
     # Weights say nothing about formats: the simulated engine needs none.
     wanted = WorkerSettings(engine="sim", model=model, model_revision=model_revision)
     worker = with_folder(EngineProcess(worker=wanted, cache_dir=cache_dir)).worker
     files = read_model_files(model_folder(worker.model))
     name = worker.served_model_name or files.name
-    found = parsers.find(tool_parser, reasoning_parser, files)
+    found = start_model.find(tool_parser, reasoning_parser, files)
     form = ChatTemplate(files.chat_template, files.special_tokens).form if files.chat_template else None
     changes = changes_of(form) if form is not None else []
     if as_json:

@@ -7,7 +7,7 @@ from msgspec import Meta
 from headwater.ops.config.command import command, group
 from headwater.ops.config.processes import ClientSettings
 from headwater.ops.config.setting import Flag
-from headwater.schemas.tables.api_key import ENDPOINTS, EVERY, PERMISSIONS
+from headwater.schemas.tables import ENDPOINTS, EVERY, PERMISSIONS
 
 NOTES = "\n".join(
     (
@@ -68,7 +68,7 @@ def create(
     """Create an API key, and print it: it is shown once, only a digest is stored."""
     from headwater.ops.operator import keys as operator
     from headwater.ops.process import signals
-    from headwater.schemas.tables.api_key import UsageLimits
+    from headwater.schemas.tables import UsageLimits
 
     wanted = operator.WantedKey(
         tenant,

@@ -69,14 +69,12 @@ def ctl(
 ) -> int:
     """Control workers: drain, sleep, wake, role, adapters, …"""
     from headwater.ops.operator import ctl as control
-    from headwater.ops.operator import engine_weights
+    from headwater.ops.operator import ctl as operator_ctl
     from headwater.ops.process import signals
 
     if words[:1] == ("weights",) and not everyone:
         by = by or control.whoami()
-        return signals.run_command(
-            lambda: engine_weights.weigh(settings.nats, words[1:], by, as_json=as_json)
-        )
+        return signals.run_command(lambda: operator_ctl.weigh(settings.nats, words[1:], by, as_json=as_json))
     given = {"level": level, "mode": mode, "within_s": drain_timeout, "forget": forget or None}
     call = control.ControlCall(words, given, everyone, by, timeout, as_json)
     return signals.run_command(lambda: control.ctl(settings.nats, call))
@@ -105,7 +103,7 @@ def pools(
     watch: Annotated[bool, Meta(description="keep running, and create the logs of new pools")] = False,
 ) -> int:
     """Create the namespace's streams and the logs of its pools, and list them."""
-    from headwater.ops.operator import pools as operator
+    from headwater.ops.operator import streams as operator
     from headwater.ops.process import signals
 
     return signals.run(
@@ -194,17 +192,20 @@ def completion(shell: Annotated[Literal["bash", "zsh", "fish"], Meta(description
 @command
 def warm() -> int:
     """Precompile kernels and imports, so that the first start is as fast as later ones."""
-    from headwater.ops.fleet.child import child_environment, headwater_command
-    from headwater.ops.process.kernels import compile_kernels
+    from headwater.ops.process.actor import compile_kernels
+    from headwater.ops.start.children import child_environment, headwater_command
 
     if os.environ.get("PYTHONDONTWRITEBYTECODE"):
         return subprocess.run(headwater_command("warm"), env=child_environment(), check=False).returncode
     began = time.monotonic()
     compile_kernels()
     # Importing writes the bytecode of the modules that a fleet's processes use.
-    from headwater.ops.fleet import demo, up  # noqa: F401 (for the bytecode)
-    from headwater.ops.process import edge, routers  # noqa: F401 (for the bytecode)
-    from headwater.ops.worker import engine  # noqa: F401 (for the bytecode)
+    from headwater.ops.process import edge, router  # noqa: F401 (for the bytecode)
+    from headwater.ops.start import (  # noqa: F401 (for the bytecode)
+        demo,
+        engine,
+        up,
+    )
 
     print(f"compiled the kernels in {time.monotonic() - began:.1f} s")
     return 0

@@ -9,8 +9,8 @@ from cyclopts import App, Parameter
 
 from headwater.ops.commands import COMMANDS, place_of
 from headwater.ops.config.command import Command
+from headwater.ops.config.processes import GROUPS, SECTION_TYPES, settings_below
 from headwater.ops.config.setting import base_of
-from headwater.ops.config.tree import GROUPS, SECTION_TYPES, settings_below
 
 
 class CommandDoc(NamedTuple):

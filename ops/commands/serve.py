@@ -24,9 +24,9 @@ from headwater.router.decision.names import PolicyName
 def up(settings: LocalFleetSettings) -> int:
     """Start a whole fleet on this machine: NATS server, router, edge and workers. The engine's own arguments follow after `--`."""
     from headwater.ops.commands import application
-    from headwater.ops.fleet import up as fleet
     from headwater.ops.process import signals
-    from headwater.ops.worker import environment
+    from headwater.ops.start import environment
+    from headwater.ops.start import up as fleet
 
     settings = checked(settings)
     if settings.worker.engine == "vllm":
@@ -41,9 +41,9 @@ def demo(settings: LocalFleetSettings) -> int:
 
     It has its own NATS server, ports and data folder, so that it does not affect a running fleet.
     """
-    from headwater.ops.fleet import demo as demonstration
     from headwater.ops.process import signals
-    from headwater.ops.worker import environment
+    from headwater.ops.start import demo as demonstration
+    from headwater.ops.start import environment
 
     settings = checked(settings)
     if not settings.data_dir:
@@ -65,9 +65,10 @@ def edge(settings: EdgeProcess) -> int:
 @command
 def router(settings: RouterProcess) -> int:
     """Run one router. Without --pool it waits for the first model card."""
-    from headwater.ops.process import routers, signals
+    from headwater.ops.process import router as process_router
+    from headwater.ops.process import signals
 
-    return signals.run(lambda stop: routers.run_router(settings, stop))
+    return signals.run(lambda stop: process_router.run_router(settings, stop))
 
 
 @command
@@ -82,7 +83,7 @@ def engine(
     settings: EngineProcess,
 ) -> int:
     """Run engine workers."""
-    from headwater.ops.worker import start
+    from headwater.ops.start import start
 
     return start.run(checked(settings))
 
@@ -104,6 +105,7 @@ def shadow(
     judge: Annotated[PolicyName, Meta(description="policy whose costs rate the choices")] = "kv",
 ) -> int:
     """Run another routing policy in the shadow of a pool's routers, and record what it would have chosen."""
-    from headwater.ops.process import routers, signals
+    from headwater.ops.process import router as process_router
+    from headwater.ops.process import signals
 
-    return signals.run(lambda stop: routers.run_shadow(settings, policy, judge, stop))
+    return signals.run(lambda stop: process_router.run_shadow(settings, policy, judge, stop))

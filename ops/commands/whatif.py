@@ -56,9 +56,9 @@ def tune_trace(
 
     `headwater tune log` takes a recorded log instead of a trace.
     """
-    from headwater.ops.whatif import tune_command
+    from headwater.ops.whatif import command as whatif_command
 
-    return tune_command.tune_trace(file, values, search, runs)
+    return whatif_command.tune_trace(file, values, search, runs)
 
 
 @command
@@ -71,10 +71,10 @@ def tune_log(
 ) -> int:
     """Search for routing weights on a pool's recorded log."""
     from headwater.ops.process import signals
-    from headwater.ops.whatif import tune_command
+    from headwater.ops.whatif import command as whatif_command
 
     return signals.run_command(
-        lambda: tune_command.tune_log(settings.nats, settings.pool, values, search, runs)
+        lambda: whatif_command.tune_log(settings.nats, settings.pool, values, search, runs)
     )
 
 

@@ -16,8 +16,16 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, ge
 import msgspec
 from cyclopts import App, Group, Parameter, Token
 
-from headwater.ops.config.environment import CONFIG_VARIABLE, KEY_VARIABLE
-from headwater.ops.config.process import LogSettings
+from headwater.ops.config.processes import (
+    DEFAULTS,
+    GROUPS,
+    SECTION_TYPES,
+    LogSettings,
+    setting,
+    settings_below,
+    value_at,
+    with_values,
+)
 from headwater.ops.config.setting import (
     Flag,
     Prefix,
@@ -31,16 +39,7 @@ from headwater.ops.config.setting import (
     setting_of,
     struct_settings,
 )
-from headwater.ops.config.sources import CONFIG, CONFIG_KEY, read_tokens
-from headwater.ops.config.tree import (
-    DEFAULTS,
-    GROUPS,
-    SECTION_TYPES,
-    setting,
-    settings_below,
-    value_at,
-    with_values,
-)
+from headwater.ops.config.sources import CONFIG, CONFIG_KEY, CONFIG_VARIABLE, KEY_VARIABLE, read_tokens
 
 OPTIONS = Group("Options", sort_key=0)
 COLUMNS = Group("Columns", sort_key=1)

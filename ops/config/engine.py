@@ -4,9 +4,14 @@ from collections.abc import Sequence
 from typing import Any, Final, TypeVar
 
 from headwater.engines import native_arguments, registry
-from headwater.ops.config.errors import ConfigError
-from headwater.ops.config.processes import EngineProcess, LocalFleetSettings
-from headwater.ops.config.tree import setting, settings_below, value_at
+from headwater.ops.config.processes import (
+    EngineProcess,
+    LocalFleetSettings,
+    setting,
+    settings_below,
+    value_at,
+)
+from headwater.ops.config.setting import ConfigError
 
 HasEngine = TypeVar("HasEngine", EngineProcess, LocalFleetSettings)
 

@@ -1,15 +1,28 @@
-"""The settings of each process and of the commands that read a log: the sections that it uses, and no more."""
+"""The settings of each process and of the commands that read a log: the sections that it uses, and no more.
 
-from typing import NamedTuple
+A command takes the sections that it uses: parameters, or fields of a `NamedTuple`, of the same name and type.
+"""
 
-from headwater.actors.edge.access.settings import AccessSettings
-from headwater.actors.worker.serving.settings import HealthSettings
-from headwater.ops.config.edge import AdminSettings, EdgeSettings, HttpSettings
-from headwater.ops.config.media import MediaSettings, MediaTransferSettings
+import difflib
+from collections.abc import Mapping
+from functools import cache
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_type_hints
+
+from msgspec import Meta
+
+from headwater.actors.edge.settings import AccessSettings
+from headwater.actors.runtime.settings import DRAIN_TIMEOUT_S
+from headwater.actors.worker.settings import HealthSettings
+from headwater.ops.config.edge import (
+    AdminSettings,
+    EdgeSettings,
+    HttpSettings,
+    MediaSettings,
+    MediaTransferSettings,
+)
 from headwater.ops.config.nats import NatsSettings, StreamSettings
-from headwater.ops.config.process import LogSettings, MetricsSettings
 from headwater.ops.config.router import RouterSettings
-from headwater.ops.config.tree import DEFAULTS, CacheDir, DataDir, DrainTimeout, Name, Pool
+from headwater.ops.config.setting import Prefix, Setting, base_of, is_section, marker, setting_of, settings_of
 from headwater.ops.config.worker import (
     FleetSettings,
     LoraOptions,
@@ -20,6 +33,206 @@ from headwater.ops.config.worker import (
     WorkerSettings,
 )
 from headwater.router.queue.limits import BusyLimits, QueueLimits
+
+LogLevel = Literal["debug", "info", "warning", "error"]
+LogFormat = Literal["auto", "text", "json"]
+
+Port = Annotated[int, Meta(ge=0, le=65535)]
+
+
+class LogSettings(NamedTuple):
+    """Logging."""
+
+    level: Annotated[LogLevel, Meta(description="minimum level of log messages")] = "info"
+    format: Annotated[LogFormat, Meta(description="text, json, or auto: text on a terminal, else json")] = (
+        "auto"
+    )
+
+
+class MetricsSettings(NamedTuple):
+    """Prometheus metrics, and the probes of a process."""
+
+    host: Annotated[str, Meta(description="address that metrics are served on")] = "127.0.0.1"
+    port: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=65535,
+            description="port of a process's Prometheus metrics, and of /live and /health; 0: none. With `up` and `demo` the first of one port per "
+            "process (default: free ones, listed in prometheus-targets.json in the data directory)",
+        ),
+    ] = 0
+    live_timeout_s: float = 15.0
+    """Seconds without a turn of the event loop after which /live fails."""
+
+
+# All settings of all commands, in sections: the keys of a configuration file.
+
+Name = Annotated[str, Meta(description="name of this process (default: generated)")]
+Pool = Annotated[str, Meta(description="pool of workers (default: the only one)")]
+DataDir = Annotated[str, Meta(description="folder for the log and everything else that survives a restart")]
+CacheDir = Annotated[
+    str,
+    Meta(
+        description="folder where routers keep their newest snapshot and workers their adapters; `none`: nowhere "
+        "(default: headwater in the user's cache folder)"
+    ),
+]
+DrainTimeout = Annotated[
+    float,
+    Meta(
+        ge=0, description="seconds that in-flight requests have to finish on stop; then they migrate or fail"
+    ),
+]
+
+
+class Settings(NamedTuple):
+    """Every setting, in the order in which help lists the sections."""
+
+    name: Name = ""
+    pool: Pool = ""
+    data_dir: DataDir = "headwater-data"
+    cache_dir: CacheDir = ""
+    drain_timeout: DrainTimeout = DRAIN_TIMEOUT_S
+    fleet: Annotated[FleetSettings, Prefix("")] = FleetSettings()
+    worker: Annotated[WorkerSettings, Prefix("")] = WorkerSettings()
+    vllm: Annotated[VllmOptions, Prefix("")] = VllmOptions()
+    sglang: SglangOptions = SglangOptions()
+    tensorrt_llm: Annotated[TensorRtOptions, Prefix("tensorrt-llm")] = TensorRtOptions()
+    sim: SimOptions = SimOptions()
+    lora: LoraOptions = LoraOptions()
+    health: HealthSettings = HealthSettings()
+    router: RouterSettings = RouterSettings()
+    busy: BusyLimits = BusyLimits()
+    queue: QueueLimits = QueueLimits()
+    http: Annotated[HttpSettings, Prefix("")] = HttpSettings()
+    edge: EdgeSettings = EdgeSettings()
+    media: MediaSettings = MediaSettings()
+    media_transfer: Annotated[
+        MediaTransferSettings, Prefix("media-transfer", flags={"transport": "media-transfer"})
+    ] = MediaTransferSettings()
+    auth: Annotated[AccessSettings, Prefix("", flags={"mode": "auth"})] = AccessSettings()
+    admin: AdminSettings = AdminSettings()
+    nats: NatsSettings = NatsSettings()
+    streams: StreamSettings = StreamSettings()
+    metrics: MetricsSettings = MetricsSettings()
+    log: LogSettings = LogSettings()
+
+
+DEFAULTS = Settings()
+
+Process = TypeVar("Process", bound=NamedTuple)
+
+GROUPS = {
+    "": "Process",
+    "fleet": "Fleet",
+    "worker": "Model and worker",
+    "vllm": "vLLM",
+    "sglang": "SGLang",
+    "tensorrt_llm": "TensorRT-LLM",
+    "sim": "Simulated engine",
+    "lora": "LoRA adapters",
+    "health": "Health checks",
+    "router": "Routing",
+    "busy": "Admission control",
+    "queue": "Admission control",
+    "http": "HTTP",
+    "edge": "Requests",
+    "media": "Media",
+    "media_transfer": "Media",
+    "auth": "Authentication",
+    "admin": "Admin port",
+    "nats": "NATS",
+    "streams": "Streams",
+    "metrics": "Metrics",
+    "log": "Logging",
+}
+"""Titles of the groups in help, in order."""
+
+SECTION_TYPES: dict[str, Any] = get_type_hints(Settings, include_extras=True)
+
+
+@cache
+def settings_below(name: str) -> tuple[Setting, ...]:
+    """The settings of one field of `Settings`: of a section, or the one that it is itself."""
+    kind = SECTION_TYPES[name]
+    default = getattr(DEFAULTS, name)
+    if not is_section(base_of(kind)):
+        one = setting_of(name, kind, default, key="", group=GROUPS[""], how=Prefix(), path=(name,))
+        return (one,)
+    how = marker(kind, Prefix) or Prefix(name)
+    found = settings_of(base_of(kind), default, key=name, group=GROUPS[name], how=how, path=(name,))
+    return tuple(found)
+
+
+@cache
+def all_settings() -> dict[str, Setting]:
+    """Every setting by key."""
+    return {one.key: one for name in SECTION_TYPES for one in settings_below(name)}
+
+
+def setting(key: str) -> Setting:
+    """The setting of this key."""
+    return next(one for one in settings_below(key.partition(".")[0]) if one.key == key)
+
+
+def nearest_key(key: str) -> str:
+    """The known key that an unknown one most likely stands for, "" if there is none.
+
+    A flag's name, as files had it before, stands for its setting.
+    """
+    known = all_settings()
+    name = key.rpartition(".")[2]
+    flags = {one.flag[2:].replace("-", "_"): one.key for one in known.values()}
+    if key.replace("-", "_") in flags:
+        return flags[key.replace("-", "_")]
+    if name in flags and name != key:
+        return flags[name]
+    names = {one.rpartition(".")[2]: one for one in known}
+    near = difflib.get_close_matches(key, known, n=1, cutoff=0.7)
+    if not near:
+        near = [names[one] for one in difflib.get_close_matches(name, names, n=1, cutoff=0.7)]
+    return near[0] if near else ""
+
+
+def with_values(base: Any, values: dict[tuple[str, ...], Any]) -> Any:
+    """A section with values by path below it."""
+    changed: dict[str, Any] = {}
+    for name in {path[0] for path in values}:
+        below = {path[1:]: value for path, value in values.items() if path[0] == name}
+        changed[name] = below[()] if () in below else with_values(getattr(base, name), below)
+    return base._replace(**changed)
+
+
+def value_at(section: Any, path: tuple[str, ...]) -> Any:
+    """The value of a setting in `Settings`, or below it."""
+    for name in path:
+        section = getattr(section, name)
+    return section
+
+
+def words_of(name: str, value: Any) -> list[str]:
+    """A field of `Settings` on a command line: what differs from the defaults."""
+    return [
+        word
+        for one in settings_below(name)
+        if (own := value_at(value, one.path[1:])) != one.default
+        for word in one.words(own)
+    ]
+
+
+def process_words(settings: NamedTuple) -> list[str]:
+    """Settings of a process, a `NamedTuple` of fields of `Settings`, on its command line: what differs from the defaults."""
+    return [word for name in settings._fields for word in words_of(name, getattr(settings, name))]
+
+
+def with_settings(base: Process, values: Mapping[str, Any]) -> Process:
+    """Settings of a process with other values, by key."""
+    changed: Process = with_values(base, {setting(key).path: value for key, value in values.items()})
+    return changed
+
+
+# The settings of each process and of the commands that read a log: the sections that it uses, and no more.
 
 
 class EdgeProcess(NamedTuple):

@@ -5,8 +5,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from headwater.ops.config.errors import ConfigError
-from headwater.ops.config.setting import Flag, Text
+from headwater.ops.config.setting import ConfigError, Flag, Text
 from headwater.router.decision.names import DEFAULT_POLICY, PolicyName
 from headwater.schemas.events.route import Weights
 

@@ -13,11 +13,17 @@ A section is a `NamedTuple`; its fields are settings:
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from headwater.ops.config.errors import ConfigError
+
+class ConfigError(ValueError):
+    """A setting that cannot be used. The message names it, its source, and what to do."""
+
+
+# One setting: its key, flag, environment variable, type, default and description, read from its type's annotations.
 
 ENV_PREFIX = "HEADWATER_"
 
@@ -290,3 +296,20 @@ def _boolean(text: str) -> bool:
     if word not in (*_TRUE, *_FALSE):
         raise ValueError(f"expected {' or '.join((_TRUE[0], _FALSE[0]))}")
     return word in _TRUE
+
+
+# The folder of caches: routers' newest snapshots and workers' adapters.
+
+NOWHERE = "none"
+
+
+def cache_folder(setting: str, environ: Mapping[str, str] = os.environ) -> Path | None:
+    """The folder that `--cache-dir` names, or the one of the XDG base directories. None for nowhere."""
+    if setting:
+        return None if setting == NOWHERE else Path(setting)
+    base = environ.get("XDG_CACHE_HOME", "")
+    # The specification: a relative path there is invalid and ignored.
+    if os.path.isabs(base):
+        return Path(base) / "headwater"
+    home = os.path.expanduser("~")
+    return Path(home) / ".cache" / "headwater" if os.path.isabs(home) else None

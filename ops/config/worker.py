@@ -6,16 +6,15 @@ from typing import Annotated, Any, Literal, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from headwater.actors.worker.serving.settings import LoraLoading
+from headwater.actors.worker.settings import LoraLoading
 from headwater.engines import registry
-from headwater.engines.embeddings.limits import EMBEDDINGS_MIB
 from headwater.engines.engine import EngineUnavailable
-from headwater.engines.lora_limits import LORA_CACHE_MIB, LORA_FETCH_S, LORA_MIB
+from headwater.engines.limits import EMBEDDINGS_MIB, LORA_CACHE_MIB, LORA_FETCH_S, LORA_MIB
 from headwater.engines.sim.defaults import TOTAL_BLOCKS
-from headwater.engines.tensorrt_llm.config.settings import HandoffMode
+from headwater.engines.tensorrt_llm.settings import HandoffMode
 from headwater.ops.config.setting import Flag, Prefix, Text
 from headwater.schemas.events.fleet import Role
-from headwater.schemas.tables.card import MIGRATIONS_MAX
+from headwater.schemas.tables import MIGRATIONS_MAX
 
 Label = Annotated[str, Meta(pattern="^[A-Za-z0-9_-]{1,64}$")]
 

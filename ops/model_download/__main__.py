@@ -9,7 +9,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from headwater.ops.model_download.files import DownloadFailed
+from headwater.ops.model_download.store import DownloadFailed
 from headwater.ops.process import signals
 
 MISSING = "models by name need {name}: pip install 'headwater[models]'"

@@ -23,7 +23,7 @@ import huggingface_hub
 from huggingface_hub import constants, errors
 from huggingface_hub.file_download import repo_folder_name
 
-from headwater.ops.model_download.files import (
+from headwater.ops.model_download.store import (
     DownloadFailed,
     RemoteFile,
     bytes_of,

@@ -11,9 +11,9 @@ from urllib.parse import urlsplit
 
 from headwater.engines import native_arguments
 from headwater.engines.engine import EngineUnavailable
-from headwater.engines.process.interruption import interruptible
-from headwater.ops.config.cache_dir import cache_folder
+from headwater.engines.process import interruptible
 from headwater.ops.config.processes import EngineProcess
+from headwater.ops.config.setting import cache_folder
 
 STORES: Final = ("s3", "gs", "az", "http", "https")
 """Schemes of buckets and web servers."""

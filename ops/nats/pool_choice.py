@@ -1,9 +1,9 @@
 """Which pool a command reads, and which one a router without `--pool` serves."""
 
-from headwater.actors.runtime.ports import Ports
+from headwater.actors.runtime.persistence import Ports
 from headwater.actors.runtime.tables import CardTable, LeaseTable
-from headwater.events.errors import LogError
-from headwater.ops.config.errors import ConfigError
+from headwater.events.ports import LogError
+from headwater.ops.config.setting import ConfigError
 
 
 async def choose_pool(ports: Ports, wanted: str) -> str:

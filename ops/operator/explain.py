@@ -6,24 +6,21 @@ from typing import NamedTuple
 
 import msgspec
 
-from headwater.actors.runtime.ports import Ports
-from headwater.events.log import Log
-from headwater.events.snapshots.store import SnapshotStore
-from headwater.ops.config.errors import ConfigError
+from headwater.actors.runtime.persistence import Ports
+from headwater.events.ports import Log
+from headwater.events.snapshot_store import SnapshotStore
 from headwater.ops.config.nats import NatsSettings
+from headwater.ops.config.setting import ConfigError
 from headwater.ops.nats.connect import operator_ports
 from headwater.ops.nats.pool_choice import choose_pool
 from headwater.ops.operator.replay import decisions_after, first_state, pieces_after
 from headwater.ops.process.text_table import table
-from headwater.router.decision.cost import delay_of_others
+from headwater.router.decision.cost import cost_weights, delay_of_others, weights_at
 from headwater.router.decision.encode_leg import ANY_AHEAD
-from headwater.router.decision.work import cost_weights, weights_at
 from headwater.router.fold.state import in_order
-from headwater.router.reconstruction import Reconstructed, Reconstruction
-from headwater.router.replay import Incarnation
-from headwater.schemas.events.event import Event
-from headwater.schemas.events.fleet import WorkerJoined, WorkerLeft
-from headwater.schemas.events.load import LoadReported
+from headwater.router.replay import Incarnation, Reconstructed, Reconstruction
+from headwater.schemas.events import Event
+from headwater.schemas.events.fleet import LoadReported, WorkerJoined, WorkerLeft
 from headwater.schemas.events.request import (
     EncodeOutcome,
     MediaPlace,
@@ -34,7 +31,7 @@ from headwater.schemas.events.request import (
 from headwater.schemas.events.route import Candidate, Decision, EngineDraw, Shadowed
 from headwater.schemas.media_kind import ONE
 from headwater.schemas.messages.inference import Leg
-from headwater.schemas.tables.capability import ENCODE_NEEDS
+from headwater.schemas.tables import ENCODE_NEEDS
 
 HIDDEN = frozenset({"request", "payload", "body", "answers", "tokens"})
 """Fields of a request's events that are not for a line of text."""

@@ -9,14 +9,14 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from headwater.actors.edge.access.scope_words import write_scopes
-from headwater.actors.edge.access.secret import digest_of, key_text, new_id, new_secret
+from headwater.actors.edge.admit.keys import digest_of, key_text, new_id, new_secret
+from headwater.actors.edge.admit.principal import write_scopes
 from headwater.actors.runtime.tables import ApiKeyTable
-from headwater.ops.config.errors import ConfigError
 from headwater.ops.config.nats import NatsSettings
+from headwater.ops.config.setting import ConfigError
 from headwater.ops.nats.connect import ports_of
 from headwater.ops.process.text_table import table
-from headwater.schemas.tables.api_key import (
+from headwater.schemas.tables import (
     ENDPOINTS,
     EVERY,
     PERMISSIONS,

@@ -1,19 +1,25 @@
 """Looking at the log: `headwater log` counts it, `headwater explain REQUEST` says why a request went where."""
 
+import time
 from collections import Counter
 from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 
-from headwater.actors.runtime.ports import Ports
-from headwater.events.log import Log, Record
+from headwater.actors.runtime.persistence import Ports
+from headwater.events.ports import Log, Record, Unreadable
+from headwater.events.snapshot_store import Kept, SnapshotStore, continues
 from headwater.ops.config.nats import NatsSettings
+from headwater.ops.config.setting import ConfigError
 from headwater.ops.nats.connect import operator_ports
 from headwater.ops.nats.pool_choice import choose_pool
 from headwater.ops.process.text_table import table
+from headwater.router.fold.state import RouterState, in_order
+from headwater.router.index.tree import text, tree
 from headwater.schemas.events.fleet import EnginesWeighted, WorkerControlled
 from headwater.schemas.events.request import RequestRouted, RequestStepped
+from headwater.schemas.names import InvalidName
 from headwater.schemas.subjects import pool_kind
 
 
@@ -111,3 +117,130 @@ async def summary(ports: Ports, pool: str) -> str:
     ]
     head = f"log of pool {pool}: {sum(events.values())} events in {messages} messages, position {position}"
     return f"{head}\n{table(('kind', 'event', 'count', 'written by'), rows)}"
+
+
+# `headwater tree`: what a pool's workers hold, as a tree, from the newest snapshot and the log behind it.
+
+
+async def show_tree(
+    nats: NatsSettings, pool: str, *, worker: str, depth: int, limit: int, as_json: bool
+) -> int:
+    """Print it. Raises `ConfigError` for a worker that the pool does not have."""
+    async with operator_ports(nats, "tree") as ports:
+        pool = await choose_pool(ports, pool)
+        state = await folded(await ports.pool_log(pool), SnapshotStore(ports.blobs, pool))
+    try:
+        found = tree(state.index, worker=worker, depth=depth, limit=limit)
+    except LookupError as error:
+        raise ConfigError(f"--worker: {error.args[0]}") from error
+    if as_json:
+        print(msgspec.json.encode({"pool": pool, "position": state.position, "tree": found}).decode())
+    else:
+        print(f"pool {pool} at position {state.position}: {text(found)}")
+        if state.cold:
+            print(f"ignored until they report their blocks again: {', '.join(sorted(state.cold))}")
+    return 0
+
+
+async def folded(log: Log, store: SnapshotStore) -> RouterState:
+    """The state at the log's end."""
+    bounds, identity = await log.bounds(), await log.identity()
+    snapshot = await store.newest(lambda position: continues(position, bounds))
+    state = RouterState(whole=bounds.first <= 1)
+    if snapshot is not None:
+        try:
+            kept = RouterState.restore(snapshot)
+            state = kept if kept.log in ("", identity) else state
+        except (LookupError, TypeError, ValueError) as error:
+            print(f"the snapshot at position {snapshot.position} is unreadable: {error}")
+    if state.position == 0 and bounds.first > 1:
+        print(
+            f"positions 1 to {bounds.first - 1} are gone and no snapshot continues them: blocks are missing"
+        )
+    async for piece in log.read(state.position, follow=False):
+        for message in in_order(piece):
+            if isinstance(message, Unreadable):
+                state.skip(message)
+            else:
+                state.apply(message)
+    return state
+
+
+# `headwater snapshots`: a pool's snapshots, and bookmarks that keep them indefinitely.
+
+
+async def snapshots(
+    nats: NatsSettings, pool: str, *, bookmark: str = "", position: int | None = None, drop: str = ""
+) -> int:
+    """List, or name one (the newest, where no position is given), or drop a name. Raises `ConfigError`."""
+    async with operator_ports(nats, "snapshots") as ports:
+        pool = await choose_pool(ports, pool)
+        store = SnapshotStore(ports.blobs, pool)
+        try:
+            if bookmark:
+                named = await name(store, bookmark, position)
+                print(f"bookmark {bookmark}: the snapshot of pool {pool} at position {named} is kept")
+                return 0
+            if drop:
+                if not await store.bookmarks.drop(drop):
+                    raise ConfigError(f"--drop {drop}: {await _known(store)}")
+                print(f"bookmark {drop} is dropped; its snapshot goes when a newer one is saved")
+                return 0
+        except InvalidName as error:
+            raise ConfigError(str(error)) from error
+        print(listing(pool, await store.listing(), await store.bookmarks.all(), time.time_ns()))
+        return 0
+
+
+async def name(store: SnapshotStore, bookmark: str, position: int | None = None) -> int:
+    """Name a snapshot and return its position. Raises `ConfigError` if there is none or it is unreadable."""
+    positions = await store.positions()
+    if not positions:
+        raise ConfigError("there is no snapshot yet; a router saves one within a minute, and when it stops")
+    wanted = positions[-1] if position is None else position
+    if wanted not in positions:
+        raise ConfigError(f"--position {wanted}: there are snapshots at {', '.join(map(str, positions))}")
+    problem = next((kept.problem for kept in await store.listing() if kept.position == wanted), "")
+    if problem:
+        raise ConfigError(f"--position {wanted}: the snapshot is unreadable: {problem}")
+    before = (await store.bookmarks.all()).get(bookmark)
+    await store.bookmarks.put(bookmark, wanted)
+    if wanted not in await store.positions():
+        # A router dropped it while it was being named.
+        if before is None:
+            await store.bookmarks.drop(bookmark)
+        else:
+            await store.bookmarks.put(bookmark, before)
+        raise ConfigError(f"--position {wanted}: a newer snapshot has just taken its place; name that one")
+    return wanted
+
+
+async def _known(store: SnapshotStore) -> str:
+    names = ", ".join(sorted(await store.bookmarks.all()))
+    return f"no such bookmark; there are {names}" if names else "no such bookmark; there are none"
+
+
+def listing(pool: str, kept: list[Kept], bookmarks: dict[str, int], now_ns: int) -> str:
+    """Snapshots as a table, newest last."""
+    rows = []
+    for one in kept:
+        names = " ".join(sorted(name for name, position in bookmarks.items() if position == one.position))
+        if one.manifest is None:
+            rows.append((one.position, "", "", "", f"unreadable: {one.problem}", names))
+            continue
+        made = one.manifest.made_ns
+        blocks = one.manifest.facts.get("rows", "")
+        age = _age((now_ns - made) / 1e9) if made else "unknown"
+        rows.append((one.position, age, f"{one.size:,}", f"{blocks:,}", one.manifest.digest, names))
+    head = f"pool {pool}: {len(kept)} snapshots"
+    missing = sorted(name for name, at in bookmarks.items() if at not in {one.position for one in kept})
+    lost = f"\nbookmarks without their snapshot: {', '.join(missing)}" if missing else ""
+    columns = ("position", "age", "bytes", "blocks", "digest", "bookmarks")
+    return (f"{head}\n{table(columns, rows)}" if rows else head) + lost
+
+
+def _age(seconds: float) -> str:
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{max(0.0, seconds):.0f} s"

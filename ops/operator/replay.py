@@ -4,11 +4,10 @@ from collections.abc import AsyncIterator
 
 import msgspec
 
-from headwater.events.errors import LogError
-from headwater.events.log import Log, Record, Slice
-from headwater.events.snapshots.store import SnapshotStore, continues
-from headwater.ops.config.errors import ConfigError
+from headwater.events.ports import Log, LogError, Record, Slice
+from headwater.events.snapshot_store import SnapshotStore, continues
 from headwater.ops.config.nats import NatsSettings
+from headwater.ops.config.setting import ConfigError
 from headwater.ops.nats.connect import operator_ports
 from headwater.ops.nats.pool_choice import choose_pool
 from headwater.ops.process.text_table import table

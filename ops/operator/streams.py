@@ -5,17 +5,26 @@ from typing import Any
 
 import msgspec
 
-from headwater.events.jetstream import Connection
-from headwater.events.jetstream.streams.diff import StreamDifference
-from headwater.events.jetstream.streams.probe import probe
-from headwater.events.jetstream.streams.reconcile import RepairResult
-from headwater.events.jetstream.streams.reconcile import repair as repair_stream
-from headwater.events.jetstream.streams.spec import StreamSpec
-from headwater.events.jetstream.streams.status import StreamStatus, survey, wanted_streams
+from headwater.actors.runtime.tables import CardTable
+from headwater.events.jetstream import Connection, JetStreamTable
+from headwater.events.jetstream.stream_spec import StreamDifference, StreamSpec
+from headwater.events.jetstream.streams import (
+    RepairResult,
+    StreamStatus,
+    ensure_namespace,
+    ensure_pool,
+    probe,
+    stream_names,
+    survey,
+    wanted_streams,
+)
+from headwater.events.jetstream.streams import repair as repair_stream
 from headwater.ops.config.nats import NatsSettings, StreamSettings
+from headwater.ops.nats.config import reader_kind
 from headwater.ops.nats.connect import connected
-from headwater.ops.nats.credentials import reader_kind
+from headwater.ops.process.actor import keep_namespace, keep_pools
 from headwater.ops.process.text_table import table
+from headwater.schemas import subjects
 from headwater.schemas.clock import SystemClock
 
 COLUMNS = (
@@ -204,3 +213,32 @@ def _advice(seen: list[StreamStatus], *, repaired: bool) -> list[str]:
 def _document(one: StreamStatus) -> dict[str, Any]:
     document = msgspec.structs.asdict(one)
     return {**document, "whole": one.whole, "state": state(one)}
+
+
+# `headwater pools`: creates what a namespace stores, as the operator: only it may where users have limited rights.
+
+
+async def create_pools(
+    nats: NatsSettings, streams: StreamSettings, pool: str, stop: asyncio.Event, *, watch: bool
+) -> int:
+    """Create the namespace's streams, and the log of `pool` or of every pool with a card; print all streams.
+
+    With `watch` logs of new pools are created as their cards appear, until `stop` is set.
+    """
+    ns, replicas = nats.namespace, streams.replicas
+    async with connected(nats, "operator", "pools") as client:
+        await ensure_namespace(client, ns, replicas=replicas, sizes=streams.sizes)
+        cards = CardTable(JetStreamTable(client, subjects.card_bucket(ns)))
+        for one in [pool] if pool else await cards.pools():
+            await ensure_pool(client, ns, one, replicas=replicas, sizes=streams.sizes)
+        for name in await stream_names(client, ""):
+            print(name)
+        if watch:
+            keepers = [
+                asyncio.create_task(keep_namespace(client, ns, replicas, streams.sizes)),
+                asyncio.create_task(keep_pools(client, ns, replicas, streams.sizes)),
+            ]
+            await stop.wait()
+            for task in keepers:
+                task.cancel()
+    return 0

@@ -1,26 +1,84 @@
-"""One actor as a process: its ports, metrics, restarts and end."""
+"""One actor as a process: its ports, metrics, restarts and end.
+
+Where users have limited permissions only the operator may create streams.
+"""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from headwater.router.index.prefix_index import PrefixIndex
+    from headwater.schemas.hashing import U64
+
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any, Final, NamedTuple
 
 import structlog
 from prometheus_client.registry import Collector
 
-from headwater.actors.runtime.actor import Actor
-from headwater.actors.runtime.ports import Ports
-from headwater.actors.runtime.supervisor import RestartLimitReached, Unrecoverable, supervise
-from headwater.actors.runtime.tasks import cancel_all
-from headwater.engines.process.heap import collect_rarely, freeze_heap
-from headwater.ops.config.cache_dir import cache_folder
+from headwater.actors.runtime.actor import Actor, RestartLimitReached, Unrecoverable, cancel_all, supervise
+from headwater.actors.runtime.persistence import Ports
+from headwater.actors.runtime.tables import CardTable, LeaseTable
+from headwater.engines.process import collect_rarely, freeze_heap
+from headwater.events.jetstream import Connection, JetStreamTable
+from headwater.events.jetstream.streams import ensure_namespace, ensure_pool
+from headwater.events.ports import LogError
+from headwater.events.table import STREAM_SIZES, StreamSizes, Table
 from headwater.ops.config.nats import NatsSettings, StreamSettings
-from headwater.ops.config.process import MetricsSettings
+from headwater.ops.config.processes import MetricsSettings
+from headwater.ops.config.setting import cache_folder
 from headwater.ops.nats.connect import ports_of
 from headwater.ops.process import metrics
-from headwater.ops.process.kernels import compile_kernels
-from headwater.ops.process.probes import ProbeBoard
+from headwater.ops.process.metrics import ProbeBoard
+from headwater.schemas import subjects
 from headwater.schemas.subjects import InboxKind
+from headwater.schemas.tables import LeaseKind
+
+
+def compile_kernels() -> None:
+    """Call every kernel with each of its argument types: numba loads it from its cache, or compiles it."""
+    from headwater.actors.edge.model.tokenizer import SHORT_CHARACTERS, ControlTokens
+    from headwater.actors.http import decoding
+    from headwater.actors.http import decoding as http_decoding
+    from headwater.router.index.prefix_index import PrefixIndex
+    from headwater.schemas import hashing
+
+    hashes = hashing.sequence_hashes(np.arange(64, dtype=np.uint32), 16)
+    index = PrefixIndex()
+    index.add_worker("a")
+    index.store("a", 2, 0, hashes)
+    index.find(hashes)
+    index.path(int(hashes[-1]), len(hashes))
+    index.remove("a", 2, hashes)
+    index.store("a", 0, 0, hashes)
+    index.digest()
+    index.reserve(2 * index.capacity)
+    index.adopt(index.packed(), index.rows, index.words, index.tiers)
+    index.clear("a")
+    _compile_scoring(index, hashes)
+    ControlTokens(["<|a|>"]).split("<|a|>" * SHORT_CHARACTERS, 2)
+    body = np.frombuffer(b'{"prompt": [1, "a"]}', np.uint8)
+    decoding.count(body)
+    http_decoding.find_long_strings(body, 1, np.zeros(2, np.int64), np.zeros(2, np.int64))
+
+
+def _compile_scoring(index: "PrefixIndex", hashes: "U64") -> None:
+    """A decision without workers."""
+    from headwater.router.decision.context import DecisionContext
+    from headwater.router.decision.decide import Prompt, decide
+    from headwater.router.fold.load import Loads
+    from headwater.schemas.events.route import RouteQuery, Weights
+
+    query, context = RouteQuery("", 1, 1, b""), DecisionContext(1, 0, 0, 0, Weights(), False)
+    decide(index, Loads(), set(), Prompt(len(hashes), hashes, 0), query, context)
+
+
+# One actor as a process: its ports, metrics, restarts and end.
 
 EXIT_UNRECOVERABLE = 3
 """Exit code of a process that need not be started again: it would fail in the same way."""
@@ -138,3 +196,58 @@ async def _probing(board: ProbeBoard, running: list[Actor]) -> AsyncIterator[Non
         yield
     finally:
         beats.cancel()
+
+
+# Keeps the streams of a namespace and the logs of its pools in existence, as the operator.
+
+RETRY_S = 1.0
+KEEP_S = 2.0
+
+_pools_log = structlog.get_logger("headwater.pools")
+
+
+async def keep_namespace(
+    client: Connection, ns: str, replicas: int, sizes: StreamSizes = STREAM_SIZES
+) -> None:
+    """Recreate the namespace's streams and tables whenever they were deleted. Runs until cancelled."""
+    while True:
+        await asyncio.sleep(KEEP_S)
+        try:
+            await ensure_namespace(client, ns, replicas=replicas, sizes=sizes)
+        except LogError as error:
+            _pools_log.warning("namespace_streams_not_made", reason=str(error))
+
+
+async def keep_pools(client: Connection, ns: str, replicas: int, sizes: StreamSizes = STREAM_SIZES) -> None:
+    """Create the log of every pool that has a model card, and again whenever it was deleted. Runs until cancelled."""
+    cards = CardTable(JetStreamTable(client, subjects.card_bucket(ns)))
+    known: set[str] = set()
+    while True:
+        try:
+            # Asked again and again: no event reports a log that was deleted, and the cards may be lost with it.
+            known |= set(await cards.pools())
+            for pool in sorted(known):
+                await ensure_pool(client, ns, pool, replicas=replicas, sizes=sizes)
+        except LogError as error:
+            _pools_log.warning("pool_streams_not_made", reason=str(error))
+        await asyncio.sleep(RETRY_S)
+
+
+# Revokes the lease of a process that is known to be dead, so that its pool need not wait for it to expire.
+
+_lease_log = structlog.get_logger("headwater.leases")
+
+
+async def revoke_leases_of(leases: Table, kind: LeaseKind, name: str, pid: int) -> bool:
+    """Delete the lease of (`kind`, `name`) if process `pid` of this machine held it. True if it did."""
+    try:
+        table = LeaseTable(leases)
+        held = await table.get(kind, name)
+        if held is None or (held.host, held.pid) != (socket.gethostname(), pid):
+            return False
+        await table.delete(kind, name)
+    except LogError as error:
+        _lease_log.warning("lease_not_revoked", kind=kind, name=name, reason=str(error))
+        return False
+    _lease_log.info("lease_revoked", kind=kind, name=name, pid=pid)
+    return True

@@ -10,16 +10,15 @@ from pathlib import Path
 
 import structlog
 
-from headwater.actors.admin.app import AdminApp
-from headwater.actors.admin.tokens import Token, TokenAuthenticator, WeakToken, parse_tokens
+from headwater.actors.admin import AdminApp, Token, TokenAuthenticator, WeakToken, parse_tokens
 from headwater.actors.http.limits import ConnectionLimits
 from headwater.actors.http.server import STOP_S, UvicornServer
-from headwater.actors.runtime.supervisor import RestartLimitReached, supervise
+from headwater.actors.runtime.actor import RestartLimitReached, supervise
 from headwater.ops.config.edge import AdminSettings
-from headwater.ops.config.errors import ConfigError
 from headwater.ops.config.processes import AdminProcess
+from headwater.ops.config.setting import ConfigError
+from headwater.ops.nats.config import credentials
 from headwater.ops.nats.connect import ports_of
-from headwater.ops.nats.credentials import credentials
 from headwater.ops.process.descriptors import connections_possible
 from headwater.ops.process.sockets import bind
 from headwater.schemas.addresses import host_port

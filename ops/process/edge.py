@@ -2,25 +2,39 @@
 
 import asyncio
 import secrets
+from pathlib import Path
 
 from headwater.actors.edge.actor import EdgeActor
-from headwater.actors.edge.api.options import EdgeOptions
-from headwater.actors.edge.limits.settings import ServiceLimits
-from headwater.actors.http.cors import check_origins
-from headwater.actors.http.server import UvicornServer
+from headwater.actors.edge.apis.tokens import EdgeOptions
+from headwater.actors.edge.settings import ServiceLimits
+from headwater.actors.http.asgi import check_origins
+from headwater.actors.http.server import BadCertificate, Certificate, UvicornServer
 from headwater.actors.media.intake import MediaIntake
 from headwater.actors.runtime.actor import Actor
-from headwater.actors.runtime.persistence import PROBE_S
-from headwater.actors.runtime.ports import Ports
+from headwater.actors.runtime.persistence import PROBE_S, Ports
 from headwater.engines.transfer.opening import media_transfer
 from headwater.engines.transfer.port import TransferUnavailable
-from headwater.ops.config.edge import check_access
-from headwater.ops.config.errors import ConfigError
+from headwater.ops.config.edge import HttpSettings, check_access
 from headwater.ops.config.processes import EdgeProcess
+from headwater.ops.config.setting import ConfigError
 from headwater.ops.process.actor import Host, run_one
-from headwater.ops.process.certificate import certificate_of
 from headwater.ops.process.descriptors import connections_possible
 from headwater.ops.process.sockets import bind
+
+
+def certificate_of(http: HttpSettings) -> Certificate | None:
+    """The certificate to serve with, None for plain HTTP. Raises `ConfigError`."""
+    if not http.tls_cert and not http.tls_key:
+        return None
+    if not (http.tls_cert and http.tls_key):
+        raise ConfigError("TLS needs both a certificate and its key: give --tls-cert and --tls-key")
+    try:
+        return Certificate(Path(http.tls_cert), Path(http.tls_key))
+    except BadCertificate as error:
+        raise ConfigError(f"--tls-cert, --tls-key: {error}") from error
+
+
+# One edge as a process.
 
 
 async def run_edge(settings: EdgeProcess, stop: asyncio.Event) -> int:

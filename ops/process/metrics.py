@@ -1,27 +1,95 @@
-"""The metrics port of a process: Prometheus metrics (ours, and those that an engine's processes left in their folder) and probes."""
+"""The metrics port of a process: Prometheus metrics (ours, and those that an engine's processes left in their folder) and probes.
 
+The event loop hands over a copy of its state every `BEAT_S`. That shows two things: what the state is, and that the loop
+runs. A copy that is too old means that the loop does not run.
+"""
+
+import asyncio
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from socketserver import ThreadingMixIn
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
+import msgspec
 import prometheus_client
 from prometheus_client import CollectorRegistry, Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
-from headwater.ops.config.errors import ConfigError
-from headwater.ops.config.process import MetricsSettings
+from headwater.ops.config.processes import MetricsSettings
+from headwater.ops.config.setting import ConfigError
 from headwater.ops.process import metrics_folder
-from headwater.ops.process.probes import ProbeBoard
 from headwater.ops.process.sockets import family_of
 from headwater.schemas.addresses import host_port
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+
+
+BEAT_S: Final = 0.25
+
+HEALTH_STALE_S: Final = 3.0
+"""/health fails when the event loop has not run for so long: requests sent here would wait."""
+
+Health = Callable[[], tuple[bool, dict[str, Any]]]
+"""Whether clients should be sent here, and what /health says about it."""
+
+
+class Beat(NamedTuple):
+    """State of the event loop at a time of the monotonic clock."""
+
+    at_s: float
+    healthy: bool
+    body: bytes
+
+
+class ProbeBoard:
+    """Where the event loop writes its state and the thread reads it: one reference, replaced as a whole.
+
+    `live_timeout_s`: /live fails when the loop has not run for so long, so that an orchestrator restarts the process.
+    """
+
+    def __init__(self, live_timeout_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._live_timeout_s = live_timeout_s
+        self._clock = clock
+        self._beat = Beat(clock(), False, msgspec.json.encode({"status": "starting"}))
+
+    def beat(self, health: Health | None) -> None:
+        """The event loop runs, and this is its state; None while no actor runs."""
+        healthy, document = health() if health is not None else (False, {"status": "restarting"})
+        self._beat = Beat(self._clock(), healthy, msgspec.json.encode(document))
+
+    def live(self) -> tuple[int, bytes]:
+        """Status and body of /live: whether the event loop runs."""
+        silent_s = self._clock() - self._beat.at_s
+        if silent_s > self._live_timeout_s:
+            return 503, _stuck(silent_s)
+        return 200, msgspec.json.encode({"status": "live"})
+
+    def health(self) -> tuple[int, bytes]:
+        """Status and body of /health: whether clients should be sent here."""
+        beat = self._beat
+        silent_s = self._clock() - beat.at_s
+        if silent_s > HEALTH_STALE_S:
+            return 503, _stuck(silent_s)
+        return 200 if beat.healthy else 503, beat.body
+
+    async def keep_beating(self, health: Callable[[], Health | None]) -> None:
+        """Beat until cancelled; `health` returns what to ask now."""
+        while True:
+            self.beat(health())
+            await asyncio.sleep(BEAT_S)
+
+
+def _stuck(silent_s: float) -> bytes:
+    return msgspec.json.encode({"status": "event loop does not run", "silent_s": round(silent_s, 1)})
+
+
+# The metrics port of a process: Prometheus metrics (ours, and those that an engine's processes left in their folder) and probes.
 
 Labels = Callable[[], Mapping[str, str]]
 

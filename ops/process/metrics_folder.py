@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from headwater.engines.process import private_folder
+from headwater.engines import process
 
 ENGINES = frozenset({"vllm", "sglang"})
 """Those whose own processes write metrics."""
@@ -28,8 +28,8 @@ def base() -> Path:
 
 def take() -> Path:
     """A new folder for this process from now on, named in the environment for those that it starts."""
-    private_folder.remove_leftovers(base())
-    folder = private_folder.make(base(), f"{os.getpid()}-")
+    process.remove_leftovers(base())
+    folder = process.make(base(), f"{os.getpid()}-")
     os.environ[VARIABLE] = str(folder)
     return folder
 
@@ -38,8 +38,8 @@ def take() -> Path:
 def per_life() -> Iterator[Path]:
     """The folder of this process's life: its own if it took one already, a new one in a fork. Gone at the end."""
     present = Path(os.environ.get(VARIABLE, ""))
-    folder = present if private_folder.is_own(present) else take()
+    folder = present if process.is_own(present) else take()
     try:
         yield folder
     finally:
-        private_folder.give_up(folder)
+        process.give_up(folder)

@@ -11,8 +11,7 @@ from types import FrameType
 import structlog
 import uvloop
 
-from headwater.engines.process.heap import freeze_heap
-from headwater.engines.process.interruption import ENDING
+from headwater.engines.process import ENDING, freeze_heap
 
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)

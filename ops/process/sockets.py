@@ -8,7 +8,7 @@ import sys
 import time
 
 from headwater.engines.engine import EngineUnavailable
-from headwater.ops.config.errors import ConfigError
+from headwater.ops.config.setting import ConfigError
 from headwater.schemas.addresses import host_port
 
 FREE_FROM, FREE_TO = 20_000, 32_000

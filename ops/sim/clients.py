@@ -8,11 +8,11 @@ import msgspec
 
 from headwater.actors.http.asgi import Headers
 from headwater.engines.sim import model as sim_model
-from headwater.ops.sim import load_profile
+from headwater.ops.sim import fleet as sim_fleet
 from headwater.ops.sim.fleet import SCRIPT, SimFleet
-from headwater.ops.sim.http import Reset
-from headwater.ops.sim.images.pictures import PICTURES, Picture, answer_shift, data_url
+from headwater.ops.sim.images import PICTURES, Picture, answer_shift, data_url
 from headwater.ops.sim.loop import VirtualLoop
+from headwater.ops.sim.network import Reset
 
 PREFIXES: Final = 6
 PROMPT_TOKENS_MAX: Final = 200
@@ -149,7 +149,7 @@ class Clients:
         return [{"role": "user", "content": [words, *images, {"type": "text", "text": "Well?"}]}]
 
     def _headers(self, patient: bool) -> Headers:
-        return load_profile.routing_headers(self._hints) if self._hints is not None and not patient else []
+        return sim_fleet.routing_headers(self._hints) if self._hints is not None and not patient else []
 
     async def _read(
         self, record: ClientEvent, path: str, body: bytes, hang_up_at: int, headers: Headers

@@ -6,16 +6,15 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
-from headwater.actors.edge.access.settings import AccessSettings
 from headwater.actors.edge.actor import EdgeActor
+from headwater.actors.edge.settings import AccessSettings
+from headwater.actors.http.asgi import Headers
 from headwater.actors.router.actor import RouterActor
-from headwater.actors.runtime.actor import Actor
-from headwater.actors.runtime.persistence import PROBE_S
-from headwater.actors.runtime.ports import Ports
-from headwater.actors.runtime.supervisor import RestartPolicy, supervise
+from headwater.actors.runtime.actor import Actor, RestartPolicy, supervise
+from headwater.actors.runtime.persistence import PROBE_S, Ports
 from headwater.actors.worker.actor import WorkerActor
-from headwater.actors.worker.lifecycle.model_card import Served
-from headwater.actors.worker.serving.status import WorkerProfile
+from headwater.actors.worker.inflight import WorkerProfile
+from headwater.actors.worker.model_card import Served
 from headwater.engines.engine import Engine
 from headwater.engines.sim import model
 from headwater.engines.sim.encoder import SimEncoder
@@ -23,20 +22,59 @@ from headwater.engines.sim.engine import SimEngine, SimSettings
 from headwater.engines.sim.handoff import SimFabric, SimHandoff
 from headwater.engines.sim.step_time import StepTime
 from headwater.engines.transfer.local import TransferFault
-from headwater.events.log import Log
-from headwater.ops.sim import load_profile
-from headwater.ops.sim.http import SimHttpServer
-from headwater.ops.sim.images.intake import SimIntake
-from headwater.ops.sim.images.transfers import NEVER_S, SimTransfers
+from headwater.events.ports import Log
+from headwater.ops.sim.images import NEVER_S, SimIntake, SimTransfers
 from headwater.ops.sim.loop import VirtualLoop
-from headwater.ops.sim.network import LATENCY_S, Network, NetworkTrace, SimBus
+from headwater.ops.sim.network import LATENCY_S, Network, NetworkTrace, Process, SimBus, SimHttpServer
 from headwater.ops.sim.ports import SimBlobs, SimLog, SimTable, Store
-from headwater.ops.sim.process import Process
+from headwater.router.queue.limits import BusyLimits, Order, QueueLimits, QueueSettings
 from headwater.schemas.events.fleet import Role
 from headwater.schemas.events.kv import BlocksStored
 from headwater.schemas.events.route import Weights
-from headwater.schemas.messages.handoff import Choreography
+from headwater.schemas.messages.inference import Choreography
 from headwater.schemas.names import pool_name
+
+TAINT: Final = "batch"
+UNTAINTED: Final = (0, 3, 7)
+"""Numbers of the engines without taints: one of each role with disaggregation."""
+
+
+def crowded(seed: int) -> bool:
+    """Does this seed run a crowded fleet?"""
+    return seed % 3 == 2
+
+
+def queue_of(seed: int) -> QueueSettings | None:
+    """The saturation thresholds and queue bounds of this seed."""
+    if not crowded(seed):
+        return None
+    draw = random.Random(f"queue {seed}")
+    busy = draw.choice(
+        [BusyLimits(prefill_tokens=64), BusyLimits(0, kv=0.05), BusyLimits(0, kv=0.2, waiting=1)]
+    )
+    order: Order = "shortest_uncached" if draw.random() < 0.5 else "fcfs"
+    limits = QueueLimits(
+        requests=draw.choice([2, 8, 64]), tenant_share=0.5, wait_s=draw.choice([2.0, 20.0]), order=order
+    )
+    return QueueSettings(busy, limits)
+
+
+def taints_of(seed: int, engine: int) -> tuple[str, ...]:
+    """The taints of an engine, by its number."""
+    return (TAINT,) if crowded(seed) and engine not in UNTAINTED else ()
+
+
+def routing_headers(draw: random.Random) -> Headers:
+    """Routing headers of one client of a crowded fleet."""
+    headers: Headers = [(b"x-headwater-tenant", draw.choice([b"a", b"a", b"a", b"b"]))]
+    if draw.random() < 0.2:
+        headers.append((b"x-headwater-tolerates", TAINT.encode()))
+    if draw.random() < 0.2:
+        headers.append((b"x-headwater-deadline-ms", b"%d" % draw.choice([200, 2_000, 20_000])))
+    return headers
+
+
+# The simulated fleet: its processes, and their supervision.
 
 NAMESPACE: Final = "sim"
 MODEL: Final = "sim"
@@ -196,7 +234,7 @@ class SimFleet:
             profile = WorkerProfile(
                 role=self.roles.get(name, "both"),
                 instance=name,
-                taints=load_profile.taints_of(self._seed, self.engines.index(name)),
+                taints=taints_of(self._seed, self.engines.index(name)),
             )
             return worker(made, profile)
 
@@ -218,7 +256,7 @@ class SimFleet:
             )
 
         def router() -> Actor:
-            queue = load_profile.queue_of(self._seed)
+            queue = queue_of(self._seed)
             made = RouterActor(ports, name, POOL, weights=WEIGHTS, queue=queue, probe_s=PROBE_S)
             self.router_lives.append(made)
             return made

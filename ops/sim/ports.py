@@ -5,15 +5,22 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TypeVar
 
-from headwater.events.errors import LogFull, LogUnavailable
-from headwater.events.log import AppendResult, Bounds, Entry, Newest, Retention, Slice, Unknown
-from headwater.events.memory.log import MemoryLog
-from headwater.events.memory.stores import MemoryBlobs, MemoryTable
+from headwater.events.memory import MemoryBlobs, MemoryLog, MemoryTable
+from headwater.events.ports import (
+    AppendResult,
+    Bounds,
+    Entry,
+    LogFull,
+    LogUnavailable,
+    Newest,
+    Retention,
+    Slice,
+    Unknown,
+)
 from headwater.events.table import KeySize, TableEntry
 from headwater.ops.sim.loop import VirtualLoop
-from headwater.ops.sim.network import Network, NetworkTrace
-from headwater.ops.sim.process import Process
-from headwater.schemas.encoding.envelope import Sealed
+from headwater.ops.sim.network import Network, NetworkTrace, Process
+from headwater.schemas.encoding import Sealed
 
 T = TypeVar("T")
 
@@ -69,7 +76,7 @@ class Store:
 
 
 class SimLog:
-    """See `headwater.events.log.Log`."""
+    """See `headwater.events.ports.Log`."""
 
     def __init__(self, store: Store, log: MemoryLog, process: Process, name: str) -> None:
         self._store = store
@@ -198,7 +205,7 @@ class SimTable:
 
 
 class SimBlobs:
-    """See `headwater.events.blobs.Blobs`."""
+    """See `headwater.events.ports.Blobs`."""
 
     def __init__(self, store: Store, process: Process) -> None:
         self._store = store

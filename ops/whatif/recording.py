@@ -8,16 +8,15 @@ matched part is known, and the rest is replaced by blocks that no other prompt h
 from collections import Counter
 from typing import NamedTuple
 
-from headwater.engines.sim.scheduled import MediaSpan
+from headwater.engines.sim.scheduler import MediaSpan
 from headwater.engines.sim.step_time import StepTime
-from headwater.events.log import Log
-from headwater.ops.config.errors import ConfigError
+from headwater.events.ports import Log
+from headwater.ops.config.setting import ConfigError
 from headwater.ops.whatif.setup import Setup
-from headwater.ops.whatif.step_fit import Samples, fitted
+from headwater.ops.whatif.speed import Samples, fitted
 from headwater.ops.whatif.trace import Trace, TraceRequest, own_hash
-from headwater.schemas.events.fleet import Role, WorkerChanged, WorkerJoined
+from headwater.schemas.events.fleet import LoadReported, Role, WorkerChanged, WorkerJoined
 from headwater.schemas.events.kv import BlocksStored
-from headwater.schemas.events.load import LoadReported
 from headwater.schemas.events.request import (
     MediaPlace,
     RequestAccepted,

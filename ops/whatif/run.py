@@ -6,9 +6,7 @@ from typing import NamedTuple
 
 from headwater.engines.engine import KvEvent
 from headwater.ops.whatif.encoding import ActiveEncoding, EncodeFleet, WaitingRequest
-from headwater.ops.whatif.routing.log import NEVER
-from headwater.ops.whatif.routing.router import Question, joined
-from headwater.ops.whatif.routing.routers import Routers
+from headwater.ops.whatif.routing import NEVER, Question, Routers, joined
 from headwater.ops.whatif.setup import Setup
 from headwater.ops.whatif.trace import Trace, TraceRequest, all_hashes, check_block_size
 from headwater.ops.whatif.workers import SimulatedRequest, SimWorker, shapes

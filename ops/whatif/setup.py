@@ -4,12 +4,12 @@ Light to import: the command line reads types, defaults and descriptions from he
 """
 
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, get_args
+from typing import Annotated, Any, Final, Literal, NamedTuple, get_args
 
 import msgspec
 from msgspec import Meta
 
-from headwater.engines.embeddings.limits import EMBEDDINGS_MIB
+from headwater.engines.limits import EMBEDDINGS_MIB
 from headwater.engines.sim.defaults import (
     KV_BYTES_PER_TOKEN,
     SEQUENCES_MAX,
@@ -19,17 +19,38 @@ from headwater.engines.sim.defaults import (
 from headwater.engines.sim.step_time import StepTime
 from headwater.ops.config.router import read_weights, write_weights
 from headwater.ops.config.setting import Choices, Flag, Text
-from headwater.ops.whatif.fleet.speed import (
+from headwater.ops.whatif.speed import (
     Slowdown,
     read_slowdowns,
     read_speeds,
     write_slowdowns,
     write_speeds,
 )
-from headwater.ops.whatif.routing.setup import RoutersSetup
 from headwater.router.decision.names import DEFAULT_POLICY, PolicyName
 from headwater.router.queue.limits import BusyLimits, Order, QueueLimits, QueueSettings
 from headwater.schemas.events.route import Weights
+
+
+class RoutersSetup(NamedTuple):
+    """Settings of all routers of a run. Events of workers reach the log after `event_delay_ns`, and router i reads it after
+    `delays_ns[i]`.
+
+    `credit`: count blocks of routed prompts before workers report them. `agreement`: compare each decision with that of a
+    single router. `kill_ns`: when the first router is killed, to return later; 0: never.
+    """
+
+    policy: str
+    weights: Weights
+    temperature: float
+    queue: QueueSettings
+    credit: bool = True
+    event_delay_ns: int = 0
+    delays_ns: tuple[int, ...] = (0,)
+    agreement: bool = False
+    kill_ns: int = 0
+
+
+# The setting of one column of a what-if: its fields are the options of `headwater whatif` and `tune`.
 
 EMBEDDING_BYTES_PER_TOKEN: Final = 7_168
 """Of an image's embedding for an 8B-class model: 3,584 values of 16 bits."""

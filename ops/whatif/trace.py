@@ -13,11 +13,10 @@ import numpy as np
 
 from headwater.engines.sim.defaults import AUDIO_RATE_HZ
 from headwater.engines.sim.model import media_support
-from headwater.engines.sim.scheduled import MediaSpan
-from headwater.ops.config.errors import ConfigError
+from headwater.engines.sim.scheduler import MediaSpan
+from headwater.ops.config.setting import ConfigError
 from headwater.schemas.hashing import U64
-from headwater.schemas.tables.card import MediaSupport
-from headwater.schemas.tables.media_tokens import count_media_tokens
+from headwater.schemas.tables import MediaSupport, count_media_tokens
 
 TRACE_BLOCK = 512
 """Tokens per id of a Mooncake trace."""

@@ -5,20 +5,17 @@ Times are whole nanoseconds, so that equal steps simulated together end exactly 
 
 from typing import NamedTuple
 
-from headwater.actors.worker.serving.prefill_timer import PrefillTimer
+from headwater.actors.worker.prefill_timer import PrefillTimer
 from headwater.engines.engine import KvEvent
+from headwater.engines.sim.cache import ImageStore, PagedCache
 from headwater.engines.sim.engine import LINGER_S
-from headwater.engines.sim.image_store import ImageStore
-from headwater.engines.sim.paged_cache import PagedCache
-from headwater.engines.sim.scheduled import Scheduled
-from headwater.engines.sim.scheduler import Limits, SimScheduler, StepPlan
+from headwater.engines.sim.scheduler import Limits, Scheduled, SimScheduler, StepPlan
 from headwater.engines.sim.step_time import StepTime
-from headwater.ops.whatif.fleet.speed import SpeedProfile, check_workers, profile_of
-from headwater.ops.whatif.routing.log import EPOCH
+from headwater.ops.whatif.routing import EPOCH
 from headwater.ops.whatif.setup import Setup
+from headwater.ops.whatif.speed import SpeedProfile, check_workers, profile_of
 from headwater.ops.whatif.trace import own_hash
-from headwater.schemas.events.fleet import Role
-from headwater.schemas.events.load import LoadReported
+from headwater.schemas.events.fleet import LoadReported, Role
 from headwater.schemas.messages.inference import Leg
 
 

@@ -5,24 +5,274 @@ the cheapest decode worker lacks, and that worker's memory. Aggregated (leg "") 
 decoded, which delays the requests decoding there. An engine that only serves legs is offered for remote prefill only.
 
 All workers are scored at once, as arrays (`cost.score_workers`). Tests compare the outcome with a plain implementation, bit for bit.
+
+All but the last test what workers have in common with others (`Traits`), so that a decision tests each kind of worker once. The last
+leaves out incarnations by name.
+
+The draw is weighted rendezvous hashing: each engine gets a time from an exponential distribution with its weight as the rate,
+seeded by the request and the engine, and the earliest one is drawn. So an engine is drawn in proportion to its weight; the
+requests of one session always draw the same; a change of weights moves only the sessions that it has to move; and where
+no worker of the drawn engine may take the request, the order of the others is fixed too.
+
+A request for a given worker or engine draws none, nor does a decode leg: its prefill leg has drawn. Nor do images for encode
+workers: what the serving worker can read decides.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Final, overload
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from functools import partial
+from hashlib import blake2b
+from typing import Final, NamedTuple, overload
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from headwater.router.decision import cost, work
+from headwater.router.decision import cost
+from headwater.router.decision import cost as decision_cost
 from headwater.router.decision.context import ScoringContext
-from headwater.router.decision.engine_draw import weights_for
-from headwater.router.decision.filters import allows
 from headwater.router.fold.columns import F64, I64, PLACEMENTS_MAX, Flags, WorkerColumns
+from headwater.router.fold.load import Loads
 from headwater.router.fold.worker import Traits, Worker
 from headwater.schemas.constraints import Constraints
-from headwater.schemas.events.route import Candidate
+from headwater.schemas.events.fleet import LORA_ON_DEMAND
+from headwater.schemas.events.route import Candidate, EngineDraw
 from headwater.schemas.messages.inference import Leg
+
+
+class Filter(NamedTuple):
+    """`keeps` tests one kind of worker; `reason` completes "none of the workers …". Skipped for requests it does not apply to."""
+
+    name: str
+    applies: Callable[[Constraints], bool]
+    keeps: Callable[[Traits, Constraints], bool]
+    reason: Callable[[Constraints], str]
+
+
+def _has_capabilities(worker: Traits, wanted: Constraints) -> bool:
+    # A worker that published no capabilities passes: its engine refuses what it cannot do.
+    return not worker.capabilities or all(need in worker.capabilities for need in wanted.needs)
+
+
+def _serves_lora(worker: Traits, wanted: Constraints) -> bool:
+    loadable = worker.lora_slots > 0 and LORA_ON_DEMAND in worker.capabilities
+    return wanted.lora_name in worker.loras or loadable
+
+
+def _can_continue(worker: Traits, wanted: Constraints) -> bool:
+    return worker.role != "prefill" and worker.pairs_with == wanted.pairs_with
+
+
+FILTERS: Final[tuple[Filter, ...]] = (
+    Filter(
+        "capability",
+        lambda wanted: bool(wanted.needs),
+        _has_capabilities,
+        lambda wanted: f"supports {', '.join(wanted.needs)}",
+    ),
+    Filter(
+        "encode",
+        lambda wanted: "encode" not in wanted.needs,
+        lambda worker, wanted: worker.role != "encode",
+        lambda wanted: "generates (all only encode media)",
+    ),
+    Filter(
+        "embeddings",
+        lambda wanted: "encode" in wanted.needs and bool(wanted.pairs_with),
+        lambda worker, wanted: worker.pairs_with == wanted.pairs_with,
+        lambda wanted: f"computes embeddings of the format {wanted.pairs_with}",
+    ),
+    Filter(
+        "lora",
+        lambda wanted: bool(wanted.lora_name),
+        _serves_lora,
+        lambda wanted: f"has LoRA adapter {wanted.lora_name} or can load it",
+    ),
+    Filter(
+        "tier",
+        lambda wanted: bool(wanted.tier),
+        lambda worker, wanted: worker.tier == wanted.tier,
+        lambda wanted: f"is of tier {wanted.tier}",
+    ),
+    Filter(
+        "engine",
+        lambda wanted: bool(wanted.engine),
+        lambda worker, wanted: worker.engine == wanted.engine,
+        lambda wanted: f"runs {wanted.engine}",
+    ),
+    Filter(
+        "taint",
+        lambda wanted: True,
+        lambda worker, wanted: not worker.taints or set(worker.taints) <= set(wanted.tolerates),
+        lambda wanted: "is free of taints that the request does not tolerate",
+    ),
+    Filter(
+        "tokenizer",
+        lambda wanted: bool(wanted.tokenizer),
+        # A worker of a release that published none passes.
+        lambda worker, wanted: worker.tokenizer in ("", wanted.tokenizer),
+        lambda wanted: "has the tokenizer of the answer so far, so none can continue it",
+    ),
+    Filter(
+        "media processor",
+        lambda wanted: bool(wanted.media_processor),
+        # A worker of a release that published none passes.
+        lambda worker, wanted: worker.media_processor in ("", wanted.media_processor),
+        lambda wanted: "processes media with the settings of the model card (restart those with other ones)",
+    ),
+    Filter(
+        "role",
+        lambda wanted: wanted.leg == "decode",
+        _can_continue,
+        lambda wanted: "can decode a prompt prefilled there",
+    ),
+    Filter(
+        "state",
+        lambda wanted: True,
+        lambda worker, wanted: worker.takes_requests,
+        lambda wanted: "takes requests (all are draining, paused or asleep)",
+    ),
+)
+"""Permanent reasons come before passing ones: they are the more useful error."""
+
+
+EXCLUDED_REASON: Final = "has not just failed this request"
+
+
+def allows(traits: Traits, wanted: Constraints) -> bool:
+    """Does a worker with these traits pass all filters, unless it is excluded by name?"""
+    return all(filter.keeps(traits, wanted) for filter in FILTERS if filter.applies(wanted))
+
+
+def _passes(filter: Filter, wanted: Constraints, worker: Worker) -> bool:
+    return filter.keeps(worker.traits, wanted)
+
+
+def _steps(wanted: Constraints) -> Iterator[tuple[str, Callable[[Worker], bool]]]:
+    """(reason, test) of each filter that applies."""
+    for filter in FILTERS:
+        if filter.applies(wanted):
+            yield filter.reason(wanted), partial(_passes, filter, wanted)
+    if wanted.exclude:
+        yield EXCLUDED_REASON, lambda worker: f"{worker.name}.{worker.epoch}" not in wanted.exclude
+
+
+def explain_no_worker(workers: Sequence[Worker], wanted: Constraints) -> str:
+    """The error for a request that no worker may take: the first filter that leaves none."""
+    if not workers:
+        return "no worker has joined this pool"
+    if wanted.pinned and wanted.pinned not in {worker.name for worker in workers}:
+        return f"worker {wanted.pinned} is not in this pool"
+    left = list(workers)
+    for reason, keeps in _steps(wanted):
+        passed = [worker for worker in left if keeps(worker)]
+        if not passed:
+            rest = "" if len(left) == len(workers) else f" left of {len(workers)}"
+            return f"none of the {len(left)} workers{rest} {reason}"
+        left = passed
+    if wanted.pinned:
+        left = [worker for worker in left if worker.name == wanted.pinned]
+    if left and not any(worker.serves_whole for worker in left):
+        return _explain_split(left, wanted)
+    return f"none of the {len(workers)} workers may take the request"
+
+
+def _explain_split(workers: Sequence[Worker], wanted: Constraints) -> str:
+    """Workers that only serve the legs of split requests passed the filters, and no two of them make a pair."""
+    roles = {worker.role for worker in workers}
+    if wanted.pinned and "prefill" not in roles:
+        return f"worker {wanted.pinned} only decodes prompts that another worker prefilled"
+    missing = next((role for role in ("prefill", "decode") if role not in roles), "")
+    needed = f"a {missing} worker" if missing else "a prefill and a decode worker that can exchange KV"
+    return f"the engines of this pool serve only split requests: it needs {needed}"
+
+
+# Which engine serves a request of a pool whose engines an operator has weighted. Pure.
+
+
+def find_invalid_weight(weights: Mapping[str, float], workers: Sequence[Worker]) -> str:
+    """Why an operator's weights cannot be set for these workers, or ""."""
+    engines = {worker.engine: False for worker in workers}
+    for worker in workers:
+        engines[worker.engine] |= worker.takes_requests
+    for engine, weight in sorted(weights.items()):
+        if engine not in engines:
+            present = ", ".join(sorted(engines)) or "none"
+            return f"no worker of this pool runs engine {engine!r}; its engines are: {present}"
+        if not (math.isfinite(weight) and weight >= 0):
+            return f"the weight of {engine} is {weight:g}: it must be a finite number, and not negative"
+    positive = sorted(engine for engine, weight in weights.items() if weight > 0)
+    if not positive:
+        return "every weight is 0, so no engine would get a request: give one of them a greater weight"
+    if not any(engines[engine] for engine in positive):
+        return (
+            f"no worker of {' or '.join(positive)} takes requests (draining, paused or asleep), "
+            "so no request could be served"
+        )
+    return ""
+
+
+def weights_for(loads: Loads, wanted: Constraints) -> Mapping[str, float]:
+    """The weights by which a request draws its engine; empty where it draws none."""
+    is_image = "encode" in wanted.needs and wanted.pairs_with
+    drawn = wanted.pinned or wanted.engine or wanted.leg == "decode" or is_image
+    return {} if drawn else loads.engine_weights
+
+
+def weighted_workers(loads: Loads, wanted: Constraints) -> list[Worker]:
+    """The workers, by name, without those whose engine may get no new request."""
+    weights = weights_for(loads, wanted)
+    workers = [worker for _, worker in sorted(loads.workers.items())]
+    return [one for one in workers if weights.get(one.engine, 0.0) > 0] if weights else workers
+
+
+def order_engines(weights: Mapping[str, float], key: str) -> list[str]:
+    """Engines with a weight above 0: the one that `key` draws, then the others in the order in which they replace it."""
+    return sorted(
+        (engine for engine, weight in weights.items() if weight > 0),
+        key=lambda engine: (_arrival(engine, key) / weights[engine], engine),
+    )
+
+
+def _arrival(engine: str, key: str) -> float:
+    """A draw from the exponential distribution of rate 1."""
+    digest = blake2b(engine.encode(), key=blake2b(key.encode()).digest(), digest_size=8).digest()
+    return -math.log((int.from_bytes(digest, "little") + 0.5) / 2**64)
+
+
+def draw_engine(
+    loads: Loads, wanted: Constraints, session: str, seed: int, capable: Callable[[], Set[str]]
+) -> EngineDraw | None:
+    """The draw for a request whose candidates run the engines `capable`, one at least; None where it draws none.
+
+    The session decides, or else the seed.
+    """
+    weights = weights_for(loads, wanted)
+    if not weights:
+        return None
+    order = order_engines(weights, f"session {session}" if session else f"seed {seed}")
+    engines = capable()
+    used = next(engine for engine in order if engine in engines)
+    recorded = tuple(sorted(weights.items()))
+    if used == order[0]:
+        return EngineDraw(recorded, used, used)
+    return EngineDraw(recorded, order[0], used, _explain_passed_over(loads, wanted, order[0]))
+
+
+def _explain_passed_over(loads: Loads, wanted: Constraints, engine: str) -> str:
+    workers = [worker for _, worker in sorted(loads.workers.items()) if worker.engine == engine]
+    return explain_no_worker(workers, wanted) if workers else f"no worker of {engine} is in the pool"
+
+
+def explain_weights(loads: Loads, wanted: Constraints) -> str:
+    """Why no worker is left of a pool that has some: the weights name none of its engines."""
+    shares = ", ".join(
+        f"{engine}={weight:g}" for engine, weight in sorted(weights_for(loads, wanted).items())
+    )
+    return f"none of the {len(loads.workers)} workers runs an engine with a weight above 0 ({shares})"
+
+
+# Candidates: each worker that passes the filters, with the work that the request would add and its cost.
 
 _LEGS: Final[tuple[Leg, ...]] = ("", "", "prefill", "decode")
 """By `work.NO_CANDIDATE`, `WHOLE`, `PREFILL`, `DECODE`."""
@@ -54,7 +304,7 @@ class Candidates(Sequence[Candidate]):
         self.mixed = mixed
         self.excluded = excluded
         self.spare = spare
-        self.scores: F64 = costs[rows, work.SCORE]
+        self.scores: F64 = costs[rows, decision_cost.SCORE]
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -154,18 +404,18 @@ def score_candidates(scoring: ScoringContext) -> Candidates:
         _slots(scoring, columns),
         _credited(scoring, columns),
         scoring.depths,
-        work.Asked(
+        decision_cost.Asked(
             scoring.query.prompt_tokens,
             scoring.context.wall_ns,
             columns.rows.get(wanted.pinned, -2) if wanted.pinned else -1,
             wanted.leg == "decode",
             weights.estimate,
         ),
-        work.cost_weights(weights),
+        decision_cost.cost_weights(weights),
         counts,
         costs,
     )
-    rows = counts[:, work.LEG].nonzero()[0]
+    rows = counts[:, decision_cost.LEG].nonzero()[0]
     return Candidates(
         columns.workers,
         counts,
@@ -181,7 +431,7 @@ def select_legs(scoring: ScoringContext, candidates: Candidates) -> Candidates:
     """The candidates that the policy picks from: a prompt with few uncached tokens is always prefilled where it is decoded."""
     if not candidates.mixed:
         return candidates
-    whole = candidates.quantity(work.LEG) == work.WHOLE
+    whole = candidates.quantity(decision_cost.LEG) == decision_cost.WHOLE
     count = int(whole.sum())
     if not count or count == len(candidates):
         return candidates

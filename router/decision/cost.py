@@ -7,42 +7,233 @@ are known, the unit is the work for one block. `itl_ms`, the estimated time betw
 
 The formula is here once, for one worker. `score_workers`, at the end, is the loop over a fleet: numba compiles the same functions
 into it, so its costs equal those of the plain functions bit for bit.
+
+Types, numbers and the weights at a load: the formulas of the cost are in `cost`.
+
+Where a worker's load reports are late, it has computed more of its queue than they say: as much as its step times predict.
 """
 
-from typing import Any
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from headwater.router.decision.prefill_times import estimate_computed, estimate_times
-from headwater.router.decision.work import (
-    ASSUMED,
-    BLOCKS,
-    CACHED,
-    DECODE,
-    ITL_MS,
-    LEG,
-    LOADS_LORA,
-    LOWER,
-    NO_CANDIDATE,
-    PREFILL,
-    PREFILL_MS,
-    QUEUE_MS,
-    REQUESTS,
-    SCORE,
-    TOKENS,
-    TRANSFER_MS,
-    WHOLE,
-    Asked,
-    CostWeights,
-    Times,
-    WorkEstimate,
-    spare_capacity,
-    utilization_of,
-    weights_at,
+from headwater.router.fold.estimates import (
+    BLOCK_FROM,
+    BLOCK_TO,
+    DecodeLine,
+    longer_ms,
+    predict_ms,
+    predict_step_ms,
 )
-from headwater.router.fold.decode_time import DecodeLine, predict_step_ms
-from headwater.router.fold.prefill_time import longer_ms, predict_ms
+from headwater.schemas.events.route import Weights
 from headwater.schemas.jit import jitable, kernel
+
+UTILIZATION_BUSY: Final = 0.4
+"""Mean utilization of workers from which on none of it counts as spare."""
+
+SPARE_WORKERS_MIN: Final = 16.0
+"""Of fewer workers nothing counts as spare, of so many half, of more a larger share."""
+
+
+class CostWeights(NamedTuple):
+    """Those of `Weights` that the formula uses."""
+
+    prefill: float
+    decode: float
+    lower_tier: float
+    transfer: float
+    interference: float
+    lora_load: float
+    crowding: float
+    memory: float
+    arrivals: float
+    queued: float
+    crowding_spare: float
+
+
+@lru_cache(64)
+def cost_weights(weights: Weights) -> CostWeights:
+    """The numbers that the formula uses."""
+    return CostWeights(*[float(getattr(weights, name)) for name in CostWeights._fields])
+
+
+@jitable
+def utilization_of(prefill_tokens: int, held_blocks: int, total_blocks: int) -> float:
+    """How much of a worker is in use, 0 to 1: all while it has prompts to compute, or without KV blocks, else its share of KV blocks in use."""
+    if prefill_tokens or total_blocks <= 0:
+        return 1.0
+    return min(1.0, held_blocks / total_blocks)
+
+
+@jitable
+def spare_capacity(utilization: float, workers: int) -> float:
+    """How idle so many workers are, 0 to 1, from their mean utilization.
+
+    0 from `UTILIZATION_BUSY` on. The mean of a few workers at one moment says little: with 8, prompts waited up to 2 % longer for nothing.
+    """
+    if workers < SPARE_WORKERS_MIN:
+        return 0.0
+    return max(0.0, 1.0 - utilization / UTILIZATION_BUSY) * workers / (workers + SPARE_WORKERS_MIN)
+
+
+@jitable
+def weights_at(weights: CostWeights, spare: float) -> CostWeights:
+    """The weights where workers have spare capacity, 0 to 1.
+
+    To spread requests costs further copies of their prefixes, which is nothing while workers are idle and much when all are
+    busy. So the delay of running requests counts more the more is spare.
+    """
+    return CostWeights(
+        weights.prefill,
+        weights.decode,
+        weights.lower_tier,
+        weights.transfer,
+        weights.interference,
+        weights.lora_load,
+        weights.crowding * (1.0 + weights.crowding_spare * spare),
+        weights.memory,
+        weights.arrivals,
+        weights.queued,
+        weights.crowding_spare,
+    )
+
+
+class Times(NamedTuple):
+    """Estimates in milliseconds.
+
+    `queue`: until the worker has computed its queued prompts; `prefill`: to compute the uncached part of this prompt;
+    `block`: to compute one block of a prompt.
+    """
+
+    queue: float
+    prefill: float
+    block: float
+
+
+class WorkEstimate(NamedTuple):
+    """What a prompt would add to a worker, and what the worker already has to do.
+
+    `cached_blocks` leading blocks of the prompt are on its GPU (`assumed_blocks` of them are credit); `lower_blocks` more
+    are on a lower tier. `prefill_tokens` are queued and not computed yet; `decode_blocks` of its `total_blocks` are held
+    by its `requests`. `times` mean something only if step times are known (`timed`). `queued_prompts` were routed to the worker and are not computed.
+    """
+
+    block_size: int
+    prompt_tokens: int
+    cached_blocks: int
+    lower_blocks: int
+    prefill_tokens: int
+    decode_blocks: int
+    requests: int
+    total_blocks: int = 1
+    assumed_blocks: int = 0
+    timed: bool = False
+    times: Times = Times(0.0, 0.0, 1.0)
+    queued_prompts: int = 0
+
+
+class Asked(NamedTuple):
+    """What all candidates of one query have in common, as the loop reads it.
+
+    `pinned` is the row of the only worker allowed (-1: any; -2: one that is not there). `decode`: the query is for a decode leg.
+    `estimate`: use step times where all are known.
+    """
+
+    prompt_tokens: int
+    now_ns: int
+    pinned: int
+    decode: bool
+    estimate: bool
+
+
+NO_CANDIDATE, WHOLE, PREFILL, DECODE = range(4)
+"""What a worker would do of the request, as `LEG` has it."""
+
+LEG, CACHED, LOWER, TOKENS, BLOCKS, REQUESTS, ASSUMED, LOADS_LORA = range(8)
+"""Columns of `counts`."""
+
+SCORE, QUEUE_MS, PREFILL_MS, TRANSFER_MS, ITL_MS = range(5)
+"""Columns of `costs`."""
+
+
+# Milliseconds until a worker has computed a prompt: for the queue before it, and for itself.
+
+PREFILL_ASSUMED: Final = 0.5
+"""Share of a report's age in which prompts may have been computed. A prompt that is taken for computed and is not costs more than one that is
+computed and not taken for it: with 1, sessions that reuse nearly everything waited 2 % longer, and no other traffic less."""
+
+
+class Computed(NamedTuple):
+    """Prompts of a queue, and their tokens, that are computed by now, and the milliseconds spent on the next one."""
+
+    prompts: int
+    tokens: int
+    spent_ms: float
+
+
+@jitable
+def estimate_computed(
+    lengths: Any,
+    times: Any,
+    classes: int,
+    pace: float,
+    queue: Any,
+    length: int,
+    since_ns: int,
+    age_ms: float,
+    now_ns: int,
+) -> Computed:
+    """What a worker has computed of its queue between its latest report and now.
+
+    The first three describe a `StepModel`. The worker computes its prompts in order; those that were routed to it before the one before is done
+    are computed together, so that the fixed time of a step is not paid for each. It began the first of `length` prompts at
+    `since_ns`. `queue` has a row for each: when it was routed to the worker, and its uncached tokens. `age_ms` ago it was not done, or the report of that would be here: until then, a prediction that says otherwise was wrong.
+    Only `ASSUMED` of that time is assumed to have been used.
+    """
+    prompts = computed = together = 0
+    began_ms = done_ms = (since_ns - now_ns) / 1e6
+    for at in range(length):
+        if at and (queue[at][0] - now_ns) / 1e6 > done_ms:
+            began_ms = done_ms = (queue[at][0] - now_ns) / 1e6
+            together = 0
+        together += queue[at][1]
+        took_ms = pace * predict_ms(lengths, times, classes, together)
+        if at == 0:
+            began_ms = done_ms = max(began_ms, -PREFILL_ASSUMED * age_ms - took_ms)
+        if began_ms + took_ms >= 0.0:
+            return Computed(prompts, computed, max(0.0, -done_ms))
+        done_ms = began_ms + took_ms
+        prompts += 1
+        computed += queue[at][1]
+    return Computed(prompts, computed, 0.0)
+
+
+@jitable
+def estimate_times(
+    lengths: Any,
+    times: Any,
+    classes: int,
+    longer: float,
+    pace: float,
+    block_size: int,
+    uncached: int,
+    queued: int,
+    computed_ms: float,
+) -> Times:
+    """Times for a prompt with `uncached` tokens to compute, after `queued` tokens of earlier prompts.
+
+    `computed_ms` has already been spent on the first of those. The first three describe a `StepModel`; `longer` is its `longer_ms`.
+    """
+    own = pace * predict_ms(lengths, times, classes, uncached)
+    queue = 0.0
+    if queued:
+        # Queued prompts are computed together: the fixed time of a step is not paid for each.
+        queue = max(0.0, pace * predict_ms(lengths, times, classes, queued + uncached) - own - computed_ms)
+    return Times(queue, own, pace * longer / (BLOCK_TO - BLOCK_FROM) * block_size)
+
+
+# Scorer: what a request would cost on a worker. Pure arithmetic.
 
 
 @jitable

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 from zlib import crc32
 
-from headwater.router.fold.encode_time import EncodeTimes, image_ms
+from headwater.router.fold.estimates import EncodeTimes, image_ms
 from headwater.router.fold.load import Loads
 from headwater.schemas.events.route import Candidate, Decision, EncodeEstimate
 

@@ -9,6 +9,8 @@ power_of_two   the less loaded of two drawn at random
 least_loaded   the least loaded for its size
 session        session affinity: always the same worker for a session, with bounded load
 direct         the worker that the request names
+
+Elementwise arithmetic only, so that a recomputed decision is the same to the last bit on every machine.
 """
 
 import math
@@ -19,11 +21,60 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from headwater.router.decision import slo, work
+from headwater.router.decision import cost
 from headwater.router.decision.candidates import Candidates
 from headwater.router.decision.context import ScoringContext
 from headwater.router.fold.columns import F64, I64
-from headwater.schemas.events.route import Candidate
+from headwater.schemas.events.route import Candidate, Weights
+
+Flags = NDArray[np.bool_]
+
+
+def predict_ttft_ms(candidates: Candidates) -> F64:
+    """Milliseconds to the first token: queue, prefill and KV transfer. All 0 until the step times of all candidates are known."""
+    found: F64 = (
+        candidates.times(cost.QUEUE_MS)
+        + candidates.times(cost.PREFILL_MS)
+        + candidates.times(cost.TRANSFER_MS)
+    )
+    return found
+
+
+def count_uncached(candidates: Candidates, table: NDArray[Any], prompt_tokens: int) -> I64:
+    """Tokens of the prompt that each worker would compute; `table` has the candidates' rows."""
+    held = candidates.quantity(cost.CACHED) + candidates.quantity(cost.LOWER)
+    found: I64 = prompt_tokens - held * table["block_size"]
+    return found
+
+
+def predict_itl_ms(candidates: Candidates, table: NDArray[Any]) -> F64:
+    """Milliseconds between two tokens with this request too; `table` has the candidates' rows.
+
+    What the worker reported last grows with the number of its requests: (n + 1) / n. That is the most it can grow, as a part of each
+    step does not depend on how many share it. A worker without requests has no step that this one could slow down.
+    """
+    requests = candidates.quantity(cost.REQUESTS)
+    grown: F64 = table["step_ms"] * (requests + 1) / np.maximum(requests, 1)
+    return np.where(requests > 0, grown, 0.0)
+
+
+def find_meeting(candidates: Candidates, table: NDArray[Any], prompt_tokens: int, limits: Weights) -> Flags:
+    """Which candidates a request may be packed on; none where step times are unknown.
+
+    They meet the limit of the time to the first token, compute no more of the prompt than any other that does, and meet the limit
+    between two tokens. A worker that lacks the prefix never counts as better placed because it is less busy: what it would compute again
+    delays all who decode there.
+    """
+    ttft_ms = predict_ttft_ms(candidates)
+    in_time = ttft_ms <= limits.ttft_limit_ms
+    if not ttft_ms.any() or not in_time.any():
+        return np.zeros(len(candidates), np.bool_)
+    uncached = count_uncached(candidates, table, prompt_tokens)
+    least: Flags = uncached == uncached[in_time].min()
+    return in_time & least & (predict_itl_ms(candidates, table) <= limits.itl_limit_ms)
+
+
+# Pickers: each policy chooses one of the scored candidates. Pure; random draws come from the recorded seed.
 
 SESSION_SHARE_MAX: Final = 1.25
 """A session spills to its next worker while the first has more than so many times the mean number of requests …"""
@@ -76,7 +127,7 @@ def pick_within_limits(choice: Choice) -> Candidate:
     """The fullest worker that is predicted to meet the limits (`slo.find_meeting`), so that others stay free; if none is, the lowest cost."""
     candidates, scoring = choice.candidates, choice.scoring
     table = _rows_of(choice)
-    meeting = slo.find_meeting(candidates, table, scoring.query.prompt_tokens, scoring.weights)
+    meeting = find_meeting(candidates, table, scoring.query.prompt_tokens, scoring.weights)
     if not meeting.any():
         return pick_lowest_cost(choice)
     fullness: F64 = np.where(meeting, measure_loads(choice), -1.0)
@@ -89,8 +140,8 @@ def pick_lowest_product(choice: Choice) -> Candidate:
     LMetric (arXiv 2603.15202), which has no weights. It counts this request, or all idle workers would cost the same.
     """
     candidates = choice.candidates
-    uncached = slo.count_uncached(candidates, _rows_of(choice), choice.scoring.query.prompt_tokens)
-    products: I64 = uncached * (candidates.quantity(work.REQUESTS) + 1)
+    uncached = count_uncached(candidates, _rows_of(choice), choice.scoring.query.prompt_tokens)
+    products: I64 = uncached * (candidates.quantity(cost.REQUESTS) + 1)
     return _draw(choice, products == products.min())
 
 
@@ -129,7 +180,7 @@ def pick_by_session(choice: Choice) -> Candidate:
     if not session:
         return pick_lowest_cost(choice)
     candidates = choice.candidates
-    requests = candidates.quantity(work.REQUESTS)
+    requests = candidates.quantity(cost.REQUESTS)
     mean = int(requests.sum()) / len(candidates)
     bound = SESSION_SHARE_MAX * mean + SESSION_SLACK
     ranked = sorted(
@@ -148,7 +199,7 @@ def pick_pinned(choice: Choice) -> Candidate:
 def measure_loads(choice: Choice) -> F64:
     """`load_of` every candidate."""
     table = _rows_of(choice)
-    tokens, blocks = choice.candidates.quantity(work.TOKENS), choice.candidates.quantity(work.BLOCKS)
+    tokens, blocks = choice.candidates.quantity(cost.TOKENS), choice.candidates.quantity(cost.BLOCKS)
     found: F64 = (blocks + tokens / table["block_size"]) / table["total_blocks"]
     return found
 

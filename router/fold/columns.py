@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from headwater.router.fold.prefill_time import CLASSES_MAX, StepModel
+from headwater.router.fold.estimates import CLASSES_MAX, StepModel
 from headwater.router.fold.worker import (
     DECIDED,
     QUEUE_MAX,

@@ -8,14 +8,33 @@ them from the log reach the same state.
 import msgspec
 
 from headwater.router.fold.columns import WorkerColumns
-from headwater.router.fold.decode_time import DecodeModel
-from headwater.router.fold.encode_time import LEAST_MS, EncodeTimes
-from headwater.router.fold.expected_blocks import Credit, RoutedPrompt
-from headwater.router.fold.output_length import OutputLengths
-from headwater.router.fold.prefill_time import StepModel, learn_pace
-from headwater.router.fold.worker import ACCEPTED, DECIDED, FINISHED, PREFILLED, Active, Worker, step_kind
-from headwater.schemas.events.fleet import WorkerChanged, WorkerDraining, WorkerJoined, WorkerLeft
-from headwater.schemas.events.load import LoadReported, RequestsHeld
+from headwater.router.fold.estimates import (
+    LEAST_MS,
+    DecodeModel,
+    EncodeTimes,
+    OutputLengths,
+    StepModel,
+    learn_pace,
+)
+from headwater.router.fold.worker import (
+    ACCEPTED,
+    DECIDED,
+    FINISHED,
+    PREFILLED,
+    Active,
+    Credit,
+    RoutedPrompt,
+    Worker,
+    step_kind,
+)
+from headwater.schemas.events.fleet import (
+    LoadReported,
+    RequestsHeld,
+    WorkerChanged,
+    WorkerDraining,
+    WorkerJoined,
+    WorkerLeft,
+)
 from headwater.schemas.events.route import Decision, DecisionVoided
 
 EARLY_MAX = 10_000

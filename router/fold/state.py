@@ -14,23 +14,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headwater.events.chain import Break, Chains, Head
-from headwater.events.log import Record, Slice, Unreadable
-from headwater.events.snapshots.store import Snapshot
-from headwater.router.fold.expected_blocks import Credit
+from headwater.events.ports import Record, Slice, Unreadable
+from headwater.events.snapshot_store import Snapshot
 from headwater.router.fold.load import Loads
+from headwater.router.fold.worker import Credit
 from headwater.router.index.prefix_index import MAX_BLOCKS, PrefixIndex
-from headwater.schemas.encoding.codec import LogEvent
-from headwater.schemas.encoding.envelope import Batch
-from headwater.schemas.events.event import Event
+from headwater.schemas.encoding import Batch, LogEvent
+from headwater.schemas.events import Event
 from headwater.schemas.events.fleet import (
     EnginesWeighted,
+    LoadReported,
+    RequestsHeld,
     WorkerChanged,
     WorkerDraining,
     WorkerJoined,
     WorkerLeft,
 )
 from headwater.schemas.events.kv import BlocksCleared, BlocksRemoved, BlocksStored, KvGap
-from headwater.schemas.events.load import LoadReported, RequestsHeld
 from headwater.schemas.events.route import Decision, DecisionVoided, Shadowed
 from headwater.schemas.hashing import HASH_BYTES, U64, unpack_hashes
 from headwater.schemas.subjects import writer_of

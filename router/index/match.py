@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from headwater.router.index.hash_table import NONE, seek
-from headwater.router.index.prefetch import SCRATCH, SHORT_RUN, all_stay, candidates, matching
+from headwater.router.index.hash_table import NONE, SCRATCH, SHORT_RUN, all_stay, candidates, matching, seek
 from headwater.schemas.jit import kernel
 
 CHUNK = 32

@@ -18,8 +18,18 @@ from typing import Any
 
 import numpy as np
 
-from headwater.router.index.hash_table import AHEAD, NONE, drop, fetch, seek, tag_of
-from headwater.router.index.prefetch import SCRATCH, SHORT_RUN, candidates, touch
+from headwater.router.index.hash_table import (
+    AHEAD,
+    NONE,
+    SCRATCH,
+    SHORT_RUN,
+    candidates,
+    drop,
+    fetch,
+    seek,
+    tag_of,
+    touch,
+)
 from headwater.schemas.jit import kernel
 
 TOP, FREE, CHAINS = 0, 1, 2

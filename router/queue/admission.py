@@ -1,16 +1,28 @@
-"""Can a query be admitted now? Saturated workers are left out as long as any other worker can take it.
+"""Admission queue: holds queries while every worker that could take them is saturated. One implementation for router and what-if.
+
+Pure apart from its `Router`, which decides; time is passed in.
+
+    offer      decide a query at once, queue it, or refuse it
+    advance    serve queued queries that can have a worker now, in the queue's order
+    expire     refuse those that reached the maximum time, or whose deadline can no longer be met
+    remove     discard one whose client is gone
 
 Saturated workers are added to the decision's `exclude`, so that the decision can be recomputed from its record.
 """
 
 from collections.abc import Callable, Sequence, Set
-from typing import NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 import msgspec
+import numpy as np
 
-from headwater.router.decision.filters import allows
+from headwater.router.decision.candidates import allows
 from headwater.router.fold.load import Loads
-from headwater.router.fold.worker import Traits
+from headwater.router.fold.state import RouterState
+from headwater.router.fold.worker import Traits, Worker
+from headwater.router.queue.fairness import PlacementKey, QueuedQuery
+from headwater.router.queue.limits import BusyLimits, QueueSettings
+from headwater.router.queue.waiting import Rejection, WaitingQueue
 from headwater.schemas.constraints import Constraints
 from headwater.schemas.events.route import Decision, RouteQuery, RouteRefused
 
@@ -122,3 +134,215 @@ def first_token_s(decision: Decision, *, queued: bool) -> float:
 def _decodes_on_prefill_worker(loads: Loads, decision: Decision) -> bool:
     """Would a prefill worker also decode, perhaps only because the decode workers were left out?"""
     return not decision.leg and loads.workers[decision.worker].role == "prefill"
+
+
+# Admission queue: holds queries while every worker that could take them is saturated. One implementation for router and what-if.
+
+UNACCEPTED_NS_MAX: Final = 5_000_000_000
+"""A decision that its worker has not accepted for this long no longer saturates it: its answer was lost, or its edge died.
+Workers accept within a fraction of this. Cost comparisons count the decision longer (`router.fold.worker`)."""
+
+
+def is_saturated(worker: Worker, now_ns: int, limits: BusyLimits) -> bool:
+    """Is the worker above a limit?"""
+    if limits.waiting and worker.waiting > limits.waiting:
+        return True
+    most_tokens, most_blocks = limits.prefill_tokens, limits.kv * worker.total_blocks
+    if not _above(worker.prefill_tokens, most_tokens) and not _above(worker.decode_blocks, most_blocks):
+        # The common case: the sums below are never larger than these.
+        return False
+    tokens, blocks = worker.promised_within(now_ns, UNACCEPTED_NS_MAX)
+    return _above(tokens, most_tokens) or _above(blocks, most_blocks)
+
+
+def _above(amount: int, limit: float) -> bool:
+    return bool(limit) and amount > limit
+
+
+def saturated_workers(loads: Loads, now_ns: int, limits: BusyLimits) -> tuple[str, ...]:
+    """The saturated incarnations, sorted, as `Constraints.exclude` lists them."""
+    if not any(limits):
+        return ()
+    columns = loads.columns
+    columns.refresh()
+    table = columns.table
+    # The sums of some requests are never larger than those of all, so this leaves out no saturated worker.
+    above = np.zeros(len(table), np.bool_)
+    if limits.waiting:
+        above |= table["waiting"] > limits.waiting
+    if limits.prefill_tokens:
+        above |= table["prefill_tokens"] > limits.prefill_tokens
+    if limits.kv:
+        above |= table["decode_blocks"] > limits.kv * table["total_blocks"]
+    suspects = [columns.workers[row] for row in above.nonzero()[0].tolist()]
+    found = [worker for worker in suspects if is_saturated(worker, now_ns, limits)]
+    return tuple(sorted(f"{worker.name}.{worker.epoch}" for worker in found))
+
+
+SILENCE_S: Final = 3.0
+"""Workers report their load once a second. If the fold has not advanced for this long no worker counts as saturated."""
+
+BLOCKED_MAX: Final = 1_024
+"""Placement keys remembered as blocked."""
+
+
+class Now(NamedTuple):
+    """The caller's time: `monotonic_s` for the queue, `wall_ns` for estimates."""
+
+    monotonic_s: float
+    wall_ns: int
+
+
+class Router(Protocol):
+    """What the queue needs of a router."""
+
+    @property
+    def state(self) -> RouterState:
+        """The fold."""
+        ...
+
+    def choose(self, query: RouteQuery) -> Decision | RouteRefused:
+        """Decide on the present state and change nothing."""
+        ...
+
+    def commit(self, decision: Decision) -> Decision:
+        """Apply a decision that was just chosen."""
+        ...
+
+
+class Offered(NamedTuple):
+    """The outcome of an offer: a decision, a refusal (with `reason` if the queue refused), or None: it is queued.
+
+    `displaced` are less urgent queries that left a full queue for it.
+    """
+
+    reply: Decision | RouteRefused | None
+    reason: str = ""
+    displaced: tuple["Released", ...] = ()
+
+
+class Released(NamedTuple):
+    """A query that left the queue; `reason` is empty if it was served."""
+
+    queued: QueuedQuery
+    reply: Decision | RouteRefused
+    reason: str = ""
+
+
+class AdmissionQueue:
+    """See the module."""
+
+    def __init__(self, settings: QueueSettings, router: Router, now: Now) -> None:
+        self.waiting = WaitingQueue(settings.limits)
+        self._limits = settings.busy
+        self._router = router
+        self._blocked: dict[PlacementKey, BlockedKey] = {}
+        self._fold_advanced_s = now.monotonic_s
+
+    def note_fold_advanced(self, now: Now) -> None:
+        """The fold has read something from the log."""
+        self._fold_advanced_s = now.monotonic_s
+
+    def is_silent(self, now: Now) -> bool:
+        """Has the fold not advanced for so long that no worker counts as saturated?"""
+        return now.monotonic_s - self._fold_advanced_s > SILENCE_S
+
+    def saturated_workers(self, now: Now) -> tuple[str, ...]:
+        """Incarnations of workers that are saturated."""
+        if self.is_silent(now):
+            return ()
+        return saturated_workers(self._router.state.loads, now.wall_ns, self._limits)
+
+    def offer(self, query: RouteQuery, now: Now) -> Offered:
+        """Decide a query at once, queue it, or refuse it."""
+        verdict: Verdict
+        if query.flow.waits and self.waiting.has_key(query.constraints):
+            # Queries with equal constraints are queued: no worker could take this one, and it must not overtake them.
+            verdict = self._router.choose(query)
+            verdict = Saturated(verdict) if isinstance(verdict, Decision) else verdict
+        else:
+            verdict = self._find_placement(query, self.saturated_workers(now))
+        if isinstance(verdict, Saturated):
+            if query.flow.waits:
+                return self._enqueue(query, verdict.fallback, now)
+            verdict = verdict.fallback
+        if isinstance(verdict, RouteRefused):
+            return Offered(verdict)
+        late = self._check_deadline(query, verdict, 0.0)
+        if late is not None:
+            return Offered(late.refused, late.reason)
+        return Offered(self._router.commit(verdict))
+
+    def advance(self, now: Now, served_max: int) -> tuple[list[Released], bool]:
+        """Serve queued queries in order, at most `served_max`; True if more might be served."""
+        released: list[Released] = []
+        if not self.waiting:
+            return released, False
+        snapshot, saturated = LoadSnapshot.of(self._router.state.loads), self.saturated_workers(now)
+        if len(self._blocked) > BLOCKED_MAX:
+            self._blocked.clear()
+        blocked: set[PlacementKey] = set()
+        while len(released) < served_max:
+            one = None if snapshot.all_in(set(saturated)) else self.waiting.next_query(blocked)
+            if one is None:
+                return released, False
+            known = self._blocked.get(one.key)
+            if known is not None and known.still_blocks(snapshot, set(saturated)):
+                blocked.add(one.key)
+                continue
+            verdict = self._find_placement(one.query, saturated)
+            if isinstance(verdict, Saturated):
+                blocked.add(one.key)
+                self._blocked[one.key] = BlockedKey.of(snapshot, verdict)
+                continue
+            released.append(self._release(one, verdict, now))
+            saturated = self.saturated_workers(now)
+        return released, True
+
+    def expire(self, now: Now) -> list[Released]:
+        """Refuse queries whose deadline can no longer be met, or that reached the maximum time."""
+        found = self.waiting.find_expired(now.monotonic_s)
+        released = [Released(one, rejected.refused, rejected.reason) for one, rejected in found]
+        for one in released:
+            self.remove(one.queued.query.request, now)
+        return released
+
+    def remove(self, request: str, now: Now) -> None:
+        """Discard a query without serving it."""
+        self.waiting.remove(request, now.monotonic_s)
+
+    def _release(self, one: QueuedQuery, verdict: Decision | RouteRefused, now: Now) -> Released:
+        waited_s = now.monotonic_s - one.arrived_s
+        if isinstance(verdict, RouteRefused):
+            # The workers that could have taken it left. As for any query, the edge decides how often it retries.
+            self.remove(one.query.request, now)
+            return Released(one, verdict, "no_worker")
+        late = self._check_deadline(one.query, verdict, waited_s)
+        if late is not None:
+            self.remove(one.query.request, now)
+            return Released(one, late.refused, late.reason)
+        self.waiting.serve(one, now.monotonic_s)
+        decision = msgspec.structs.replace(verdict, waited_ms=max(1, round(waited_s * 1_000)))
+        return Released(one, self._router.commit(decision))
+
+    def _find_placement(self, query: RouteQuery, saturated: tuple[str, ...]) -> Verdict:
+        return find_placement(self._router.choose, self._router.state.loads, query, saturated)
+
+    def _check_deadline(self, query: RouteQuery, decision: Decision, waited_s: float) -> Rejection | None:
+        deadline_ms = query.flow.deadline_ms
+        serve_s = first_token_s(decision, queued=True)
+        if not deadline_ms or waited_s + serve_s <= deadline_ms / 1_000.0:
+            return None
+        return self.waiting.reject_deadline(query, 0.0, serve_s, waited_s)
+
+    def _enqueue(self, query: RouteQuery, fallback: Decision, now: Now) -> Offered:
+        queued = self.waiting.admit(
+            query,
+            now.monotonic_s,
+            uncached_tokens=uncached_tokens(fallback, self._router.state.loads),
+            serve_s=first_token_s(fallback, queued=False),
+        )
+        if isinstance(queued, Rejection):
+            return Offered(queued.refused, queued.reason)
+        displaced = (Released(one, rejected.refused, rejected.reason) for one, rejected in queued.displaced)
+        return Offered(None, displaced=tuple(displaced))

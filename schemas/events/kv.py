@@ -8,7 +8,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from headwater.schemas.events.event import Event
+from headwater.schemas.events import Event
 
 Hash = Annotated[int, msgspec.Meta(ge=0)]
 Tier = Annotated[int, msgspec.Meta(ge=0, le=3)]

@@ -15,7 +15,7 @@ from typing import Literal
 
 import msgspec
 
-from headwater.schemas.events.event import Event
+from headwater.schemas.events import Event
 from headwater.schemas.media_kind import PromptMediaKind
 from headwater.schemas.messages.inference import Leg
 

@@ -10,7 +10,7 @@ from headwater.schemas.constraints import (
     FlowControl,
     Preferences,
 )
-from headwater.schemas.events.event import Event
+from headwater.schemas.events import Event
 from headwater.schemas.messages.inference import Leg
 
 
@@ -260,3 +260,27 @@ class RouteWait(msgspec.Struct, frozen=True, array_like=True):
 
 
 RouteReply = Decision | RouteRefused | RouteQueued
+
+
+# State digests that a pool's routers exchange: folds of one log must have equal states.
+
+
+class StateDigest(msgspec.Struct, frozen=True, array_like=True):
+    """The digest of a router's fold of the log named `log` at a position, without its own undelivered decisions.
+
+    Folds are comparable if they are of one `release` and started at the same position: `since` is the first position
+    of a fold that restarted after a gap, 0 for a fold of the whole log.
+    """
+
+    router: str
+    epoch: int
+    release: str
+    log: str
+    since: int
+    position: int
+    digest: str
+
+    @property
+    def terms(self) -> tuple[str, str, int]:
+        """Only digests that are equal in this are comparable."""
+        return self.release, self.log, self.since

@@ -14,7 +14,7 @@ from headwater.schemas.messages.media import PromptMedia
 
 ImageFormat = Literal["png", "jpeg", "webp"]
 FileNeed = Literal["image_generation", "image_edits", "video_generation"]
-"""Capabilities that engines need for files: see `headwater.schemas.tables.capability`."""
+"""Capabilities that engines need for files: see `headwater.schemas.tables`."""
 
 PIECE_BYTES: Final = 512 * 1024
 """Of a file, in one message. A NATS server accepts messages of 1 MiB by default."""

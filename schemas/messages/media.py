@@ -68,7 +68,7 @@ class PromptMedia(msgspec.Struct, frozen=True, array_like=True):
 
 
 def media_features(media: Iterable[PromptMedia]) -> dict[str, tuple[PromptMedia, ...]]:
-    """The media of a prompt as the features that capabilities are needed for: see `headwater.schemas.tables.capability.NEEDS`."""
+    """The media of a prompt as the features that capabilities are needed for: see `headwater.schemas.tables.NEEDS`."""
     items = tuple(media)
     fields: dict[str, PromptMediaKind] = {
         "images": "image",

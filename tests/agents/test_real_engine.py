@@ -15,7 +15,7 @@ from typing import Any, Final
 import pytest
 import pytest_asyncio
 
-from headwater.ops.worker import default_model
+from headwater.ops.start import model
 from tests.agents.agents import AGENTS, BRIEF, Agent
 from tests.agents.stage import PATIENT_S, Stage, staged
 from tests.support.engines import tiny_model
@@ -51,7 +51,7 @@ def tiny(folder: Path) -> None:
 
 def trained(folder: Path) -> None:
     """A model whose rotations are stretched to the context. Agents that do not limit answers get short ones."""
-    shutil.copytree(default_model.ensure(), folder)
+    shutil.copytree(model.ensure(), folder)
     config = folder / "config.json"
     made_for = json.loads(config.read_text())["max_position_embeddings"]
     stretched = {

@@ -8,9 +8,8 @@ from typing import get_args, get_origin, get_type_hints
 
 from msgspec import Meta
 
-from headwater.ops.bench import report
-from headwater.ops.bench.index import lookup
-from headwater.ops.config.errors import ConfigError
+from headwater.ops.bench import index, report
+from headwater.ops.config.setting import ConfigError
 from headwater.ops.process import logging
 from tests.bench import limits, whatif
 from tests.bench.index_peer import DynamoIndex
@@ -83,7 +82,7 @@ def main(line: Sequence[str] | None = None) -> int:
         elif name == "media":
             report.show(asyncio.run(media()), as_json=as_json)
         elif name == "index":
-            report.show(lookup.bench(other=DynamoIndex()), as_json=as_json)
+            report.show(index.bench(other=DynamoIndex()), as_json=as_json)
         else:
             report.show({"limits": limits, "parsers": parsers}[name].bench(), as_json=as_json)
     except ConfigError as error:

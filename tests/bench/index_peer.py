@@ -12,8 +12,8 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from headwater.ops.bench.index.shapes import Chain, IndexShape
-from headwater.ops.config.errors import ConfigError
+from headwater.ops.bench.index import Chain, IndexShape
+from headwater.ops.config.setting import ConfigError
 from headwater.schemas.hashing import U64
 
 PACKAGE = "ai-dynamo-runtime"

@@ -7,10 +7,10 @@ requests in a tenth of a second: the worst case, since no edge hears of another'
 import random
 from typing import Final, NamedTuple
 
-from headwater.actors.edge.limits.holder import LimitHolder
-from headwater.actors.edge.limits.limiter import RateLimiter
-from headwater.actors.edge.limits.settings import RateLimits
-from headwater.actors.edge.limits.sharing import SHARE_S, UsageReports
+from headwater.actors.edge.admit.account import LimitHolder
+from headwater.actors.edge.admit.limiter import RateLimiter
+from headwater.actors.edge.admit.sharing import SHARE_S, UsageReports
+from headwater.actors.edge.settings import RateLimits
 from headwater.actors.http.errors import ApiError
 from headwater.ops.bench.report import Measure, Report
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pytest
 
-from headwater.ops.fleet.child import child_environment
+from headwater.ops.start.children import child_environment
 from tests.docs.commands import CommandServer
 from tests.docs.pages import ROOT
 

@@ -4,7 +4,7 @@ import re
 from types import SimpleNamespace
 from typing import Any, cast
 
-from headwater.router.decision.filters import Filter
+from headwater.router.decision.candidates import Filter
 from headwater.router.fold.load import Loads
 from headwater.schemas.constraints import Constraints
 from tests.docs.pages import ROOT

@@ -19,8 +19,8 @@ from typing import NamedTuple
 
 from headwater.events.jetstream import JetStreamLog, connect
 from headwater.events.jetstream.cursor import PULL
-from headwater.events.jetstream.streams.reconcile import ensure
-from headwater.events.jetstream.streams.spec import log_stream
+from headwater.events.jetstream.stream_spec import log_stream
+from headwater.events.jetstream.streams import ensure
 from headwater.schemas import subjects
 from headwater.schemas.clock import SystemClock
 from tests.durability.history import LogContent, Violation

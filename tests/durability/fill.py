@@ -7,8 +7,7 @@ import asyncio
 import sys
 
 from headwater.events.jetstream import connect
-from headwater.schemas.encoding.codec import encode_batch
-from headwater.schemas.encoding.envelope import SCHEMA_VERSION, Batch
+from headwater.schemas.encoding import SCHEMA_VERSION, Batch, encode_batch
 from tests.durability.history import marked
 
 AHEAD = 2_000

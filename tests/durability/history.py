@@ -21,10 +21,9 @@ from collections.abc import Iterable
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
-from headwater.events.log import Slice
-from headwater.schemas.encoding.codec import LogEvent
-from headwater.schemas.encoding.envelope import Batch
-from headwater.schemas.events.load import LoadReported
+from headwater.events.ports import Slice
+from headwater.schemas.encoding import Batch, LogEvent
+from headwater.schemas.events.fleet import LoadReported
 
 Kind = Literal[
     "lost", "misplaced", "duplicate", "phantom", "reordered", "hole", "fenced", "pending", "unread", "memory"

@@ -12,9 +12,9 @@ from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 
-from headwater.actors.runtime.tasks import cancel_all
+from headwater.actors.runtime.actor import cancel_all
 from headwater.events.jetstream import JetStreamLog, connect
-from headwater.events.jetstream.streams.ensure import ensure_pool
+from headwater.events.jetstream.streams import ensure_pool
 from tests.durability.history import Violation, check
 from tests.durability.report import Report, command
 from tests.durability.workload import NS, POOL, STREAM, Client, Follower, read_content, settle, until

@@ -2,9 +2,8 @@
 
 import pytest
 
-from headwater.events.log import Gap, Record, Slice, Unreadable
-from headwater.schemas.encoding.codec import LogEvent
-from headwater.schemas.encoding.envelope import SCHEMA_VERSION, Batch
+from headwater.events.ports import Gap, Record, Slice, Unreadable
+from headwater.schemas.encoding import SCHEMA_VERSION, Batch, LogEvent
 from tests.durability.history import Key, Kind, Life, LogContent, check, marked
 
 KEY = Key("s", "w", 1)

@@ -13,7 +13,7 @@ from nats.aio.msg import Msg
 
 from headwater.events.jetstream import JetStreamTable
 from headwater.schemas import subjects
-from headwater.schemas.encoding.codec import UnreadableBatch, decode_batch
+from headwater.schemas.encoding import UnreadableBatch, decode_batch
 from headwater.schemas.events.fleet import WorkerJoined
 from headwater.schemas.hashing import pack_tokens
 from headwater.schemas.messages.inference import GenerateRequest, Sampling

@@ -6,11 +6,11 @@ from array import array
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 
-from headwater.events.log import Log
+from headwater.events.ports import Log
 from headwater.events.writer import Writer, WriterFenced
 from headwater.schemas import subjects
 from headwater.schemas.clock import SystemClock
-from headwater.schemas.events.event import Event
+from headwater.schemas.events import Event
 from tests.durability.history import Key, Life, LogContent, Violation, mark, marked
 
 NS = "durability"

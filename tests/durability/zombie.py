@@ -16,10 +16,10 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+from headwater.actors.runtime.actor import cancel_all
 from headwater.actors.runtime.lease import TTL_S
-from headwater.actors.runtime.tasks import cancel_all
 from headwater.events.jetstream import JetStreamLog, JetStreamTable, connect
-from headwater.events.jetstream.streams.ensure import ensure_namespace
+from headwater.events.jetstream.streams import ensure_namespace
 from headwater.schemas import subjects
 from tests.durability.report import Report, command
 from tests.durability.worker_pair import POOL, Wire, WorkerPair, ask_for_ever

@@ -15,7 +15,7 @@ import openai
 import pytest
 import pytest_asyncio
 
-from headwater.actors.worker.serving.orphans import CHECK_PERIOD_S, GONE_S
+from headwater.actors.worker.handoffs import CHECK_PERIOD_S, GONE_S
 from tests.engines.cases import SGLANG, VLLM, Case, only
 from tests.engines.conftest import Mixed
 from tests.engines.saga_kills import kill_in_every_state, pause_during_handoff

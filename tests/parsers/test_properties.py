@@ -5,7 +5,7 @@ from random import Random
 import pytest
 
 from headwater.actors.edge.parsing.formats import TOOL_FORMATS
-from headwater.actors.edge.parsing.selection.names import FORCED
+from headwater.actors.edge.parsing.selection import FORCED
 from tests.parsers.examples import TIMEOUT, for_examples
 from tests.parsers.properties import PROPERTIES
 from tests.parsers.writers import WRITERS

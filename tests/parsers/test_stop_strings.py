@@ -5,10 +5,8 @@ from random import Random
 
 import pytest
 
-from headwater.actors.edge.generation.call_ids import CallIds
-from headwater.actors.edge.generation.parsed_choice import ParsedChoiceWriter
-from headwater.actors.edge.model.stop_strings import StopStringMatcher
-from headwater.actors.edge.parsing.selection.make import make_parser
+from headwater.actors.edge.answer.choice import CallIds, ParsedChoiceWriter, StopStringMatcher
+from headwater.actors.edge.parsing.selection import make_parser
 from tests.parsers.answers import Answer, Call
 from tests.parsers.hard_cases import TOOLS
 from tests.parsers.writers import FIRST, WRITERS

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from headwater.ops.fleet.child import child_environment
+from headwater.ops.start.children import child_environment
 from tests.support.engines import tiny_model
 from tests.support.processes import zygote
 from tests.support.sglang.environment import PYTHON, ROOT

@@ -5,11 +5,11 @@ import random
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from typing import Any, NamedTuple, TypeVar
 
-from headwater.actors.runtime.ports import Ports
+from headwater.actors.runtime.persistence import Ports
 from headwater.ops.sim import loop
 from headwater.ops.sim.fleet import SimFleet
 from headwater.ops.sim.loop import VirtualLoop
-from headwater.ops.sim.process import Process
+from headwater.ops.sim.network import Process
 
 T = TypeVar("T")
 STEPS_MAX = 5_000

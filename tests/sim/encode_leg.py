@@ -9,10 +9,10 @@ from typing import Any, Final, Literal, NamedTuple
 import msgspec
 import pytest
 
-from headwater.actors.edge.clients.encoders import EncodeLeg, Encoders
-from headwater.actors.edge.request import driver
-from headwater.actors.edge.request.saga import step
-from headwater.actors.edge.request.saga_types import Effect, Saga, SagaEvent
+from headwater.actors.edge.saga import driver
+from headwater.actors.edge.saga.encoders import EncodeLeg, Encoders
+from headwater.actors.edge.saga.saga import step
+from headwater.actors.edge.saga.types import Effect, Saga, SagaEvent
 from headwater.engines.sim.encoder import SimEncoder
 from headwater.engines.sim.engine import SimEngine
 from headwater.engines.transfer.local import LocalTransfer, TransferFault

@@ -5,12 +5,12 @@ import asyncio
 import numpy as np
 
 from headwater.actors.runtime import lease
-from headwater.actors.runtime.ports import Ports
+from headwater.actors.runtime.persistence import Ports
 from headwater.actors.worker.actor import WorkerActor
-from headwater.actors.worker.lifecycle.model_card import Served
+from headwater.actors.worker.model_card import Served
 from headwater.engines.sim.engine import SimEngine
-from headwater.events.log import Log, Record
-from headwater.events.snapshots.store import Snapshot, SnapshotStore
+from headwater.events.ports import Log, Record
+from headwater.events.snapshot_store import Snapshot, SnapshotStore
 from headwater.events.writer import Writer, WriterFenced, stored
 from headwater.ops.sim.checks import fences, folded, messages
 from headwater.ops.sim.fleet import FILES, MODEL, NAMESPACE, POOL, SETTINGS

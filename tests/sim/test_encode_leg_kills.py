@@ -10,10 +10,10 @@ from typing import Final, NamedTuple
 import pytest
 from msgspec import structs
 
-from headwater.actors.worker.encoding.encode_requests import OFFER_S
-from headwater.actors.worker.serving.orphans import CHECK_PERIOD_S, GONE_S
-from headwater.engines.transfer.slab_transfer import CLAIM_S, QUARANTINE_S
-from headwater.events.log import Record
+from headwater.actors.worker.encoding import OFFER_S
+from headwater.actors.worker.handoffs import CHECK_PERIOD_S, GONE_S
+from headwater.engines.transfer.slab import CLAIM_S, QUARANTINE_S
+from headwater.events.ports import Record
 from headwater.ops.sim import checks, clients, fleet, loop
 from headwater.ops.sim.clients import ClientEvent, Clients
 from headwater.ops.sim.fleet import SimFleet, names

@@ -14,15 +14,15 @@ import pytest
 from msgspec import structs
 
 from headwater.actors.runtime.lease import TTL_S
-from headwater.actors.worker.serving.settings import HealthSettings
-from headwater.events.log import Record
+from headwater.actors.worker.settings import HealthSettings
+from headwater.events.ports import Record
 from headwater.ops.sim import fleet, loop
 from headwater.ops.sim.checks import messages
 from headwater.ops.sim.fleet import SimFleet
 from headwater.ops.sim.loop import VirtualLoop
 from headwater.schemas.events.fleet import Role
 from headwater.schemas.events.request import RequestRouted
-from headwater.schemas.messages.handoff import Choreography
+from headwater.schemas.messages.inference import Choreography
 from tests.sim.disaggregated import EDGE, answer, ask, fleet_of
 from tests.sim.test_saga_kills import Watch
 from tests.support.engines.mortal import MortalSim, Way

@@ -5,12 +5,12 @@ import asyncio
 import pytest
 from msgspec import structs
 
-from headwater.engines.sim.sequence import SimSettings
+from headwater.engines.sim.scheduler import SimSettings
 from headwater.ops.sim import fleet, loop
 from headwater.ops.sim.fleet import BLOCK_SIZE, SETTINGS
 from headwater.ops.sim.loop import VirtualLoop
 from headwater.schemas.events.fleet import Role
-from headwater.schemas.messages.handoff import Choreography
+from headwater.schemas.messages.inference import Choreography
 from tests.sim.disaggregated import SPLIT, ask, begin, cached_tokens, fleet_of
 
 WAYS: list[tuple[Choreography, tuple[Role, ...]]] = [

@@ -11,7 +11,7 @@ from headwater.engines.sim.handoff import SimHandoff
 from headwater.ops.sim import fleet, loop
 from headwater.ops.sim.fleet import SimFleet
 from headwater.ops.sim.loop import VirtualLoop
-from headwater.schemas.messages.handoff import Choreography
+from headwater.schemas.messages.inference import Choreography
 from tests.sim.disaggregated import ask, begin, fleet_of
 
 PROMPT_TOKENS = 800

@@ -6,16 +6,16 @@ from collections.abc import Callable
 
 import pytest
 
-from headwater.actors.edge.request import driver
-from headwater.actors.edge.request.saga import step
-from headwater.actors.edge.request.saga_types import Effect, Saga, SagaEvent
+from headwater.actors.edge.saga import driver
+from headwater.actors.edge.saga.saga import step
+from headwater.actors.edge.saga.types import Effect, Saga, SagaEvent
 from headwater.ops.sim import checks, loop
 from headwater.ops.sim.clients import ClientEvent, Clients
 from headwater.ops.sim.fleet import SimFleet
 from headwater.ops.sim.loop import VirtualLoop
 from headwater.schemas.events.fleet import Role
 from headwater.schemas.events.request import SagaState
-from headwater.schemas.messages.handoff import Choreography
+from headwater.schemas.messages.inference import Choreography
 
 ENGINES = ["prefill-0", "prefill-1", "decode-0", "decode-1"]
 ROLES: tuple[Role, ...] = ("prefill", "prefill", "decode", "decode")

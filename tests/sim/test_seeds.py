@@ -11,12 +11,12 @@ import msgspec
 import pytest
 
 import tests
-from headwater.ops.config.errors import ConfigError
-from headwater.ops.sim import command, run
-from headwater.ops.sim.command import shrink
+from headwater.ops.config.setting import ConfigError
+from headwater.ops.sim import run
+from headwater.ops.sim import run as sim_run
 from headwater.ops.sim.faults import Fault, schedule
-from headwater.ops.sim.load_profile import crowded
-from headwater.ops.sim.run import fleet_names, parts, run_seed
+from headwater.ops.sim.fleet import crowded
+from headwater.ops.sim.run import fleet_names, parts, run_seed, shrink
 
 # On a loaded machine seeds take minutes. A timeout ends the task of the fleet that happens to run, and looks like a fault of it.
 pytestmark = pytest.mark.timeout(280)
@@ -42,7 +42,7 @@ SHORT = (("edge-0", 2.9), ("edge-1", 3.6))
 @pytest.fixture(autouse=True)
 def quiet() -> None:
     """Without log lines: they would be most of the work."""
-    command.quiet(trace=False)
+    sim_run.quiet(trace=False)
 
 
 def test_the_fixed_seeds_have_every_fault_and_every_fleet() -> None:
@@ -70,7 +70,7 @@ def test_the_fixed_seeds_have_every_fault_and_every_fleet() -> None:
 def test_nothing_is_lost_repeated_or_left_behind(first: int) -> None:
     """Whatever goes wrong in 60 virtual seconds, every invariant of `ops/sim/checks.py` holds."""
     failed = [outcome for outcome in map(run_seed, OTHERS[first : first + PER_TEST]) if outcome.failed]
-    assert not failed, "\n".join(command.describe(outcome) for outcome in failed)
+    assert not failed, "\n".join(sim_run.describe(outcome) for outcome in failed)
 
 
 def test_nothing_is_lost_with_seeds_of_this_run(request: pytest.FixtureRequest) -> None:
@@ -78,14 +78,14 @@ def test_nothing_is_lost_with_seeds_of_this_run(request: pytest.FixtureRequest) 
     first = 10_000 + ROTATING * (request.config.getoption("randomly_seed") % 1_000_000)
     print(f"seeds {first}:{first + ROTATING}")
     failed = [outcome for outcome in map(run_seed, range(first, first + ROTATING)) if outcome.failed]
-    assert not failed, "\n".join(command.describe(outcome) for outcome in failed)
+    assert not failed, "\n".join(sim_run.describe(outcome) for outcome in failed)
 
 
 @pytest.mark.parametrize("seed", FAILED_ONCE)
 def test_what_failed_once_passes(seed: int) -> None:
     """See `FAILED_ONCE`."""
     outcome = run_seed(seed)
-    assert not outcome.failed, command.describe(outcome)
+    assert not outcome.failed, sim_run.describe(outcome)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_an_edge_whose_predecessor_took_its_name_back_is_not_healthy_yet(edge: s
     """Cut off while a process that was suspended resumes under its name, it learns later that it is over: until then it counts as down."""
     faults = [Fault("zombie", 17.0, 4.44, edge), Fault("partition", 17.0 + offset_s, 2.31, edge)]
     outcome = run_seed(1076, faults)
-    assert not outcome.failed, command.describe(outcome)
+    assert not outcome.failed, sim_run.describe(outcome)
 
 
 def test_a_seed_replays_exactly() -> None:
@@ -118,11 +118,11 @@ def test_a_seed_replays_exactly() -> None:
     elsewhere = msgspec.json.decode(done.stdout, type=run.SeedOutcome)
     here = run_seed(REPLAYED)
     assert elsewhere == here
-    assert not here.failed, command.describe(here)
+    assert not here.failed, sim_run.describe(here)
     assert here.events > 2_000
     assert min(here.encoded.get(outcome, 0) for outcome in ("computed", "cached", "local")) > 0
     other = run_seed(COMPARED)
-    assert not other.failed, command.describe(other)
+    assert not other.failed, sim_run.describe(other)
     assert other.digest != here.digest
 
 
@@ -143,17 +143,17 @@ def test_a_broken_system_is_found_shrunk_and_told(
             known[key] = run_seed(seed, None if faults is None else list(faults), show=show)
         return known[key]
 
-    monkeypatch.setattr(command, "run_seed", run_once)
-    monkeypatch.setattr("headwater.actors.edge.request.open_requests.OpenRequests._left_open", nobody)
+    monkeypatch.setattr(sim_run, "run_seed", run_once)
+    monkeypatch.setattr("headwater.actors.edge.saga.open_requests.OpenRequests._left_open", nobody)
     seeds = (seed for seed in range(200) if _crashes_an_edge(schedule(seed, *fleet_names(seed))))
-    seed = next(seed for seed in seeds if command.run_one(seed, trace=False, only="", as_json=False) == 1)
+    seed = next(seed for seed in seeds if sim_run.run_one(seed, trace=False, only="", as_json=False) == 1)
     told = capsys.readouterr().out
     assert "accepted 1 times, ended 0 times" in told
     assert "fails with 1 of" in told
     assert f"headwater sim --seed {seed} --only" in told
     only = told.rsplit("--only ", 1)[1].split()[0]
-    assert command.run_one(seed, trace=False, only=only, as_json=False) == 1
-    assert command.run_many(f"{seed}:{seed + 1}", as_json=True, jobs=1) == 1
+    assert sim_run.run_one(seed, trace=False, only=only, as_json=False) == 1
+    assert sim_run.run_many(f"{seed}:{seed + 1}", as_json=True, jobs=1) == 1
 
 
 def _crashes_an_edge(faults: list[Fault]) -> bool:
@@ -174,4 +174,4 @@ def test_shrinking_finds_the_faults_that_matter() -> None:
 def test_a_range_that_is_none_is_refused(text: str) -> None:
     """The error says how a range is written."""
     with pytest.raises(ConfigError, match="FROM:TO"):
-        command.run_many(text, as_json=False)
+        sim_run.run_many(text, as_json=False)

@@ -10,8 +10,8 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import pytest
 
-from headwater.actors.edge.access.secret import key_text
-from headwater.actors.edge.access.settings import AccessSettings
+from headwater.actors.edge.admit.keys import key_text
+from headwater.actors.edge.settings import AccessSettings
 from headwater.actors.runtime.tables import ApiKeyTable
 from headwater.ops.operator.keys import WantedKey, new_key
 from headwater.ops.sim import loop

@@ -6,7 +6,7 @@ import pytest
 
 from headwater.engines.engine import EngineDied
 from headwater.engines.sim.engine import SimEngine
-from headwater.events.log import Record
+from headwater.events.ports import Record
 from headwater.ops.operator.explain import why_workers_left
 from headwater.ops.sim import fleet, loop
 from headwater.ops.sim.checks import messages

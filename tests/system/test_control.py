@@ -12,18 +12,18 @@ import httpx
 import msgspec
 import pytest
 
-from headwater.actors.edge.request.placement import PLACE_S_MAX
-from headwater.actors.runtime.ports import Ports
+from headwater.actors.edge.saga.types import PLACE_S_MAX
+from headwater.actors.runtime.persistence import Ports
 from headwater.actors.worker.actor import WorkerActor
-from headwater.actors.worker.control.client import worker_leases
+from headwater.actors.worker.control_client import worker_leases
 from headwater.engines.sim.engine import SimEngine
 from headwater.events.jetstream import Credentials
 from headwater.ops.config.processes import EngineProcess
 from headwater.ops.config.worker import WorkerSettings
 from headwater.ops.nats.config import Wanted
-from headwater.ops.nats.open_ports import open_ports
+from headwater.ops.nats.server import open_ports
 from headwater.ops.process.sockets import free_port
-from headwater.ops.worker import make_engine
+from headwater.ops.start import make_engine
 from headwater.schemas.clock import SystemClock
 from tests.support.engines.controlled import ControlledSim
 from tests.support.processes.commands import ended

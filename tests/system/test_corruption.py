@@ -21,8 +21,8 @@ from nats.aio.client import Client
 from headwater.actors.runtime.tables import CardTable
 from headwater.events.jetstream import connect
 from headwater.events.jetstream.api import api
-from headwater.events.jetstream.streams.ensure import ensure_pool
-from headwater.ops.nats.open_ports import open_ports
+from headwater.events.jetstream.streams import ensure_pool
+from headwater.ops.nats.server import open_ports
 from headwater.schemas.events.kv import BlocksStored
 from headwater.schemas.subjects import pool_kind, pool_stream
 from tests.support.processes.fleet import FleetProcess, descendants, fleet, stream_text

@@ -115,7 +115,7 @@ async def test_a_killed_edge_is_back_for_new_requests(up: FleetProcess) -> None:
 async def _decisions(up: FleetProcess) -> set[str]:
     """Requests that have a decision in the log."""
     from headwater.actors.runtime.tables import CardTable
-    from headwater.ops.nats.open_ports import open_ports
+    from headwater.ops.nats.server import open_ports
     from headwater.schemas.events.route import Decision
 
     found: set[str] = set()

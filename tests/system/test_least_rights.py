@@ -9,10 +9,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from headwater.ops.fleet.child import child_environment
 from headwater.ops.nats import config as nats_config
 from headwater.ops.nats.config import Wanted
 from headwater.ops.process.sockets import free_port
+from headwater.ops.start.children import child_environment
 from tests.support.processes import zygote
 from tests.support.processes.commands import ended
 from tests.support.processes.fleet import FleetProcess, fleet, stream_text

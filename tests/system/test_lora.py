@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from headwater.actors.worker.lora.manager import LoraManager
+from headwater.actors.worker.lora import LoraManager
 from headwater.engines.lora_files import LoraError
 from headwater.schemas.events.fleet import WorkerChanged
 from headwater.schemas.events.route import Decision

@@ -6,17 +6,17 @@ from pathlib import Path
 import pytest
 
 from headwater.actors.runtime.actor import Actor
-from headwater.actors.runtime.ports import Ports
+from headwater.actors.runtime.persistence import Ports
 from headwater.actors.worker.actor import WorkerActor
-from headwater.actors.worker.lifecycle.model_card import Served
-from headwater.actors.worker.serving.status import WorkerProfile
+from headwater.actors.worker.inflight import WorkerProfile
+from headwater.actors.worker.model_card import Served
 from headwater.engines.engine import Engine
 from headwater.engines.sim.model import sim_model_files
 from headwater.ops.config.nats import NatsSettings
-from headwater.ops.config.process import MetricsSettings
-from headwater.ops.nats.open_ports import open_ports
+from headwater.ops.config.processes import MetricsSettings
+from headwater.ops.nats.server import open_ports
 from headwater.ops.process import actor
-from headwater.ops.worker.dp_ranks import rank_name, run_ranks
+from headwater.ops.start.plan import rank_name, run_ranks
 from headwater.schemas.events.fleet import WorkerJoined
 from headwater.schemas.names import pool_name
 from tests.support.engines.sim_ranks import SETTINGS, SimRanks

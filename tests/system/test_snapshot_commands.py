@@ -5,13 +5,13 @@ from typing import NamedTuple
 
 import pytest
 
-from headwater.actors.runtime.ports import Ports
-from headwater.events.snapshots.store import SnapshotStore
-from headwater.ops.config.errors import ConfigError
+from headwater.actors.runtime.persistence import Ports
+from headwater.events.snapshot_store import SnapshotStore
 from headwater.ops.config.nats import NatsSettings
-from headwater.ops.nats.open_ports import open_ports
+from headwater.ops.config.setting import ConfigError
+from headwater.ops.nats.server import open_ports
+from headwater.ops.operator.log import name, snapshots
 from headwater.ops.operator.replay import replay
-from headwater.ops.operator.snapshots import name, snapshots
 from headwater.router.fold.state import RouterState
 from headwater.schemas.subjects import snapshot_name
 from tests.support.data.story import fold, story

@@ -8,7 +8,7 @@ from nats.aio.client import Client
 
 from headwater.events.jetstream import JetStreamBlobs, JetStreamTable
 from headwater.events.jetstream.api import SECOND_NS, api, publish
-from headwater.events.jetstream.streams.ensure import ensure_namespace, ensure_pool, stream_names
+from headwater.events.jetstream.streams import ensure_namespace, ensure_pool, stream_names
 from headwater.ops.operator.streams import duration, size, value
 from headwater.schemas import subjects
 from tests.support.processes.commands import ended

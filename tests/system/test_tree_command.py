@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from headwater.events.snapshots.store import SnapshotStore
-from headwater.ops.config.errors import ConfigError
+from headwater.events.snapshot_store import SnapshotStore
 from headwater.ops.config.nats import NatsSettings
-from headwater.ops.nats.open_ports import open_ports
-from headwater.ops.operator.tree import show_tree
+from headwater.ops.config.setting import ConfigError
+from headwater.ops.nats.server import open_ports
+from headwater.ops.operator.log import show_tree
 from headwater.router.fold.state import RouterState
 from headwater.router.index.tree import text, tree
 from tests.support.data.story import fold, story

@@ -6,15 +6,15 @@ from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
-from headwater.actors.edge.api.anthropic.translate import to_generation
-from headwater.actors.edge.api.anthropic.types import decode_messages
-from headwater.actors.edge.api.openai.translate import chat_request
-from headwater.actors.edge.api.openai.types import decode_chat
-from headwater.actors.edge.api.responses.items.stored import listed
-from headwater.actors.edge.api.responses.translate import generation_request
-from headwater.actors.edge.api.responses.types import CreateFields
-from headwater.actors.edge.generation.messages.turn import ToolCall, Turn
-from headwater.actors.edge.generation.request import GenerationRequest, Tool
+from headwater.actors.edge.apis.anthropic.translate import to_generation
+from headwater.actors.edge.apis.anthropic.types import decode_messages
+from headwater.actors.edge.apis.openai.translate import chat_request
+from headwater.actors.edge.apis.openai.types import decode_chat
+from headwater.actors.edge.apis.responses.output import listed
+from headwater.actors.edge.apis.responses.translate import generation_request
+from headwater.actors.edge.apis.responses.types import CreateFields
+from headwater.actors.edge.prompt.messages import ToolCall, Turn
+from headwater.actors.edge.prompt.request import GenerationRequest, Tool
 from headwater.actors.http.decoding import decode_body
 from tests.templates.shapes import SHAPES, Shape
 

@@ -2,7 +2,7 @@
 
 from typing import Any, Final
 
-from headwater.actors.edge.generation.request import Tool
+from headwater.actors.edge.prompt.request import Tool
 from tests.templates.conversations import Conversation, Json, tool_bodies
 from tests.templates.sent_chats import CITY, ID, LOOP, PIXEL
 from tests.templates.shapes import TOOLS

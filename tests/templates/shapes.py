@@ -2,8 +2,8 @@
 
 from typing import Any, Final, NamedTuple
 
-from headwater.actors.edge.generation.messages.turn import TextPart, ToolCall, Turn
-from headwater.actors.edge.generation.request import Tool
+from headwater.actors.edge.prompt.messages import TextPart, ToolCall, Turn
+from headwater.actors.edge.prompt.request import Tool
 
 
 class Shape(NamedTuple):

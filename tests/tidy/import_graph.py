@@ -1,4 +1,4 @@
-"""Import cycles of the package: those between modules, and those between packages. Imports for type checkers count."""
+"""Import cycles of the package: those between modules, and those between what is in one folder. Imports for type checkers count."""
 
 import json
 import os
@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from tests.tidy.source import ROOT, source_files
+from tests.tidy.source import ROOT
 
 _EDGES = """
 import json, grimp
@@ -35,19 +35,30 @@ def module_imports(root: Path) -> dict[str, set[str]]:
     }
 
 
-def package_cycles() -> tuple[list[list[str]], list[list[str]]]:
-    """Cycles between the package's modules, and between its folders."""
-    files = source_files()
+def import_cycles() -> tuple[list[list[str]], list[list[str]]]:
+    """Cycles between the package's modules, and, in each folder, between what is directly in it."""
     imports = module_imports(ROOT)
-
-    def package_of(module: str) -> str:
-        return module if files[module].name == "__init__.py" else module.rpartition(".")[0]
-
-    packages: dict[str, set[str]] = {}
+    siblings: dict[str, dict[str, set[str]]] = {}
     for module, imported in imports.items():
-        importer = package_of(module)
-        packages.setdefault(importer, set()).update({package_of(name) for name in imported} - {importer})
-    return cycles(imports), cycles(packages)
+        for other in imported:
+            folder, one, two = first_difference(module, other)
+            if one and two:
+                siblings.setdefault(folder, {}).setdefault(one, set()).add(two)
+    return cycles(imports), [found for graph in siblings.values() for found in cycles(graph)]
+
+
+def first_difference(module: str, other: str) -> tuple[str, str, str]:
+    """The folder that two modules share, and under which name each is in it; "" for the folder itself."""
+    one, two = module.split("."), other.split(".")
+    shared = 0
+    while shared < min(len(one), len(two)) and one[shared] == two[shared]:
+        shared += 1
+    folder = ".".join(one[:shared])
+    return (
+        folder,
+        ".".join(one[: shared + 1]) if len(one) > shared else "",
+        ".".join(two[: shared + 1]) if len(two) > shared else "",
+    )
 
 
 def cycles(imports: Mapping[str, Iterable[str]]) -> list[list[str]]:

@@ -25,12 +25,12 @@ from tokenizers.decoders import DecodeStream
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from transformers.integrations.mistral import convert_tekken_tokenizer
 
-from headwater.actors.edge.generation.conversation import template_messages
-from headwater.actors.edge.generation.prompts import render
-from headwater.actors.edge.generation.request import GenerationRequest
 from headwater.actors.edge.model.chat_template import ChatTemplate, LiteralText
 from headwater.actors.edge.model.tokenizer import Tokenizer
-from headwater.ops.worker import default_model
+from headwater.actors.edge.prompt.conversation import template_messages
+from headwater.actors.edge.prompt.prompts import render
+from headwater.actors.edge.prompt.request import GenerationRequest
+from headwater.ops.start import model as start_model
 from tests.templates.conversations import CONVERSATIONS_OF_TEXT, request_of
 from tests.tokens.vocabularies import MISTRAL_DATA, names_of, real, settings, write_o200k
 
@@ -252,7 +252,7 @@ def _special(given: dict[str, Any]) -> dict[str, str]:
 
 def rows(tokenizers: Path | None, templates: Path | None) -> Iterator[Row]:
     """All comparisons, one by one."""
-    small = default_model.ensure()
+    small = start_model.ensure()
     smollm2 = Tokenizer((small / "tokenizer.json").read_bytes())
     given = json.loads((small / "tokenizer_config.json").read_text())
     path = small / "chat_template.jinja"

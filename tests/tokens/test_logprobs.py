@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from headwater.actors.edge.api.openai.logprobs import CompletionLogprobs, chat_logprobs
-from headwater.actors.edge.generation.events import PromptDetail, TokenDetail
+from headwater.actors.edge.apis.openai.logprobs import CompletionLogprobs, chat_logprobs
 from headwater.actors.edge.model.tokenizer import Tokenizer
+from headwater.actors.edge.prompt.request import PromptDetail, TokenDetail
 from headwater.schemas.messages.inference import TokenLogprob
 from tests.tokens.vocabularies import byte, number, small
 

@@ -12,7 +12,7 @@ from tokenizers import AddedToken, decoders, models, normalizers
 from tokenizers import Tokenizer as Reference
 
 from headwater.actors.edge.model.tokenizer import Tokenizer, _unicode_to_byte
-from headwater.ops.worker import default_model
+from headwater.ops.start import model
 
 MISTRAL_DATA: Final = Path(mistral_common.__file__).parent / "data"
 CONTROL: Final = ("<s>", "</s>")
@@ -49,7 +49,7 @@ def _merges() -> list[tuple[str, str]]:
 def small(name: str) -> Tokenizer:
     """`strips`, `keeps`: both kinds with byte fallback; `smollm2`: SmolLM2's, of bytes."""
     if name == "smollm2":
-        return Tokenizer((default_model.ensure() / "tokenizer.json").read_bytes(), (2,))
+        return Tokenizer((model.ensure() / "tokenizer.json").read_bytes(), (2,))
     return Tokenizer(fallback(strips=name == "strips").to_str().encode())
 
 

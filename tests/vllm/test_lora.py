@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from headwater.actors.worker.lifecycle.model_card import Served
+from headwater.actors.worker.model_card import Served
 from headwater.engines.engine import Engine, EngineInfo
 from headwater.engines.model_files import read_model_files
 from headwater.engines.vllm import forkserver

@@ -40,7 +40,7 @@ CASES: dict[str, list[str]] = {
 PROGRAM = """
 import dataclasses, json, sys
 from headwater.engines.engine import EngineError
-from headwater.engines.vllm.config import cli_arguments
+from headwater.engines.vllm import config as cli_arguments
 from headwater.engines.vllm import forkserver
 from headwater.engines.vllm.config.arguments import VllmSettings, keyword_arguments
 forkserver.preload()

@@ -9,7 +9,7 @@ import openai
 import pytest
 import pytest_asyncio
 
-from headwater.actors.worker.serving.orphans import CHECK_PERIOD_S, GONE_S
+from headwater.actors.worker.handoffs import CHECK_PERIOD_S, GONE_S
 from tests.support.engines.tiny_classifier import minilm
 from tests.support.processes.fleet import FleetProcess, descendants, fleet
 from tests.support.processes.stopped import StoppedProcesses

@@ -14,14 +14,14 @@ import structlog
 
 from headwater.actors.edge.model.chat_template import ChatTemplate
 from headwater.actors.edge.model.tokenizer import Tokenizer
-from headwater.actors.edge.parsing.formats.response_template import load_response_template
-from headwater.actors.edge.parsing.grammar.response_template import ResponseTemplate
+from headwater.actors.edge.parsing.model_template import load_response_template
+from headwater.actors.edge.parsing.response_template import ResponseTemplate
 from headwater.actors.http.errors import no_model
-from headwater.actors.runtime.ports import Ports
+from headwater.actors.runtime.persistence import Ports
 from headwater.actors.runtime.tables import CardTable, LoraCardChange
-from headwater.events.errors import LogError
+from headwater.events.ports import LogError
 from headwater.schemas.subjects import artifact_name
-from headwater.schemas.tables.card import LoraCard, ModelCard
+from headwater.schemas.tables import LoraCard, ModelCard
 
 RETRY_S = 0.5
 REMOVE_AFTER_S = 10.0

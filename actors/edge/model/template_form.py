@@ -1,7 +1,7 @@
 """What a chat template renders, found by rendering small conversations with it once, when its model is loaded.
 
 Templates differ in what they take: some fail at a call without text, lose a second system message, demand that roles alternate, or know
-no calls at all. None of this is declared anywhere. `headwater.actors.edge.generation.conversation` puts a conversation into this form.
+no calls at all. None of this is declared anywhere. `headwater.actors.edge.prompt.conversation` puts a conversation into this form.
 """
 
 import json

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final, NoReturn
 
-from headwater.actors.edge.parsing.json_number import JSON_NUMBER
+from headwater.actors.edge.parsing.json_value import JSON_NUMBER
 
 _encode: Final = json.JSONEncoder(ensure_ascii=False).encode
 

@@ -1,7 +1,7 @@
 """What an output parser yields: deltas of text and reasoning, and tool calls in pieces."""
 
-from collections.abc import Iterable
-from typing import NamedTuple, Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 
 class TextDelta(NamedTuple):
@@ -106,3 +106,21 @@ def collect(events: Iterable[OutputEvent]) -> ParsedOutput:
         for start in starts
     )
     return ParsedOutput("".join(text), "".join(reasoning), calls)
+
+
+# The tools that a request offers.
+
+
+def offered_tools(tools: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """Return the JSON schema of each tool's parameters, by name.
+
+    Definitions may have the form of any API: with or without `function` around them, with `parameters` or
+    `input_schema`.
+    """
+    offered: dict[str, Mapping[str, Any]] = {}
+    for tool in tools:
+        function = tool.get("function", tool)
+        if isinstance(function, Mapping) and isinstance(function.get("name"), str):
+            schema = function.get("parameters", function.get("input_schema"))
+            offered[function["name"]] = schema if isinstance(schema, Mapping) else {}
+    return offered

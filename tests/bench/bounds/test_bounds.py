@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headwater.engines.sim.step_time import StepTime
-from headwater.ops.config.errors import ConfigError
-from headwater.ops.whatif.fleet.speed import Slowdown
+from headwater.ops.config.setting import ConfigError
 from headwater.ops.whatif.report import report_of
 from headwater.ops.whatif.run import run
 from headwater.ops.whatif.setup import Setup
+from headwater.ops.whatif.speed import Slowdown
 from headwater.ops.whatif.trace import Trace, TraceRequest
 from headwater.ops.whatif.workers import shapes
 from tests.bench.bounds.bound import bounds_of, capacity_of

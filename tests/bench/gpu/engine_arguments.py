@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection as Pipe
 from typing import Any, Final, NamedTuple
 
-from headwater.engines.sglang.config import arguments as sglang
+from headwater.engines.sglang import config as sglang
 from tests.bench.gpu import bare_engines
 from tests.bench.gpu.model import LOAD_FORMAT, SGLANG_MODELS, WEIGHTS_EXTENSION, kv_bytes_per_token
 from tests.tidy.source import ROOT

@@ -11,8 +11,7 @@ from typing import Final, NamedTuple
 
 from headwater.actors.media.intake import MediaIntake
 from headwater.actors.media.item import MediaItem
-from headwater.actors.media.request.settings import IntakeSettings
-from headwater.actors.media.request.source import MediaSource
+from headwater.actors.media.request import IntakeSettings, MediaSource
 from headwater.ops.bench.report import Measure, cpu_seconds, percentile
 from tests.bench.media.picture import large_png
 

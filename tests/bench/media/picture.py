@@ -5,7 +5,7 @@ from typing import Final
 
 import numpy as np
 
-from headwater.ops.config.errors import ConfigError
+from headwater.ops.config.setting import ConfigError
 
 SIDE: Final = 2_600
 """Pixels; without compression three bytes each make a PNG of 20 MB."""

@@ -18,11 +18,9 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from headwater.ops.bench.fleet import running
-from headwater.ops.bench.report import Measure, percentile
+from headwater.ops.bench.report import Measure, percentile, running
 from headwater.ops.config.nats import NatsSettings
-from headwater.ops.config.processes import EdgeProcess
-from headwater.ops.config.tree import with_settings
+from headwater.ops.config.processes import EdgeProcess, with_settings
 from headwater.ops.process.edge import run_edge
 from headwater.ops.process.sockets import free_port
 from tests.bench.media.event_loop import GAP_MS_TARGET, LoopProbe

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
-from headwater.actors.edge.parsing.selection.make import make_parser
+from headwater.actors.edge.parsing.selection import make_parser
 from headwater.ops.bench.report import Measure, Report
 from tests.bench.parsers.judge import Verdict, judge
 from tests.bench.parsers.recorded import RecordedOutput, load, tokens_of

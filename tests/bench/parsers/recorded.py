@@ -13,8 +13,8 @@ from functools import cache
 from typing import Any, Final, NamedTuple
 
 from headwater.actors.edge.parsing.events import ParsedOutput, collect
-from headwater.actors.edge.parsing.selection.make import make_parser, starts_in_reasoning
-from headwater.ops.config.errors import ConfigError
+from headwater.actors.edge.parsing.selection import make_parser, starts_in_reasoning
+from headwater.ops.config.setting import ConfigError
 
 FORMATS: Final = {
     "deepseek-v3": ("deepseek_v3", "think"),

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from headwater.ops.bench.report import machine
-from headwater.ops.process.kernels import compile_kernels
+from headwater.ops.process.actor import compile_kernels
 from headwater.ops.process.text_table import table
 from headwater.ops.whatif.report import report_of
 from headwater.ops.whatif.run import run

@@ -11,8 +11,8 @@ from typing import Final, NamedTuple, get_args
 import msgspec
 
 from headwater.engines.sim.step_time import StepTime
-from headwater.ops.config.errors import ConfigError
-from headwater.ops.process.kernels import compile_kernels
+from headwater.ops.config.setting import ConfigError
+from headwater.ops.process.actor import compile_kernels
 from headwater.ops.whatif.command import run_one
 from headwater.ops.whatif.trace import Trace, read, write
 from headwater.router.decision.names import PolicyName

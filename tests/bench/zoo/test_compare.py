@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from headwater.ops.config.errors import ConfigError
+from headwater.ops.config.setting import ConfigError
 from headwater.ops.whatif.report import report_of
 from headwater.ops.whatif.run import run
 from headwater.ops.whatif.setup import Setup

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from headwater.engines.sim.step_time import StepTime
-from headwater.ops.config.errors import ConfigError
+from headwater.ops.config.setting import ConfigError
 from headwater.schemas.events.route import Weights
 from tests.bench.zoo import command
 from tests.bench.zoo.cells import PlannedCell, _replayed, plan_of

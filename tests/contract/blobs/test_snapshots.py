@@ -7,14 +7,13 @@ import numpy as np
 import pytest
 from nats.aio.client import Client
 
-from headwater.events.blobs import Blobs
-from headwater.events.errors import LogError, LogUnavailable
 from headwater.events.jetstream import JetStreamBlobs
 from headwater.events.jetstream.api import api
-from headwater.events.jetstream.streams.reconcile import ensure
-from headwater.events.jetstream.streams.spec import blob_stream
-from headwater.events.memory.stores import MemoryBlobs
-from headwater.events.snapshots.store import KEEP, Snapshot, SnapshotStore
+from headwater.events.jetstream.stream_spec import blob_stream
+from headwater.events.jetstream.streams import ensure
+from headwater.events.memory import MemoryBlobs
+from headwater.events.ports import Blobs, LogError, LogUnavailable
+from headwater.events.snapshot_store import KEEP, Snapshot, SnapshotStore
 from tests.support.ports.logs import connected
 from tests.support.ports.snapshots import StoppingBlobs
 from tests.support.servers.nats import NatsServer

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from headwater.events.errors import AccessDenied, LogError, LogUnavailable
 from headwater.events.jetstream import Credentials, connect
 from headwater.events.jetstream.api import api, publish
-from headwater.events.jetstream.streams.ensure import ensure_namespace
+from headwater.events.jetstream.streams import ensure_namespace
+from headwater.events.ports import AccessDenied, LogError, LogUnavailable
 from headwater.ops.nats import config as nats_config
 from headwater.ops.nats.config import Wanted, new_seed
 from headwater.ops.process.sockets import free_port, free_range

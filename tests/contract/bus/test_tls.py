@@ -9,9 +9,9 @@ from typing import NamedTuple
 import pytest
 from nats.aio.client import Client
 
-from headwater.events.errors import AccessDenied
 from headwater.events.jetstream import Credentials, connect
-from headwater.events.jetstream.streams.ensure import ensure_namespace
+from headwater.events.jetstream.streams import ensure_namespace
+from headwater.events.ports import AccessDenied
 from headwater.ops.nats import config as nats_config
 from headwater.ops.nats.config import Wanted
 from headwater.ops.process.sockets import free_port

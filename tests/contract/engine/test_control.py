@@ -7,7 +7,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from headwater.engines.conformance import control
-from headwater.engines.conformance.check import Check
+from headwater.engines.conformance.case import Check
 from headwater.engines.engine import RequestRejected
 from headwater.engines.vllm import VllmEngine
 from headwater.schemas import hashing

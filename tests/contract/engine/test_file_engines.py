@@ -17,7 +17,7 @@ import pytest_asyncio
 from PIL import Image
 
 from headwater.engines.diffusers.engine import DiffusersEngine
-from headwater.engines.diffusers.options import DiffusersOptions
+from headwater.engines.diffusers.pipelines import DiffusersOptions
 from headwater.engines.engine import (
     Engine,
     EngineDied,
@@ -28,8 +28,7 @@ from headwater.engines.engine import (
     NotSupported,
     RequestRejected,
 )
-from headwater.engines.sglang_diffusion.engine import SglangDiffusionEngine
-from headwater.engines.sglang_diffusion.options import SglangDiffusionOptions
+from headwater.engines.sglang_diffusion.engine import SglangDiffusionEngine, SglangDiffusionOptions
 from headwater.schemas.messages.file_generation import FINAL, FileRequest, ImageRequest, VideoRequest
 from headwater.schemas.messages.media import PromptMedia
 from tests.support.engines.diffusion import sglang_double, tiny_image_pipeline, tiny_video_pipeline
@@ -342,7 +341,7 @@ async def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
 WORKER = """
 import asyncio, sys
 from headwater.engines.sglang_diffusion.engine import SglangDiffusionEngine
-from headwater.engines.sglang_diffusion.options import SglangDiffusionOptions
+from headwater.engines.sglang_diffusion.engine import SglangDiffusionOptions
 
 async def main():
     engine = SglangDiffusionEngine("m", "m", 512, SglangDiffusionOptions(python=sys.argv[1]))

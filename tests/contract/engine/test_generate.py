@@ -4,7 +4,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from headwater.engines.conformance import generation
-from headwater.engines.conformance.check import Check
+from headwater.engines.conformance.case import Check
 from tests.support.engines import tiny_model
 from tests.support.ports.conformance import hold, parametrized
 from tests.support.ports.engines import EOS, EngineCase

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from headwater.engines.conformance import handoff
-from headwater.engines.conformance.check import Check
+from headwater.engines.conformance.case import Check
 from headwater.engines.engine import EngineError, Pinned, Transfer
 from headwater.engines.handoff_params import seal, unseal
 from headwater.schemas.messages.inference import Leg

@@ -4,7 +4,7 @@ import pytest
 
 from headwater.engines.conformance import cache
 from headwater.engines.conformance.cache import stored_blocks
-from headwater.engines.conformance.check import Check
+from headwater.engines.conformance.case import Check
 from tests.support.ports.conformance import hold, parametrized
 from tests.support.ports.engines import EngineCase, MakeEngine
 from tests.support.sglang import environment

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from headwater.engines.conformance import lora
-from headwater.engines.conformance.check import Check
+from headwater.engines.conformance import control
+from headwater.engines.conformance.case import Check
 from headwater.engines.engine import EngineError, LoraAdapter, RequestRejected
 from tests.support.engines import peft, tiny_model
 from tests.support.ports.conformance import hold, parametrized
@@ -24,7 +24,7 @@ def adapter(folder: Path, name: str, seed: int, rank: int = RANK) -> LoraAdapter
     return LoraAdapter(name, str(peft.make(folder / f"{name}-{seed}", tiny_model.ensure(), seed, rank)), rank)
 
 
-@parametrized(lora.CHECKS, "one")
+@parametrized(control.LORA_CHECKS, "one")
 async def test_lora(full_case: EngineCase, one: Check) -> None:
     await hold(one, full_case)
 

@@ -10,8 +10,8 @@ from typing import cast
 import pytest
 import pytest_asyncio
 
-from headwater.engines import data_parallel
-from headwater.engines.data_parallel import RankedEngine
+from headwater.engines import ranked
+from headwater.engines.ranked import RankedEngine
 from headwater.engines.sglang.engine import SglangEngine
 from tests.support.ports.engines import (
     EngineCase,
@@ -53,7 +53,7 @@ async def cases(engine: RankedEngine) -> AsyncIterator[list[EngineCase]]:
     """Both ranks of it."""
     before = set(family())
     async with AsyncExitStack() as stack:
-        yield [await stack.enter_async_context(started(rank)) for rank in data_parallel.split(engine)]
+        yield [await stack.enter_async_context(started(rank)) for rank in ranked.split(engine)]
     await eventually(lambda: not set(family()) - before)
 
 

@@ -3,7 +3,8 @@
 import pytest
 
 from headwater.engines.engine import EngineUnavailable
-from headwater.engines.sglang.config import cli_arguments, signatures, versions
+from headwater.engines.sglang import config, signatures
+from headwater.engines.sglang import config as sglang_config
 from tests.support.sglang import environment
 
 pytestmark = [
@@ -16,16 +17,16 @@ pytestmark = [
 def test_the_record_is_true(sglang_model: str) -> None:
     """And no release is unknown here, so that nothing is looked at when an engine starts."""
     lacks = {name: missing for name, missing in signatures.inspected().items() if missing}
-    assert lacks == signatures.LACKS[versions.installed()]
+    assert lacks == signatures.LACKS[sglang_config.installed()]
 
 
 def test_native_arguments_are_those_of_sglang(sglang_model: str) -> None:
     """Parsed by itself; what it does not know is named with what it may have meant."""
     words = ("--tp-size", "2", "--max-running-requests=4", "--enable-lora", "--no-enable-metrics")
-    assert cli_arguments.parse(words) == {"tp_size": 2, "max_running_requests": 4, "enable_lora": True}
+    assert config.parse(words) == {"tp_size": 2, "max_running_requests": 4, "enable_lora": True}
     with pytest.raises(
         EngineUnavailable, match=r"no engine argument --enable-lorra: did you mean --enable-lora\?"
     ):
-        cli_arguments.parse(("--enable-lorra",))
+        config.parse(("--enable-lorra",))
     with pytest.raises(EngineUnavailable, match="--tp-size"):
-        cli_arguments.parse(("--tp-size", "two"))
+        config.parse(("--tp-size", "two"))

@@ -11,7 +11,7 @@ import pytest
 from headwater.engines.conformance.suite import SUITE, ConformanceRun
 from headwater.engines.custom import CustomEngine, EngineInfo, EngineRequest, EngineSetup, Output, Step
 from headwater.engines.engine import Emit, Engine, KvEvent, PauseMode, Transfer
-from headwater.engines.process.loop_watch import BLOCKED_S
+from headwater.engines.process import BLOCKED_S
 from headwater.engines.sim.engine import SimEngine, SimSettings
 from headwater.engines.sim.model import sim_model_files
 from headwater.engines.sim.step_time import StepTime

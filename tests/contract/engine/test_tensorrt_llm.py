@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
-from headwater.engines import data_parallel
+from headwater.engines import ranked
 from headwater.engines.conformance.case import rebuilt, started
 from headwater.engines.conformance.suite import ConformanceRun
 from headwater.engines.engine import Engine, LoraAdapter, RequestRejected, Transfer
 from headwater.engines.sim.model import tokenizer
 from headwater.engines.sim.step_time import ZERO
-from headwater.engines.tensorrt_llm.config.settings import HandoffMode, TensorRtSettings
 from headwater.engines.tensorrt_llm.engine import TensorRtEngine
+from headwater.engines.tensorrt_llm.settings import HandoffMode, TensorRtSettings
 from headwater.ops.process.metrics import Labelled
 from tests.support.ports.waiting import eventually
 from tests.support.tensorrt_llm.double import World, installed
@@ -123,7 +123,7 @@ async def test_attention_ranks_are_targets_of_their_own(world: World) -> None:
     made = engine(world, tensor_parallel_size=2, enable_attention_dp=True)
     assert made.ranks == 2
     async with AsyncExitStack() as stack:
-        ranks = [await stack.enter_async_context(started(one)) for one in data_parallel.split(made)]
+        ranks = [await stack.enter_async_context(started(one)) for one in ranked.split(made)]
         first, second = ranks
         prompt = first.prompt(2.5)
         await first.generate(prompt)

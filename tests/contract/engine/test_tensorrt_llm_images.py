@@ -11,11 +11,11 @@ from structlog.testing import capture_logs
 from headwater.engines.conformance.case import Answer, EngineCase, started
 from headwater.engines.engine import RequestRejected
 from headwater.engines.sim.step_time import ZERO
-from headwater.engines.tensorrt_llm.config.settings import TensorRtSettings
 from headwater.engines.tensorrt_llm.engine import TensorRtEngine
+from headwater.engines.tensorrt_llm.settings import TensorRtSettings
 from headwater.schemas import hashing
 from headwater.schemas.messages.media import PromptMedia
-from headwater.schemas.tables.card import MediaSupport
+from headwater.schemas.tables import MediaSupport
 from tests.support.tensorrt_llm.double import World, installed
 from tests.support.tensorrt_llm.images import PLACEHOLDER, SUPPORT, InputProcessor
 

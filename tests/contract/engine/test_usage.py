@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from headwater.actors.edge.generation.events import written_tokens
+from headwater.actors.edge.prompt.request import written_tokens
 from tests.contract.engine.test_kv import stored_blocks
 from tests.support.ports.engines import EngineCase
 

@@ -7,19 +7,21 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from headwater.actors.edge.history.conversations import ConversationHead, ConversationStore
-from headwater.actors.edge.history.objects import (
+from headwater.actors.edge.history import (
     CHUNK_BYTES,
     OBJECT_BYTES_MAX,
+    ConversationHead,
+    ConversationStore,
+    ResponseStore,
+    StoredResponse,
     TenantObjects,
     tenant_token,
 )
-from headwater.actors.edge.history.responses import ResponseStore, StoredResponse
 from headwater.actors.http.errors import ApiError
 from headwater.events.jetstream import JetStreamTable
-from headwater.events.jetstream.streams.reconcile import ensure
-from headwater.events.jetstream.streams.spec import stored_stream
-from headwater.events.memory.stores import MemoryTable
+from headwater.events.jetstream.stream_spec import stored_stream
+from headwater.events.jetstream.streams import ensure
+from headwater.events.memory import MemoryTable
 from headwater.events.table import KEY_BYTES, STORED_BYTES_MAX, Table
 from headwater.schemas.clock import SystemClock
 from tests.support.ports.logs import connected

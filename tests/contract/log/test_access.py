@@ -6,13 +6,13 @@ import pytest
 from nats.aio.msg import Msg
 from structlog.testing import capture_logs
 
-from headwater.actors.bus.core_nats import NatsBus
-from headwater.actors.bus.port import Message
-from headwater.events.errors import AccessDenied, StreamMissing
+from headwater.actors.bus import Message
+from headwater.actors.core_nats import NatsBus
 from headwater.events.jetstream import JetStreamTable
 from headwater.events.jetstream.api import api, publish
 from headwater.events.jetstream.cursor import Cursor
-from headwater.events.jetstream.streams.ensure import ensure_namespace, ensure_pool
+from headwater.events.jetstream.streams import ensure_namespace, ensure_pool
+from headwater.events.ports import AccessDenied, StreamMissing
 from headwater.schemas import subjects
 from headwater.schemas.permissions import KINDS, Kind
 from tests.support.ports.buses import keep

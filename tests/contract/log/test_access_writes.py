@@ -9,18 +9,14 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
-from headwater.events.errors import AccessDenied, StreamMissing
 from headwater.events.jetstream import JetStreamBlobs, JetStreamLog
 from headwater.events.jetstream.api import api
-from headwater.events.jetstream.streams.ensure import ensure_namespace, ensure_pool
-from headwater.events.jetstream.streams.reconcile import ensure
-from headwater.events.jetstream.streams.spec import pool_log_stream
-from headwater.events.jetstream.streams.status import survey
-from headwater.events.log import Entry, Stored
-from headwater.events.snapshots.store import KEEP, Snapshot, SnapshotStore
+from headwater.events.jetstream.stream_spec import pool_log_stream
+from headwater.events.jetstream.streams import ensure, ensure_namespace, ensure_pool, survey
+from headwater.events.ports import AccessDenied, Entry, Stored, StreamMissing
+from headwater.events.snapshot_store import KEEP, Snapshot, SnapshotStore
 from headwater.schemas import subjects
-from headwater.schemas.encoding.codec import seal
-from headwater.schemas.encoding.envelope import Sealed
+from headwater.schemas.encoding import Sealed, seal
 from tests.support.ports.guarded import NS, POOL, Guarded
 from tests.support.ports.logs import batch, read_all, records_of, stored
 

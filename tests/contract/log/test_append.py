@@ -14,15 +14,22 @@ import msgspec
 import pytest
 from nats.aio.client import Client
 
-from headwater.events.errors import LogFull
 from headwater.events.jetstream import JetStreamLog
 from headwater.events.jetstream.api import api
-from headwater.events.jetstream.streams.ensure import ensure_pool
-from headwater.events.jetstream.streams.reconcile import ensure
-from headwater.events.jetstream.streams.spec import log_stream
-from headwater.events.log import ATOMIC_MESSAGES_MAX, NOTHING, Entry, Fenced, Log, Newest, Stored, Unknown
-from headwater.schemas.encoding.codec import seal
-from headwater.schemas.encoding.envelope import SCHEMA_VERSION, Batch, Sealed
+from headwater.events.jetstream.stream_spec import log_stream
+from headwater.events.jetstream.streams import ensure, ensure_pool
+from headwater.events.ports import (
+    ATOMIC_MESSAGES_MAX,
+    NOTHING,
+    Entry,
+    Fenced,
+    Log,
+    LogFull,
+    Newest,
+    Stored,
+    Unknown,
+)
+from headwater.schemas.encoding import SCHEMA_VERSION, Batch, Sealed, seal
 from headwater.schemas.events.kv import BlocksStored
 from headwater.schemas.subjects import pool_stream, pool_subject
 from tests.support.ports.logs import POOL, LogCase, batch, connected, records_of

@@ -7,17 +7,14 @@ import msgspec
 import pytest
 from nats.aio.client import Client
 
-from headwater.events.errors import LogFull, LogRefused, StreamMissing
 from headwater.events.jetstream import JetStreamLog
 from headwater.events.jetstream.api import api
-from headwater.events.jetstream.streams.ensure import ensure_pool
-from headwater.events.jetstream.streams.reconcile import ensure
-from headwater.events.jetstream.streams.spec import log_stream
-from headwater.events.log import Fenced, Slice, Stored
+from headwater.events.jetstream.stream_spec import log_stream
+from headwater.events.jetstream.streams import ensure, ensure_pool
+from headwater.events.ports import Fenced, LogFull, LogRefused, Slice, Stored, StreamMissing
 from headwater.ops.nats.server import MAX_PAYLOAD
 from headwater.schemas import subjects
-from headwater.schemas.encoding.codec import encode_batch
-from headwater.schemas.encoding.envelope import SCHEMA_VERSION, Batch
+from headwater.schemas.encoding import SCHEMA_VERSION, Batch, encode_batch
 from headwater.schemas.events.kv import BlocksStored
 from tests.support.ports.logs import (
     POOL,

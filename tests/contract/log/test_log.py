@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from headwater.events.log import Bounds, Fenced, Stored
+from headwater.events.ports import Bounds, Fenced, Stored
 from tests.support.ports.logs import LogCase, append_one, append_surely, batch, records_of, stored
 
 

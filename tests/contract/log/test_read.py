@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from headwater.events.log import Gap, Stored, Unreadable
-from headwater.schemas.encoding.envelope import SCHEMA_VERSION, Batch
+from headwater.events.ports import Gap, Stored, Unreadable
+from headwater.schemas.encoding import SCHEMA_VERSION, Batch
 from headwater.schemas.events.kv import BlocksStored
 from tests.support.ports.logs import LogCase, append_one, batch, read_all, reading, records_of, stored, take
 

@@ -9,14 +9,12 @@ from pathlib import Path
 import pytest
 from nats.aio.client import Client
 
-from headwater.events.errors import StreamMissing
 from headwater.events.jetstream import JetStreamLog
 from headwater.events.jetstream.api import api
-from headwater.events.jetstream.streams.ensure import ensure_pool
-from headwater.events.log import Slice
+from headwater.events.jetstream.streams import ensure_pool
+from headwater.events.ports import Slice, StreamMissing
 from headwater.schemas import subjects
-from headwater.schemas.encoding.codec import encode_batch
-from headwater.schemas.encoding.envelope import SCHEMA_VERSION, Batch
+from headwater.schemas.encoding import SCHEMA_VERSION, Batch, encode_batch
 from headwater.schemas.events.kv import BlocksStored
 from tests.support.ports.logs import (
     POOL,

@@ -7,10 +7,10 @@ from nats.aio.client import Client
 
 from headwater.events.jetstream import JetStreamLog
 from headwater.events.jetstream.api import api, publish
-from headwater.events.jetstream.streams.reconcile import repair
-from headwater.events.jetstream.streams.spec import POOL_MAX_AGE_S, pool_log_stream
-from headwater.events.log import Log, Retention
-from headwater.events.snapshots.retention import forgotten, snapshot_due
+from headwater.events.jetstream.stream_spec import POOL_MAX_AGE_S, pool_log_stream
+from headwater.events.jetstream.streams import repair
+from headwater.events.ports import Log, Retention
+from headwater.events.snapshot_store import forgotten, snapshot_due
 from headwater.events.table import POOL_BYTES_MAX
 from tests.support.ports.logs import LogCase, batch, stored
 from tests.support.ports.waiting import POLL_S

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from headwater.events.jetstream.connection import connect
-from headwater.events.log import Stored, Unknown
+from headwater.events.ports import Stored, Unknown
 from tests.support.ports.logs import (
     LogCase,
     append_one,

@@ -6,13 +6,11 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from headwater.events.errors import LogError, LogRefused
 from headwater.events.jetstream import connect
-from headwater.events.log import Entry, Stored
-from headwater.ops.nats.open_ports import open_ports
+from headwater.events.ports import Entry, LogError, LogRefused, Stored
+from headwater.ops.nats.server import open_ports
 from headwater.schemas import subjects
-from headwater.schemas.encoding.codec import seal
-from headwater.schemas.encoding.envelope import SCHEMA_VERSION, Batch
+from headwater.schemas.encoding import SCHEMA_VERSION, Batch, seal
 from headwater.schemas.events.kv import BlocksStored
 from tests.support.ports.logs import POOL, append_one, batch, jetstream_case
 from tests.support.processes.commands import ended

@@ -8,12 +8,12 @@ import msgspec
 import pytest
 from nats.aio.client import Client
 
-from headwater.events.errors import LogError
 from headwater.events.jetstream import Connection, JetStreamTable
 from headwater.events.jetstream.api import api
-from headwater.events.jetstream.streams.ensure import ensure_namespace, stream_names
+from headwater.events.jetstream.streams import ensure_namespace, stream_names
+from headwater.events.ports import LogError
 from headwater.events.table import StreamSizes
-from headwater.ops.process.stream_keeper import keep_namespace, keep_pools
+from headwater.ops.process.actor import keep_namespace, keep_pools
 from headwater.schemas import subjects
 from tests.support.worlds.clock import running
 from tests.unit.engines.vllm.test_checks import card

@@ -5,11 +5,9 @@ from nats.aio.client import Client
 from headwater.events.chain import Chains
 from headwater.events.jetstream import JetStreamBlobs, JetStreamLog, JetStreamTable
 from headwater.events.jetstream.api import api
-from headwater.events.jetstream.streams.ensure import ensure_namespace, ensure_pool
-from headwater.events.jetstream.streams.probe import probe
-from headwater.events.jetstream.streams.spec import StreamSpec
-from headwater.events.jetstream.streams.status import wanted_streams
-from headwater.events.log import Record
+from headwater.events.jetstream.stream_spec import StreamSpec
+from headwater.events.jetstream.streams import ensure_namespace, ensure_pool, probe, wanted_streams
+from headwater.events.ports import Record
 from headwater.router.fold.state import RouterState
 from headwater.schemas import subjects
 from headwater.schemas.clock import SystemClock

@@ -9,18 +9,18 @@ import msgspec
 import pytest
 from nats.aio.client import Client
 
-from headwater.events.errors import LogRefused
 from headwater.events.jetstream import connect
 from headwater.events.jetstream.api import SECOND_NS, api, publish
-from headwater.events.jetstream.streams.diff import compare
-from headwater.events.jetstream.streams.reconcile import RepairResult, ensure, repair
-from headwater.events.jetstream.streams.spec import (
+from headwater.events.jetstream.stream_spec import (
     StreamSpec,
     blob_stream,
+    compare,
     namespace_streams,
     pool_log_stream,
     table_stream,
 )
+from headwater.events.jetstream.streams import RepairResult, ensure, repair
+from headwater.events.ports import LogRefused
 from tests.support.ports.available import when_available
 from tests.support.servers.nats_cluster import NatsCluster
 

@@ -8,8 +8,8 @@ from nats.aio.client import Client
 
 from headwater.events.jetstream import JetStreamTable
 from headwater.events.jetstream.api import api
-from headwater.events.jetstream.streams.reconcile import ensure
-from headwater.events.jetstream.streams.spec import stored_stream
+from headwater.events.jetstream.stream_spec import stored_stream
+from headwater.events.jetstream.streams import ensure
 from headwater.schemas import subjects
 from tests.support.ports.logs import connected
 from tests.support.servers.nats import NatsServer

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from headwater.ops.fleet.child import child_environment
 from headwater.ops.process.sockets import free_port
+from headwater.ops.start.children import child_environment
 from tests.support.servers.nats import running
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]

@@ -7,7 +7,7 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from headwater.actors.worker.serving.orphans import CHECK_PERIOD_S, GONE_S
+from headwater.actors.worker.handoffs import CHECK_PERIOD_S, GONE_S
 from tests.support.processes.encode_leg import is_idle
 from tests.support.processes.fleet import FleetProcess, fleet
 

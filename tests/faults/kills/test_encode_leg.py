@@ -11,7 +11,7 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from headwater.actors.worker.serving.orphans import CHECK_PERIOD_S, GONE_S
+from headwater.actors.worker.handoffs import CHECK_PERIOD_S, GONE_S
 from tests.support.clients.sim_images import ANSWER_TOKENS, expected, question
 from tests.support.processes.encode_leg import (
     EDGE,

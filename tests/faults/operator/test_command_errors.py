@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from headwater.actors.edge.request.placement import PLACE_S_MAX
+from headwater.actors.edge.saga.types import PLACE_S_MAX
 from headwater.ops.process.sockets import free_range
 from tests.support.processes.commands import Ended, ended, launched
 from tests.support.processes.fleet import FleetProcess, fleet

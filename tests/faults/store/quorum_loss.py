@@ -15,10 +15,10 @@ from typing import Final, Literal, NamedTuple
 import httpx
 from nats.aio.client import Client
 
-from headwater.events.errors import LogError
 from headwater.events.jetstream import connect
 from headwater.events.jetstream.api import api
-from headwater.events.jetstream.streams.ensure import stream_names
+from headwater.events.jetstream.streams import stream_names
+from headwater.events.ports import LogError
 from headwater.schemas import subjects
 from tests.faults.answers import PACE, Answer, client_of, settle, start, succeeds, under_way, unserved
 from tests.faults.report import Report, Violation, command

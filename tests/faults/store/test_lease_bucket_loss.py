@@ -10,7 +10,7 @@ from nats.aio.client import Client
 from headwater.events.jetstream import connect
 from headwater.events.jetstream.api import api
 from headwater.schemas import subjects
-from headwater.schemas.tables.lease import Lease
+from headwater.schemas.tables import Lease
 from tests.faults.answers import client_of, settle, start, succeeds, under_way, unserved
 from tests.support.processes.fleet import FleetProcess, fleet
 

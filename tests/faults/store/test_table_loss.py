@@ -9,7 +9,7 @@ from nats.aio.client import Client
 
 from headwater.events.jetstream import connect
 from headwater.events.jetstream.api import api
-from headwater.events.jetstream.streams.ensure import stream_names
+from headwater.events.jetstream.streams import stream_names
 from headwater.schemas import subjects
 from headwater.schemas.names import pool_name
 from tests.faults.answers import client_of, settle, start, succeeds, under_way, unserved

@@ -122,7 +122,7 @@ async def recorded(up: FleetProcess, request: str, within_s: float = 10) -> None
     deadline = time.monotonic() + within_s
     while not await whole():
         assert time.monotonic() < deadline, f"{request} is not in the log: {output}"
-    from headwater.ops.nats.open_ports import open_ports
+    from headwater.ops.nats.server import open_ports
 
     async with open_ports(up.nats, "default", "test") as world:
         async for piece in world.requests.read(0, follow=False):

@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from headwater.actors.media.intake import MediaIntake
-from headwater.actors.media.request.source import MediaSource
+from headwater.actors.media.request import MediaSource
 from tests.support.engines import whisper
 from tests.support.media.speech import spoken
 from tests.support.processes.fleet import FleetProcess

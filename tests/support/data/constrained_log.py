@@ -11,15 +11,13 @@ from typing import Any, Final
 
 import msgspec
 
-from headwater.events.log import Record
+from headwater.events.ports import Record
 from headwater.router.decision.decide import DecisionContext, decide, prompt_of
 from headwater.router.fold.state import RouterState
-from headwater.schemas.encoding.codec import decode_batch, seal
-from headwater.schemas.encoding.envelope import NO_DIGEST, SCHEMA_VERSION, Batch
-from headwater.schemas.events.event import Event
-from headwater.schemas.events.fleet import LORA_ON_DEMAND, WorkerChanged, WorkerJoined
+from headwater.schemas.encoding import NO_DIGEST, SCHEMA_VERSION, Batch, decode_batch, seal
+from headwater.schemas.events import Event
+from headwater.schemas.events.fleet import LORA_ON_DEMAND, LoadReported, WorkerChanged, WorkerJoined
 from headwater.schemas.events.kv import BlocksStored
-from headwater.schemas.events.load import LoadReported
 from headwater.schemas.events.route import Decision, RouteQuery, Weights
 from headwater.schemas.hashing import pack_hashes, tenant_digest
 from headwater.schemas.subjects import pool_subject

@@ -7,10 +7,9 @@ import msgspec
 import numpy as np
 from hypothesis import strategies as st
 
-from headwater.events.log import Record
-from headwater.schemas.encoding.codec import LogEvent
-from headwater.schemas.encoding.envelope import SCHEMA_VERSION, Batch
-from headwater.schemas.events.event import Event
+from headwater.events.ports import Record
+from headwater.schemas.encoding import SCHEMA_VERSION, Batch, LogEvent
+from headwater.schemas.events import Event
 from headwater.schemas.events.fleet import WorkerJoined
 from headwater.schemas.events.route import Candidate, Decision
 from headwater.schemas.hashing import U64, pack_hashes

@@ -1,7 +1,15 @@
 """A request's events as generation produces them, of every type: what each API's encoder translates in its golden transcripts."""
 
-from headwater.actors.edge.generation.encoder import ResponseEncoder
-from headwater.actors.edge.generation.events import (
+from headwater.actors.edge.answer.encoder import ResponseEncoder
+from headwater.actors.edge.parsing.events import (
+    OutputEvent,
+    ReasoningDelta,
+    TextDelta,
+    ToolArgumentsDelta,
+    ToolCallEnd,
+    ToolCallStart,
+)
+from headwater.actors.edge.prompt.request import (
     ChoiceEnd,
     ChoiceResult,
     FinishedCall,
@@ -10,14 +18,6 @@ from headwater.actors.edge.generation.events import (
     PromptDetail,
     TokenDetail,
     TokenUsage,
-)
-from headwater.actors.edge.parsing.events import (
-    OutputEvent,
-    ReasoningDelta,
-    TextDelta,
-    ToolArgumentsDelta,
-    ToolCallEnd,
-    ToolCallStart,
 )
 
 START = GenerationStart("r1", "tiny", 1_700_000_000, TokenUsage(48, 0, 0, 0))

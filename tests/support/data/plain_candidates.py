@@ -6,14 +6,18 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from headwater.router.decision import cost
+from headwater.router.decision.candidates import allows, weighted_workers
 from headwater.router.decision.context import ScoringContext
-from headwater.router.decision.engine_draw import weighted_workers
-from headwater.router.decision.filters import allows
-from headwater.router.decision.prefill_times import estimate_computed, estimate_times
-from headwater.router.decision.work import WorkEstimate, cost_weights, weights_at
+from headwater.router.decision.cost import (
+    WorkEstimate,
+    cost_weights,
+    estimate_computed,
+    estimate_times,
+    weights_at,
+)
 from headwater.router.fold.columns import LATE_MS
+from headwater.router.fold.estimates import StepModel, longer_ms
 from headwater.router.fold.load import Loads
-from headwater.router.fold.prefill_time import StepModel, longer_ms
 from headwater.router.fold.worker import Worker
 from headwater.schemas.events.route import Candidate
 from headwater.schemas.messages.inference import Leg

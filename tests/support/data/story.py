@@ -8,14 +8,13 @@ import sys
 
 import numpy as np
 
-from headwater.events.log import Record
+from headwater.events.ports import Record
 from headwater.router.decision.decide import DecisionContext, decide, prompt_of
 from headwater.router.decision.policies import POLICIES
 from headwater.router.fold.state import RouterState
-from headwater.schemas.events.event import Event
-from headwater.schemas.events.fleet import WorkerDraining, WorkerLeft
+from headwater.schemas.events import Event
+from headwater.schemas.events.fleet import LoadReported, WorkerDraining, WorkerLeft
 from headwater.schemas.events.kv import BlocksCleared, BlocksRemoved, BlocksStored, KvGap
-from headwater.schemas.events.load import LoadReported
 from headwater.schemas.events.route import Decision, RouteQuery, Weights
 from headwater.schemas.hashing import U64, chain_plain, pack_hashes, seed
 from tests.support.data.examples import joined, record

@@ -9,10 +9,10 @@ import numpy as np
 from headwater.actors.edge.actor import EdgeActor
 from headwater.engines.engine import RequestRejected
 from headwater.engines.sim.engine import SimEngine
-from headwater.ops.sim.http import SimConnection, SimHttpServer
+from headwater.ops.sim.network import SimConnection, SimHttpServer
 from headwater.schemas.hashing import unpack_tokens
 from headwater.schemas.messages.inference import EmbedRequest
-from headwater.schemas.tables.capability import Capability
+from headwater.schemas.tables import Capability
 from tests.support.worlds.virtual import Stage, until
 
 SIZE = 8

@@ -9,8 +9,7 @@ import msgspec
 from headwater.engines.engine import EmitFile, EngineInfo, FileStep
 from headwater.engines.sim.engine import SimEngine
 from headwater.schemas.messages.file_generation import VideoRequest
-from headwater.schemas.tables.capability import Capability
-from headwater.schemas.tables.card import VideoGenerationSupport
+from headwater.schemas.tables import Capability, VideoGenerationSupport
 
 SUPPORT = VideoGenerationSupport(
     width=64,

@@ -17,11 +17,10 @@ from headwater.engines.engine import (
     Transfer,
 )
 from headwater.engines.lora_files import LoraCache, LoraPolicy
-from headwater.engines.lora_files.peft import CONFIG, WEIGHTS
-from headwater.engines.lora_files.policy import parse_networks, parse_sources
+from headwater.engines.lora_files.sources import CONFIG, WEIGHTS, parse_networks, parse_sources
 from headwater.engines.sim.engine import SimEngine
 from headwater.schemas.messages.inference import GenerateRequest
-from headwater.schemas.tables.capability import Capability
+from headwater.schemas.tables import Capability
 
 SMALL = {"base_model.model.model.layers.0.self_attn.v_proj": (8, 8)}
 """Outputs and inputs of the one layer that a small adapter changes."""

@@ -20,7 +20,7 @@ from headwater.engines.sim.engine import SimEngine, SimSettings
 from headwater.schemas.clock import Clock
 from headwater.schemas.events.kv import BlocksStored
 from headwater.schemas.messages.inference import EmbedRequest, GenerateRequest
-from headwater.schemas.tables.capability import Capability
+from headwater.schemas.tables import Capability
 
 
 class _Stopping:

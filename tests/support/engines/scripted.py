@@ -16,21 +16,20 @@ from typing import Final
 import msgspec
 from tokenizers import Tokenizer
 
-from headwater.actors.worker.lifecycle.model_card import Served
+from headwater.actors.worker.model_card import Served
 from headwater.engines.engine import Emit, Engine, Step, Transfer
 from headwater.engines.model_files import ModelFiles
 from headwater.engines.sim.engine import SimEngine
 from headwater.engines.sim.model import media_support
-from headwater.engines.sim.sequence import SimSequence, SimSettings
+from headwater.engines.sim.scheduler import SimSequence, SimSettings
 from headwater.ops import cli
 from headwater.ops.config.processes import EngineProcess
-from headwater.ops.worker import make_engine
+from headwater.ops.start import make_engine
 from headwater.schemas import hashing
 from headwater.schemas.clock import SystemClock
 from headwater.schemas.messages.inference import GenerateRequest, Guide
 from headwater.schemas.messages.media import PromptMedia
-from headwater.schemas.tables.capability import Capability
-from headwater.schemas.tables.card import MediaSupport
+from headwater.schemas.tables import Capability, MediaSupport
 from tests.support.engines.instances import instance_of
 
 THOUGHT: Final = re.compile(r"^<think>.*?</think>\n*", re.DOTALL)

@@ -13,7 +13,7 @@ SETTINGS = SimSettings(total_blocks=64, step_time=ZERO, context_length=512)
 
 
 class SimRanks(SimEngine):
-    """See `headwater.engines.data_parallel.RankedEngine`."""
+    """See `headwater.engines.ranked.RankedEngine`."""
 
     def __init__(self, ranks: int) -> None:
         super().__init__(SETTINGS, SystemClock())

@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
-from headwater.ops.worker import default_model
+from headwater.ops.start import model as start_model
 from tests.support.engines.multimodal.model_folder import Draw
 from tests.support.processes import zygote
 
@@ -35,7 +35,7 @@ def minilm() -> Path:
 
 def ensure(classes: int) -> Path:
     """The folder of the model with so many classes. One class is the score of a pair."""
-    folder = default_model.ensure().parent / f"{NAME}-{classes}"
+    folder = start_model.ensure().parent / f"{NAME}-{classes}"
     if folder.is_dir():
         return folder
     making = Path(tempfile.mkdtemp(prefix=f"{NAME}-", dir=folder.parent))

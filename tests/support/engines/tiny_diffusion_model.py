@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-from headwater.ops.worker import default_model
+from headwater.ops.start import model
 
 BLOCK: Final = 4
 """Tokens of a block: SGLang has it, and the number of the mask token, in its own code for this architecture."""
@@ -43,7 +43,7 @@ CONFIG = {
 
 def ensure() -> Path:
     """The model's folder, in the user's cache. Its tokenizer is the default model's, which has a third of its tokens."""
-    source = default_model.ensure()
+    source = model.ensure()
     parent = source.parent
     folder = parent / NAME
     if folder.is_dir():

@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from headwater.ops.worker import default_model
+from headwater.ops.start import model
 from tests.support.engines.short_vocabulary import SIZE, shortened
 
 HIDDEN, INNER, LAYERS, EOS = 64, 128, 2, 2
@@ -57,7 +57,7 @@ def ensure_scorer() -> Path:
 
 
 def _made(folder_name: str, config: dict[str, Any], weights: dict[str, Any]) -> Path:
-    source = default_model.ensure()
+    source = model.ensure()
     folder = source.parent / folder_name
     if folder.is_dir():
         return folder

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from headwater.ops.worker import default_model
+from headwater.ops.start import model
 
 NAME: Final = "whisper-tiny-en-1"
 LANGUAGES: Final = 99
@@ -27,7 +27,7 @@ Weights = dict[str, np.ndarray[Any, Any]]
 
 def ensure() -> Path:
     """The model's folder."""
-    folder = default_model.ensure().parent / NAME
+    folder = model.ensure().parent / NAME
     if folder.is_dir():
         return folder
     making = Path(tempfile.mkdtemp(prefix=f"{NAME}-", dir=folder.parent))

@@ -8,8 +8,7 @@ import time
 
 import msgspec
 
-from headwater.actors.media.request.errors import MediaCode
-from headwater.actors.media.request.task import MESSAGE_BYTES_MAX, SEALS, Decoded, DecodeTask, Rejected
+from headwater.actors.media.request import MESSAGE_BYTES_MAX, SEALS, Decoded, DecodeTask, MediaCode, Rejected
 
 MODE, LINK = sys.argv[1], socket.socket(fileno=int(sys.argv[2]))
 

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from headwater.events.errors import LogUnavailable
+from headwater.events.ports import LogUnavailable
 
 T = TypeVar("T")
 

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from headwater.engines.conformance.case import EngineCase, Inapplicable
-from headwater.engines.conformance.check import Check
+from headwater.engines.conformance.case import Check, EngineCase, Inapplicable
 
 
 def parametrized(checks: Sequence[Check], *subjects: str) -> pytest.MarkDecorator:

@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from headwater.events.jetstream import Connection, Credentials, connect
-from headwater.events.jetstream.streams.ensure import ensure_namespace, ensure_pool
+from headwater.events.jetstream.streams import ensure_namespace, ensure_pool
 from headwater.ops.nats import config as nats_config
 from headwater.ops.nats.config import Wanted
 from headwater.ops.process.sockets import free_port

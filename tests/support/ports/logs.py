@@ -6,17 +6,15 @@ from typing import Any, NamedTuple
 
 from nats.aio.client import Client
 
-from headwater.events.errors import StreamMissing
 from headwater.events.jetstream import JetStreamLog, connect
 from headwater.events.jetstream.api import api
-from headwater.events.jetstream.streams.ensure import ensure_pool
-from headwater.events.log import AppendResult, Entry, Log, Record, Slice, Stored, Unknown
-from headwater.events.memory.log import MemoryLog
+from headwater.events.jetstream.streams import ensure_pool
+from headwater.events.memory import MemoryLog
+from headwater.events.ports import AppendResult, Entry, Log, Record, Slice, Stored, StreamMissing, Unknown
 from headwater.schemas import subjects
 from headwater.schemas.clock import SystemClock
-from headwater.schemas.encoding.codec import encode_batch, seal
-from headwater.schemas.encoding.envelope import SCHEMA_VERSION, Batch
-from headwater.schemas.events.load import LoadReported
+from headwater.schemas.encoding import SCHEMA_VERSION, Batch, encode_batch, seal
+from headwater.schemas.events.fleet import LoadReported
 from tests.support.servers.nats import NatsServer
 from tests.support.servers.nats_cluster import NatsCluster
 

@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from headwater.events.blobs import Blobs
-from headwater.events.memory.stores import MemoryBlobs
-from headwater.events.snapshots.store import Snapshot, SnapshotStore
+from headwater.events.memory import MemoryBlobs
+from headwater.events.ports import Blobs
+from headwater.events.snapshot_store import Snapshot, SnapshotStore
 
 T = TypeVar("T")
 

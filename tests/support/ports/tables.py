@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from headwater.events.jetstream import JetStreamTable
 from headwater.events.jetstream.api import api
-from headwater.events.jetstream.streams.reconcile import ensure
-from headwater.events.jetstream.streams.spec import table_stream
-from headwater.events.memory.stores import MemoryTable
+from headwater.events.jetstream.stream_spec import table_stream
+from headwater.events.jetstream.streams import ensure
+from headwater.events.memory import MemoryTable
 from headwater.events.table import Table, TableEntry
 from tests.support.ports.logs import connected
 from tests.support.servers.nats import NatsServer

@@ -23,11 +23,10 @@ from typing import Any, Protocol
 import msgspec
 import numpy as np
 
-from headwater.engines.transfer.local import LocalFabric, LocalTransfer
+from headwater.engines.transfer.local import LocalFabric, LocalTransfer, SharedMemory, SharedTransfer
 from headwater.engines.transfer.memory import HostMemory
 from headwater.engines.transfer.nixl import NixlTransfer
 from headwater.engines.transfer.port import PeerGone, Stats, TensorTransfer
-from headwater.engines.transfer.shared import SharedMemory, SharedTransfer
 from headwater.ops.process.signals import die_with_parent
 from headwater.schemas.messages.transfer import (
     ClaimGranted,

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from headwater.ops.fleet.child import child_environment
+from headwater.ops.start.children import child_environment
 from tests.support.processes import zygote
 from tests.support.processes.fleet import READY, FleetProcess, descendants
 

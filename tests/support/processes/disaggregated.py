@@ -13,12 +13,12 @@ from nats.aio.client import Client
 
 from headwater.schemas import subjects
 from headwater.schemas.hashing import pack_tokens
-from headwater.schemas.messages.handoff import Handoff
 from headwater.schemas.messages.inference import (
     Accepted,
     Cancel,
     GenerateReply,
     GenerateRequest,
+    Handoff,
     Leg,
     Refused,
     Sampling,

@@ -18,8 +18,8 @@ import pytest
 from nats.aio.msg import Msg
 
 from headwater.actors.runtime.tables import LeaseTable
-from headwater.actors.worker.encoding.encode_requests import OFFER_S
-from headwater.engines.transfer.slab_transfer import CLAIM_S, QUARANTINE_S
+from headwater.actors.worker.encoding import OFFER_S
+from headwater.engines.transfer.slab import CLAIM_S, QUARANTINE_S
 from headwater.events.jetstream.table import JetStreamTable
 from headwater.schemas import subjects
 from headwater.schemas.messages.inference import GenerateRequest, TokenFrame

@@ -17,7 +17,7 @@ import msgspec
 import nats
 from nats.aio.client import Client
 
-from headwater.ops.fleet.child import child_environment
+from headwater.ops.start.children import child_environment
 from headwater.schemas import subjects
 from tests.support.processes import zygote
 

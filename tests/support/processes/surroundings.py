@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import tests
-from headwater.ops.fleet.child import child_environment
+from headwater.ops.start.children import child_environment
 from tests.support.processes.commands import Ended
 
 ROOT = Path(tests.__path__[0]).parent

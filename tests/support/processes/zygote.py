@@ -17,8 +17,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import IO
 
-from headwater.ops.fleet.child import child_environment
-from headwater.ops.fleet.spawner import SpawnedProcess, Spawner, serve
+from headwater.ops.start.children import child_environment
+from headwater.ops.start.spawner import SpawnedProcess, Spawner, serve
 from tests.support.processes import zygotes
 from tests.support.sglang import forks
 
@@ -148,14 +148,14 @@ def _run(arguments: Sequence[str]) -> int:
 
 def main(descriptor: int, engine: str) -> None:
     """Fork a spawner for each connection, until killed or the test process is gone."""
-    from headwater.engines.process.heap import freeze_heap
+    from headwater.engines.process import freeze_heap
     from headwater.engines.vllm import forkserver
     from headwater.ops import cli  # noqa: F401
-    from headwater.ops.fleet import up
-    from headwater.ops.process import edge, routers  # noqa: F401
-    from headwater.ops.process.kernels import compile_kernels
+    from headwater.ops.process import edge, router  # noqa: F401
+    from headwater.ops.process.actor import compile_kernels
     from headwater.ops.process.signals import die_with_parent
-    from headwater.ops.worker import engine as engine_process  # noqa: F401
+    from headwater.ops.start import engine as engine_process  # noqa: F401
+    from headwater.ops.start import up
 
     die_with_parent()
     if engine == "vllm":

@@ -86,7 +86,7 @@ def _socket(folder: Path, engine: str) -> str:
 
 def _start(engine: Engine, listener: socket.socket, log: Path) -> subprocess.Popen[bytes]:
     # Every run of pytest imports this module, the shortest, too.
-    from headwater.ops.fleet.child import child_environment
+    from headwater.ops.start.children import child_environment
 
     environ, python = child_environment(), sys.executable
     if engine == "sglang":

@@ -6,8 +6,8 @@ from typing import Any, Self
 
 from nats.aio.client import Client
 
-from headwater.events.errors import LogError
 from headwater.events.jetstream.api import api
+from headwater.events.ports import LogError
 from headwater.ops.process.sockets import free_port
 from tests.support.servers.nats import NatsServer
 

@@ -32,7 +32,7 @@ def _run(to: Connection, images: list[PromptMedia]) -> None:
 
 
 async def _encode(images: list[PromptMedia]) -> list[EncodedImage]:
-    from headwater.engines.sglang.config.arguments import SglangSettings
+    from headwater.engines.sglang.config import SglangSettings
     from headwater.engines.sglang.encoder import SglangEncoder
 
     model = str(tiny_vision_model.ensure())

@@ -9,7 +9,7 @@ import sys
 import zipfile
 from pathlib import Path
 
-from headwater.engines.sglang.config.signatures import MODULES, USED, missing
+from headwater.engines.sglang.signatures import MODULES, USED, missing
 
 INHERITED = ("TokenizerControlMixin", "TokenizerCommunicatorMixin", "TokenizerManagerMultiItemMixin")
 PLACES = (

@@ -14,7 +14,7 @@ from headwater.engines.engine import LoraAdapter, RequestRejected, Step, Transfe
 from headwater.engines.sim.engine import SimEngine, SimSettings
 from headwater.engines.sim.handoff import SimFabric, SimHandoff
 from headwater.engines.sim.step_time import StepTime
-from headwater.engines.tensorrt_llm.config import recorded
+from headwater.engines.tensorrt_llm import recorded
 from headwater.schemas import hashing
 from headwater.schemas.clock import Clock, SystemClock
 from headwater.schemas.messages.inference import GenerateRequest, Leg, Sampling

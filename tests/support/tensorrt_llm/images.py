@@ -5,11 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from headwater.engines.tensorrt_llm.config import recorded
+from headwater.engines.tensorrt_llm import recorded
 from headwater.schemas.messages.inference import GenerateRequest
 from headwater.schemas.messages.media import PromptMedia
-from headwater.schemas.tables.card import ImageSupport
-from headwater.schemas.tables.media_tokens import count_image_tokens
+from headwater.schemas.tables import ImageSupport, count_image_tokens
 from tests.support.tensorrt_llm.signatures import check_arguments
 
 PLACEHOLDER, FEATURE = 250, 50_001

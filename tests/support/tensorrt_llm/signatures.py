@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from enum import IntEnum
 from typing import Any
 
-from headwater.engines.tensorrt_llm.config import recorded
+from headwater.engines.tensorrt_llm import recorded
 
 
 def signature_of(names: Iterable[str], *, first: str = "self") -> inspect.Signature:

@@ -4,13 +4,12 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from headwater.events.chain import Break
-from headwater.events.log import Record, Unreadable
+from headwater.events.ports import Record, Unreadable
 from headwater.router.fold.state import RouterState
-from headwater.schemas.encoding.codec import UnreadableBatch, decode_batch, seal
-from headwater.schemas.encoding.envelope import NO_DIGEST, SCHEMA_VERSION, Batch
-from headwater.schemas.events.event import Event
+from headwater.schemas.encoding import NO_DIGEST, SCHEMA_VERSION, Batch, UnreadableBatch, decode_batch, seal
+from headwater.schemas.events import Event
+from headwater.schemas.events.fleet import LoadReported, RequestsHeld
 from headwater.schemas.events.kv import BlocksCleared, BlocksRemoved, BlocksStored
-from headwater.schemas.events.load import LoadReported, RequestsHeld
 from headwater.schemas.subjects import pool_subject, writer_of
 from tests.support.data.examples import joined, packed
 from tests.support.worlds.clock import WALL_NS

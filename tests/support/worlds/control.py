@@ -5,14 +5,14 @@ from typing import Any
 
 import msgspec
 
-from headwater.actors.runtime.ports import Ports
+from headwater.actors.runtime.persistence import Ports
 from headwater.actors.worker.actor import WorkerActor
-from headwater.actors.worker.control.context import LoraOperations
-from headwater.actors.worker.lifecycle.model_card import Served
-from headwater.actors.worker.serving.settings import HealthSettings
-from headwater.actors.worker.serving.status import WorkerProfile
-from headwater.events.log import AppendResult, Entry
-from headwater.events.memory.log import MemoryLog
+from headwater.actors.worker.control_commands import LoraOperations
+from headwater.actors.worker.inflight import WorkerProfile
+from headwater.actors.worker.model_card import Served
+from headwater.actors.worker.settings import HealthSettings
+from headwater.events.memory import MemoryLog
+from headwater.events.ports import AppendResult, Entry
 from headwater.ops.sim.fleet import FILES, MODEL, NAMESPACE, SETTINGS
 from headwater.schemas import subjects
 from headwater.schemas.hashing import pack_tokens

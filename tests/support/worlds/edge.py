@@ -6,30 +6,33 @@ from typing import Any, NamedTuple, Self
 
 import msgspec
 
-from headwater.actors.bus.port import Message, Subscription
-from headwater.actors.edge.access.control import AccessServices
-from headwater.actors.edge.access.secret import key_text
-from headwater.actors.edge.access.settings import AccessSettings
-from headwater.actors.edge.api.app import App
-from headwater.actors.edge.api.options import EdgeOptions
-from headwater.actors.edge.clients.workers import WorkerRegistry
-from headwater.actors.edge.history.settings import HistorySettings
-from headwater.actors.edge.limits.settings import UNLIMITED_SERVICE, ServiceLimits
+from headwater.actors.bus import Message, Subscription
+from headwater.actors.edge.admit.control import AccessServices
+from headwater.actors.edge.admit.keys import key_text
+from headwater.actors.edge.apis.app import App
+from headwater.actors.edge.apis.tokens import EdgeOptions
 from headwater.actors.edge.model.catalog import ModelCatalog
-from headwater.actors.edge.request.open_requests import OpenRequests
-from headwater.actors.edge.request.settings import HostedTools
+from headwater.actors.edge.saga.open_requests import OpenRequests
+from headwater.actors.edge.saga.workers import WorkerRegistry
+from headwater.actors.edge.settings import (
+    UNLIMITED_SERVICE,
+    AccessSettings,
+    HistorySettings,
+    HostedTools,
+    ServiceLimits,
+)
 from headwater.actors.media.intake import MediaIntake
-from headwater.actors.runtime.ports import Ports
+from headwater.actors.runtime.persistence import Ports
 from headwater.actors.runtime.tables import ApiKeyTable
-from headwater.actors.worker.lifecycle.model_card import Served, publish_card
+from headwater.actors.worker.model_card import Served, publish_card
 from headwater.engines.engine import EngineInfo
 from headwater.engines.model_files import ModelFiles
 from headwater.engines.sim.engine import SimEngine, SimSettings
 from headwater.engines.sim.model import sim_model_files, tokenizer
-from headwater.events.log import Record
+from headwater.events.ports import Record
 from headwater.events.writer import DELAY_S
 from headwater.ops.operator.keys import WantedKey, new_key
-from headwater.ops.process.kernels import compile_kernels
+from headwater.ops.process.actor import compile_kernels
 from headwater.schemas import subjects
 from headwater.schemas.events.request import PayloadKind
 from headwater.schemas.events.route import Decision, RouteQuery, RouteRefused
@@ -45,7 +48,7 @@ from headwater.schemas.messages.inference import (
     TokenFrame,
     TokenLogprob,
 )
-from headwater.schemas.tables.capability import Capability
+from headwater.schemas.tables import Capability
 from tests.support.data.examples import joined, record
 from tests.support.data.queries import changed
 from tests.support.data.story import decided, fold

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from headwater.actors.worker.serving.settings import HealthSettings
+from headwater.actors.worker.settings import HealthSettings
 from headwater.schemas import subjects
 from tests.support.worlds.control import Worker
 from tests.support.worlds.virtual import Stage, until

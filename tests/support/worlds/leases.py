@@ -2,9 +2,9 @@
 
 import msgspec
 
-from headwater.actors.runtime.ports import Ports
+from headwater.actors.runtime.persistence import Ports
 from headwater.schemas.subjects import lease_key
-from headwater.schemas.tables.lease import Lease
+from headwater.schemas.tables import Lease
 
 
 async def put_leases(world: Ports, pool: str) -> None:

@@ -3,8 +3,7 @@
 import asyncio
 from collections.abc import Callable, Sequence
 
-from headwater.actors.runtime.actor import Actor
-from headwater.actors.runtime.supervisor import Unrecoverable, supervise
+from headwater.actors.runtime.actor import Actor, Unrecoverable, supervise
 from headwater.schemas.clock import SystemClock
 
 READY_S = 120.0

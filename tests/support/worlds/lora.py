@@ -7,14 +7,14 @@ from typing import Any
 
 import msgspec
 
-from headwater.actors.runtime.ports import Ports
-from headwater.actors.worker.lora.manager import LoraManager, LoraSettings
-from headwater.actors.worker.lora.restart_list import RestartList
-from headwater.actors.worker.serving.settings import LoraLoading
-from headwater.actors.worker.serving.status import WorkerProfile, WorkerStatus
+from headwater.actors.runtime.persistence import Ports
+from headwater.actors.worker.inflight import WorkerProfile, WorkerStatus
+from headwater.actors.worker.lora import LoraManager, LoraSettings
+from headwater.actors.worker.lora_slots import RestartList
+from headwater.actors.worker.settings import LoraLoading
 from headwater.engines.sim.engine import SimSettings
 from headwater.schemas import subjects
-from headwater.schemas.tables.card import LoraCard
+from headwater.schemas.tables import LoraCard
 from tests.support.engines.adapters import LoraSim, files, make_adapter
 
 POOL = "m-b16"

@@ -17,21 +17,21 @@ import httpx
 from headwater.actors.edge.actor import EdgeActor
 from headwater.actors.http.server import UvicornServer
 from headwater.actors.router.actor import RouterActor
-from headwater.actors.runtime.ports import Ports
+from headwater.actors.runtime.persistence import Ports
 from headwater.actors.worker.actor import WorkerActor
-from headwater.actors.worker.lifecycle.model_card import Served
-from headwater.actors.worker.lora.manager import LoraManager, LoraSettings
-from headwater.actors.worker.lora.restart_list import RestartList
-from headwater.actors.worker.serving.settings import LoraLoading
+from headwater.actors.worker.lora import LoraManager, LoraSettings
+from headwater.actors.worker.lora_slots import RestartList
+from headwater.actors.worker.model_card import Served
+from headwater.actors.worker.settings import LoraLoading
 from headwater.engines.engine import Engine
 from headwater.engines.sim.engine import SimSettings
 from headwater.engines.sim.model import script, sim_model_files
 from headwater.engines.sim.step_time import StepTime
-from headwater.events.log import Record
-from headwater.ops.nats.open_ports import open_ports
-from headwater.ops.process.kernels import compile_kernels
+from headwater.events.ports import Record
+from headwater.ops.nats.server import open_ports
+from headwater.ops.process.actor import compile_kernels
 from headwater.schemas.clock import SystemClock
-from headwater.schemas.events.event import Event
+from headwater.schemas.events import Event
 from headwater.schemas.names import pool_name
 from headwater.schemas.subjects import InboxKind
 from tests.support.engines.adapters import LoraSim, files, make_adapter

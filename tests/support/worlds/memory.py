@@ -2,11 +2,10 @@
 
 from itertools import count
 
-from headwater.actors.bus.memory import MemoryBus
-from headwater.actors.runtime.ports import Ports
-from headwater.events.log import Log
-from headwater.events.memory.log import MemoryLog
-from headwater.events.memory.stores import MemoryBlobs, MemoryTable
+from headwater.actors.bus import MemoryBus
+from headwater.actors.runtime.persistence import Ports
+from headwater.events.memory import MemoryBlobs, MemoryLog, MemoryTable
+from headwater.events.ports import Log
 from tests.support.worlds.clock import ManualClock
 
 

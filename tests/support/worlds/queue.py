@@ -4,8 +4,8 @@ import asyncio
 
 import msgspec
 
-from headwater.actors.edge.clients.router_client import RouterClient
-from headwater.actors.runtime.ports import Ports
+from headwater.actors.edge.saga.workers import RouterClient
+from headwater.actors.runtime.persistence import Ports
 from headwater.ops.sim.fleet import NAMESPACE, POOL
 from headwater.router.queue.limits import BusyLimits, QueueLimits, QueueSettings
 from headwater.schemas import subjects

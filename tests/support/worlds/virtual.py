@@ -10,20 +10,20 @@ import msgspec
 from headwater.actors.router.actor import RouterActor
 from headwater.actors.runtime import lease
 from headwater.actors.runtime.actor import Actor
-from headwater.actors.runtime.ports import Ports
+from headwater.actors.runtime.persistence import Ports
 from headwater.actors.worker.actor import WorkerActor
-from headwater.actors.worker.lifecycle.model_card import Served
+from headwater.actors.worker.model_card import Served
 from headwater.engines.sim.engine import SimEngine
-from headwater.events.log import Record
-from headwater.events.memory.log import MemoryLog
+from headwater.events.memory import MemoryLog
+from headwater.events.ports import Record
 from headwater.ops.sim import loop
 from headwater.ops.sim.checks import messages
 from headwater.ops.sim.fleet import FILES, MODEL, POOL, SETTINGS, SimFleet
 from headwater.ops.sim.loop import VirtualLoop
-from headwater.ops.sim.process import Process
+from headwater.ops.sim.network import Process
 from headwater.router.queue.limits import QueueSettings
 from headwater.schemas import subjects
-from headwater.schemas.tables.lease import Lease
+from headwater.schemas.tables import Lease
 
 T = TypeVar("T")
 POLL_S = 0.01

@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from headwater.actors.edge.request.migration import DEATHS_MAX
+from headwater.actors.edge.saga.saga import DEATHS_MAX
 from tests.support.processes.fleet import fleet
 
 pytestmark = [pytest.mark.processes]

@@ -14,8 +14,8 @@ from headwater.actors.worker.actor import WorkerActor
 from headwater.engines.sim.engine import SimEngine
 from headwater.ops.config.processes import EngineProcess
 from headwater.ops.config.worker import WorkerSettings
-from headwater.ops.nats.open_ports import open_ports
-from headwater.ops.worker import make_engine
+from headwater.ops.nats.server import open_ports
+from headwater.ops.start import make_engine
 from headwater.schemas.clock import SystemClock
 from tests.support.processes.fleet import FleetProcess, fleet
 

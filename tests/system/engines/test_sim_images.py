@@ -12,7 +12,7 @@ import openai
 import pytest
 import pytest_asyncio
 
-from headwater.engines.sim.embedding import embedding_of
+from headwater.engines.sim.encoder import embedding_of
 from headwater.schemas.messages.media import PromptMedia
 from tests.support.clients.media_chat import MediaAnswer, content
 from tests.support.clients.pictures import HEIGHT, WIDTH, picture_url

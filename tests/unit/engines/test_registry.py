@@ -8,7 +8,7 @@ import pytest
 from headwater.engines import registry
 from headwater.engines.engine import EngineUnavailable
 from headwater.engines.sim.engine import SimEngine
-from headwater.ops.worker import make_engine
+from headwater.ops.start import make_engine
 
 ONE = """
 class {name}:

@@ -9,11 +9,18 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from headwater.events.chain import Chains
-from headwater.events.log import Record
+from headwater.events.ports import Record
 from headwater.router.fold.state import RouterState
 from headwater.router.replay import Replay
-from headwater.schemas.encoding.codec import UnreadableBatch, decode_batch, seal
-from headwater.schemas.encoding.envelope import DIGEST_BYTES, NO_DIGEST, SCHEMA_VERSION, Batch
+from headwater.schemas.encoding import (
+    DIGEST_BYTES,
+    NO_DIGEST,
+    SCHEMA_VERSION,
+    Batch,
+    UnreadableBatch,
+    decode_batch,
+    seal,
+)
 from headwater.schemas.events.kv import BlocksStored, KvGap
 from tests.support.data.examples import joined, packed
 from tests.support.worlds.chained_log import Folded, Teller, Told, a_log, read, subject

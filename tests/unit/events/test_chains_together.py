@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.router.fold.state import RouterState, StoredChains, merge_stored
-from headwater.schemas.events.event import Event
+from headwater.schemas.events import Event
 from headwater.schemas.events.kv import BlocksCleared, BlocksRemoved, BlocksStored
 from tests.support.data.examples import joined, packed, record
 

@@ -9,9 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.events.chain import Chains
-from headwater.events.errors import LogFull, LogRefused, LogUnavailable
-from headwater.events.log import NOTHING, AppendResult, Entry, Record, Unknown
-from headwater.events.memory.log import MemoryLog
+from headwater.events.memory import MemoryLog
+from headwater.events.ports import (
+    NOTHING,
+    AppendResult,
+    Entry,
+    LogFull,
+    LogRefused,
+    LogUnavailable,
+    Record,
+    Unknown,
+)
 from headwater.events.writer import (
     BATCH_BYTES_MAX,
     BATCH_EVENTS_MAX,
@@ -21,8 +29,7 @@ from headwater.events.writer import (
     WriterFenced,
     stored,
 )
-from headwater.schemas.encoding.codec import EVENT_BYTES, decode_batch
-from headwater.schemas.encoding.envelope import NO_DIGEST, Batch, Sealed
+from headwater.schemas.encoding import EVENT_BYTES, NO_DIGEST, Batch, Sealed, decode_batch
 from headwater.schemas.events.kv import BlocksRemoved, KvGap
 from tests.support.data.examples import batch
 from tests.support.worlds.clock import ManualClock, SkippingClock, running, settle

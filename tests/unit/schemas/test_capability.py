@@ -3,7 +3,7 @@
 import pytest
 
 from headwater.schemas.media_kind import PromptMediaKind
-from headwater.schemas.tables.capability import Capability, kinds_encoded
+from headwater.schemas.tables import Capability, kinds_encoded
 
 
 @pytest.mark.parametrize(

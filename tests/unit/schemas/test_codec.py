@@ -8,9 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.schemas.encoding.codec import UnreadableBatch, decode_batch, digest_of, encode_batch, seal
-from headwater.schemas.encoding.envelope import DIGEST_BYTES, NO_DIGEST, SCHEMA_VERSION, Batch
-from headwater.schemas.events.event import Event
+from headwater.schemas.encoding import (
+    DIGEST_BYTES,
+    NO_DIGEST,
+    SCHEMA_VERSION,
+    Batch,
+    UnreadableBatch,
+    decode_batch,
+    digest_of,
+    encode_batch,
+    seal,
+)
+from headwater.schemas.events import Event
 from headwater.schemas.events.kv import BlocksStored
 from tests.support.data.examples import EVENT_TYPES, any_event, batch, packed, structs, texts
 

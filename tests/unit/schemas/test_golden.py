@@ -13,16 +13,24 @@ import numpy as np
 import pytest
 
 import tests
-from headwater.events.log import Record
+from headwater.events.ports import Record
 from headwater.router.decision.decide import seed_of
 from headwater.router.fold.state import RouterState
 from headwater.router.replay import Recorded, Replay
 from headwater.schemas.constraints import Constraints, Preferences
-from headwater.schemas.encoding.codec import UnreadableBatch, decode_batch, encode_batch, reader_of
-from headwater.schemas.encoding.envelope import SCHEMA_VERSION, Batch
-from headwater.schemas.events.event import Event
+from headwater.schemas.encoding import (
+    SCHEMA_VERSION,
+    Batch,
+    UnreadableBatch,
+    decode_batch,
+    encode_batch,
+    reader_of,
+)
+from headwater.schemas.events import Event
 from headwater.schemas.events.fleet import (
     EnginesWeighted,
+    LoadReported,
+    RequestsHeld,
     WorkerChanged,
     WorkerControlled,
     WorkerDraining,
@@ -30,7 +38,6 @@ from headwater.schemas.events.fleet import (
     WorkerLeft,
 )
 from headwater.schemas.events.kv import BlocksCleared, BlocksRemoved, BlocksStored, KvGap
-from headwater.schemas.events.load import LoadReported, RequestsHeld
 from headwater.schemas.events.request import (
     MediaPlace,
     RequestAccepted,

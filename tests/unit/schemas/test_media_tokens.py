@@ -3,10 +3,17 @@
 import msgspec
 import pytest
 
-from headwater.engines.kv_events.wire import multimodal
+from headwater.engines.kv_events import multimodal
 from headwater.schemas.hashing import media_digests
-from headwater.schemas.tables.card import AudioSupport, ImageSupport, MediaSupport, VideoSupport
-from headwater.schemas.tables.media_tokens import count_audio_tokens, count_image_tokens, count_media_tokens
+from headwater.schemas.tables import (
+    AudioSupport,
+    ImageSupport,
+    MediaSupport,
+    VideoSupport,
+    count_audio_tokens,
+    count_image_tokens,
+    count_media_tokens,
+)
 
 GRID = ImageSupport(placeholder=7, per_prompt=4, side=28, pixels_min=4 * 28 * 28, pixels_max=64 * 28 * 28)
 

@@ -13,7 +13,7 @@ import pytest_asyncio
 
 from headwater.engines.engine import RequestRejected
 from headwater.engines.sglang import SglangSettings, follower
-from headwater.engines.sglang.stream import Stream
+from headwater.engines.sglang.sampling import Stream
 from headwater.schemas import hashing
 from headwater.schemas.events.kv import CPU, GPU
 from headwater.schemas.messages.inference import EmbedRequest

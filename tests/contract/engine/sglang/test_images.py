@@ -9,7 +9,7 @@ import pytest_asyncio
 from msgspec.structs import replace
 
 from headwater.engines.engine import EncodedImage, EngineError, RequestRejected
-from headwater.engines.sglang.embeddings.input import SglangEmbeddings
+from headwater.engines.sglang.embedding_input import SglangEmbeddings
 from headwater.schemas.messages.media import PromptMedia
 from tests.support.engines.multimodal import tiny_vision_model
 from tests.support.engines.multimodal.media_requests import answer, answer_from_cache, indexed, rejection

@@ -14,7 +14,7 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
-from headwater.ops.worker import default_model
+from headwater.ops.start import model
 from tests.support.engines.multimodal import model_folder
 from tests.support.engines.multimodal.qwen2_vl_config import (
     MERGE,
@@ -57,7 +57,7 @@ def ensure() -> Path:
 
 
 def _write(folder: Path, ids: dict[str, int]) -> None:
-    text = json.loads((default_model.ensure() / "config.json").read_text())
+    text = json.loads((model.ensure() / "config.json").read_text())
     _write_config(folder, text, ids)
     _write_weights(folder, text, ids)
 
@@ -97,7 +97,7 @@ def _write_weights(folder: Path, text: dict[str, Any], ids: dict[str, int]) -> N
     """The text model's bytes as they are, in bfloat16, and what it lacks, in float32."""
     import numpy as np
 
-    stored = _read_safetensors(default_model.path() / "model.safetensors")
+    stored = _read_safetensors(model.path() / "model.safetensors")
     words = stored["model.embed_tokens.weight"]
     hidden, known = text["hidden_size"], text["vocab_size"]
     # bfloat16 is the upper half of float32.
@@ -106,7 +106,7 @@ def _write_weights(folder: Path, text: dict[str, Any], ids: dict[str, int]) -> N
     # The tokens around an image say nothing.
     more = bytes(2 * hidden * (max(ids.values()) + 1 - known))
     words |= {"data": words["data"] + more, "shape": [max(ids.values()) + 1, hidden]}
-    tokenizer = json.loads((default_model.path() / "tokenizer.json").read_text())["model"]["vocab"]
+    tokenizer = json.loads((model.path() / "tokenizer.json").read_text())["model"]["vocab"]
     named = {name: embeddings[tokenizer[f"Ġ{name}"]] for name in COLOURS}
     added = _vision_tower(named, hidden)
     for layer in range(text["num_hidden_layers"]):

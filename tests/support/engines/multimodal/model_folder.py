@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from headwater.ops.worker import default_model
+from headwater.ops.start import model
 from tests.support.engines.short_vocabulary import shortened
 
 SCALE: Final = 0.3
@@ -29,7 +29,7 @@ def ensure(
 
     The tokenizer is `short`, unless the model has the real one's weights for its words.
     """
-    source = default_model.ensure()
+    source = model.ensure()
     folder = source.parent / name
     if folder.is_dir():
         return folder

@@ -6,10 +6,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from headwater.actors.admin.app import BODY_BYTES_MAX, AdminApp
-from headwater.actors.admin.tokens import (
+from headwater.actors.admin import (
+    BODY_BYTES_MAX,
     FAILURES_MAX,
     WINDOW_S,
+    AdminApp,
     Token,
     TokenAuthenticator,
     WeakToken,

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from headwater.actors.edge.clients.workers import WorkerLost, WorkerRegistry
+from headwater.actors.edge.saga.workers import WorkerLost, WorkerRegistry
 from headwater.actors.http.errors import ApiError
 from headwater.schemas.messages.inference import EmbedRequest
 from tests.support.worlds.clock import ManualClock
@@ -17,7 +17,7 @@ class Owed:
         self.error: ApiError | None = None
 
     def abort(self, error: ApiError) -> None:
-        """See `headwater.actors.edge.clients.workers.ClientCall`."""
+        """See `headwater.actors.edge.saga.workers.ClientCall`."""
         self.error = error
 
 

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from headwater.actors.bus.port import Message
+from headwater.actors.bus import Message
 from headwater.schemas import hashing, subjects
 from headwater.schemas.events.fleet import WorkerChanged
 from headwater.schemas.events.route import RouteQuery
-from headwater.schemas.tables.card import LoraCard
+from headwater.schemas.tables import LoraCard
 from tests.support.data.examples import joined, record
 from tests.support.data.story import fold
 from tests.support.worlds.clock import settle

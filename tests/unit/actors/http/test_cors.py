@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from headwater.actors.http.asgi import EventStream, respond
-from headwater.actors.http.cors import REQUEST_HEADERS_MAX, allow_origins, check_origins
+from headwater.actors.http.asgi import REQUEST_HEADERS_MAX, EventStream, allow_origins, check_origins, respond
 
 ORIGIN = b"https://chat.example"
 

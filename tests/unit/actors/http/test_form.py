@@ -5,9 +5,9 @@ from typing import Any
 import httpx
 import pytest
 
-from headwater.actors.http import form
+from headwater.actors.http import body as http_body
+from headwater.actors.http.body import UploadForm, read_form
 from headwater.actors.http.errors import ApiError
-from headwater.actors.http.form import UploadForm, read_form
 
 
 def sent(**parts: Any) -> tuple[list[tuple[bytes, bytes]], bytes]:
@@ -23,7 +23,7 @@ async def read(**parts: Any) -> UploadForm:
 
 async def test_fields_and_files_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lists keep their order; a file may have any bytes, also those of boundaries, and is read piece by piece."""
-    monkeypatch.setattr(form, "SLICE_BYTES", 7)
+    monkeypatch.setattr(http_body, "SLICE_BYTES", 7)
     content = bytes(range(256)) * 3 + b"\r\n--\r\n--boundary"
     found = await read(
         data={"model": "ä", "kinds[]": ["a", "b"]}, files={"file": ("x.wav", content, "audio/wav")}
@@ -37,8 +37,11 @@ async def test_fields_and_files_are_read(monkeypatch: pytest.MonkeyPatch) -> Non
     [
         ({"json": {"a": 1}}, "content-type must be multipart/form-data"),
         ({"files": [("a", (None, b"\xff"))]}, "'a' is not UTF-8"),
-        ({"files": [("a", (None, b"1"))] * (form.PARTS_MAX + 1)}, "more than 64 parts"),
-        ({"files": [("a", (None, b"1" * (form.FIELD_BYTES_MAX + 1)))]}, "'a' is longer than 65536 bytes"),
+        ({"files": [("a", (None, b"1"))] * (http_body.PARTS_MAX + 1)}, "more than 64 parts"),
+        (
+            {"files": [("a", (None, b"1" * (http_body.FIELD_BYTES_MAX + 1)))]},
+            "'a' is longer than 65536 bytes",
+        ),
         ({"files": [("", ("x", b"1"))]}, "has no name"),
     ],
 )

@@ -6,10 +6,17 @@ from typing import Annotated, Any
 import msgspec
 import pytest
 
-from headwater.actors.http.decoding import decode_body
+from headwater.actors.http.decoding import (
+    LARGE_BYTES,
+    STRINGS_MAX,
+    ShortenedBody,
+    ascii_text,
+    decode_body,
+    joined,
+    shorten,
+    whole_body,
+)
 from headwater.actors.http.errors import ApiError
-from headwater.actors.http.long_strings import STRINGS_MAX, ShortenedBody, shorten, whole_body
-from headwater.actors.http.unlocked import LARGE_BYTES, ascii_text, joined
 
 LONG = "iVBORw0KGgo+/" * (LARGE_BYTES // 13 + 1)
 OTHER = "A" * LARGE_BYTES

@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 import structlog
 
-from headwater.actors.http import tls
+from headwater.actors.http import server as http_server
 from headwater.actors.http.limits import ConnectionLimits
-from headwater.actors.http.server import UvicornServer
-from headwater.actors.http.tls import BadCertificate, Certificate
+from headwater.actors.http.server import BadCertificate, Certificate, UvicornServer
 
 NAMES = ("first", "second")
 
@@ -138,7 +137,7 @@ async def test_the_server_looks_at_the_files_itself(
     certificate: Certificate, install: Any, pairs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every few seconds."""
-    monkeypatch.setattr(tls, "POLL_S", 0.01)
+    monkeypatch.setattr(http_server, "POLL_S", 0.01)
     async with serving(certificate) as port:
         install("second", "second")
         async with asyncio.timeout(10):

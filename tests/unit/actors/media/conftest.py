@@ -8,8 +8,7 @@ import pytest
 
 from headwater.actors.http.errors import ApiError
 from headwater.actors.media.intake import DEFAULT_TARGET, START_S, WALL_PER_CPU, MediaIntake
-from headwater.actors.media.request.settings import FetchPolicy, IntakeSettings, MediaLimits
-from headwater.actors.media.request.source import MediaSource, MediaTarget
+from headwater.actors.media.request import FetchPolicy, IntakeSettings, MediaLimits, MediaSource, MediaTarget
 from tests.support.media.bounds import bounded
 from tests.support.media.internet import Internet, internet
 

@@ -9,8 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from headwater.actors.media.intake import MediaIntake
-from headwater.actors.media.request.settings import FetchPolicy, IntakeSettings
-from headwater.actors.media.request.source import MediaSource
+from headwater.actors.media.request import FetchPolicy, IntakeSettings, MediaSource
 from tests.support.media import images
 from tests.support.media.images import chunk, data_url, encoded, picture, png, zeros
 from tests.unit.actors.media.conftest import TIGHT, rejection

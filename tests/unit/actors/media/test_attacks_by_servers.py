@@ -13,8 +13,7 @@ import pytest
 
 from headwater.actors.http.errors import ApiError
 from headwater.actors.media.intake import MediaIntake
-from headwater.actors.media.request.settings import IntakeSettings
-from headwater.actors.media.request.source import MediaSource
+from headwater.actors.media.request import IntakeSettings, MediaSource
 from tests.support.media.images import data_url, encoded, picture
 from tests.support.media.internet import Internet
 from tests.unit.actors.media.conftest import HOST, TIGHT, rejection

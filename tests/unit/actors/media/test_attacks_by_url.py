@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from headwater.actors.media.intake import MediaIntake
-from headwater.actors.media.request.source import MediaSource
+from headwater.actors.media.request import MediaSource
 from tests.support.media.images import encoded, picture
 from tests.support.media.internet import PUBLIC, Internet
 from tests.unit.actors.media.conftest import HOST, OTHER_HOST, rejection

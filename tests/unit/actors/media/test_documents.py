@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from headwater.actors.media.intake import MediaIntake
-from headwater.actors.media.request.source import MediaSource
+from headwater.actors.media.request import MediaSource
 from tests.support.media.documents import document, pdf, stream
 from tests.support.media.images import encoded, jpeg_of_size, picture
 from tests.support.media.recordings import film, recording, tone, wav

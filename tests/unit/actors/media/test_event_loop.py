@@ -12,8 +12,7 @@ import pytest
 
 from headwater.actors.media.intake import MediaIntake
 from headwater.actors.media.item import SharedValues
-from headwater.actors.media.request.settings import IntakeSettings, MediaLimits
-from headwater.actors.media.request.source import MediaSource
+from headwater.actors.media.request import IntakeSettings, MediaLimits, MediaSource
 from tests.bench.media.event_loop import LoopProbe
 from tests.support.media.images import data_url, encoded, noise, picture
 

@@ -14,8 +14,7 @@ from PIL import Image, ImageOps
 from headwater.actors.http.errors import ApiError
 from headwater.actors.media.intake import MediaIntake
 from headwater.actors.media.item import MediaItem, media_id
-from headwater.actors.media.request.settings import FetchPolicy, IntakeSettings
-from headwater.actors.media.request.source import MediaSource, MediaTarget
+from headwater.actors.media.request import FetchPolicy, IntakeSettings, MediaSource, MediaTarget
 from tests.support.media.images import chunk, encoded, picture
 from tests.support.media.internet import Internet
 from tests.unit.actors.media.conftest import HOST

@@ -5,8 +5,8 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from headwater.actors.media.places import Line, ProcessPlaces
-from headwater.actors.media.request.errors import MediaCode, MediaError
+from headwater.actors.media.intake import Line, ProcessPlaces
+from headwater.actors.media.request import MediaCode, MediaError
 
 LONG_S = 60.0
 

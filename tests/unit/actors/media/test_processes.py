@@ -11,8 +11,7 @@ import pytest
 
 from headwater.actors.http.errors import ApiError
 from headwater.actors.media.intake import MediaIntake
-from headwater.actors.media.request.settings import IntakeSettings
-from headwater.actors.media.request.source import MediaSource
+from headwater.actors.media.request import IntakeSettings, MediaSource
 from tests.support.media import internet
 from tests.support.media.bounds import bounded
 from tests.support.media.images import encoded, noise
@@ -109,7 +108,7 @@ async def test_without_the_extra_an_item_gets_a_503(tmp_path: Path) -> None:
 EDGE = """
 import asyncio, os
 from headwater.actors.media.intake import MediaIntake
-from headwater.actors.media.request.source import MediaSource
+from headwater.actors.media.request import MediaSource
 
 async def main():
     intake = MediaIntake()

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headwater.actors.media.decoders.video import sample_indices
+from headwater.actors.media.av_decoder import sample_indices
 from headwater.actors.media.intake import MediaIntake
-from headwater.actors.media.request.source import EmbeddingForm, MediaKind, MediaSource, MediaTarget
+from headwater.actors.media.request import EmbeddingForm, MediaKind, MediaSource, MediaTarget
 from tests.support.media.embeddings import embedding_file
 from tests.support.media.images import encoded, picture
 from tests.support.media.recordings import RATE_HZ, film, recording, safetensors, tone, turned, wav

@@ -5,9 +5,8 @@ import re
 import pytest
 
 from headwater.actors.media.intake import MediaIntake
-from headwater.actors.media.request.errors import MediaCode
-from headwater.actors.media.request.settings import FetchPolicy
-from headwater.ops.config.media import MediaSettings
+from headwater.actors.media.request import FetchPolicy, MediaCode
+from headwater.ops.config.edge import MediaSettings
 from tests.tidy.source import ROOT
 
 

@@ -7,14 +7,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from headwater.actors.router.follower import LAG_S_MAX
-from headwater.actors.router.reconcile import (
+from headwater.actors.router.divergence import (
     PERIOD_S,
     RESYNC_PAUSE_S,
     RESYNC_PAUSE_S_MAX,
     ROUNDS,
     LeaseReconciler,
 )
+from headwater.actors.router.follower import LAG_S_MAX
 from headwater.events.writer import Writer
 from headwater.ops.sim.fleet import NAMESPACE, POOL
 from headwater.router.fold.state import RouterState
@@ -22,7 +22,7 @@ from headwater.schemas import subjects
 from headwater.schemas.events.fleet import WorkerLeft
 from headwater.schemas.events.kv import BlocksCleared
 from headwater.schemas.events.route import Decision, RouteQuery, RouteRefused
-from headwater.schemas.tables.lease import Lease
+from headwater.schemas.tables import Lease
 from tests.support.data.examples import joined, packed, record
 from tests.support.data.story import fold
 from tests.support.worlds.virtual import Stage, events_of, play, until

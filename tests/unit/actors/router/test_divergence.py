@@ -7,12 +7,12 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from headwater.actors.bus.port import Message
+from headwater.actors.bus import Message
 from headwater.actors.router.actor import RouterActor
 from headwater.actors.router.divergence import KEPT_MAX, PERIOD_NS, Marks
 from headwater.ops.sim.fleet import NAMESPACE, POOL
 from headwater.schemas import subjects
-from headwater.schemas.events.digest import StateDigest
+from headwater.schemas.events.route import StateDigest
 from headwater.schemas.hashing import pack_tokens, unpack_hashes
 from headwater.schemas.messages.inference import GenerateRequest, Sampling
 from tests.support.worlds.virtual import Stage, play

@@ -6,13 +6,13 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from headwater.actors.worker.lifecycle.model_card import Served, publish_card
+from headwater.actors.worker.model_card import Served, publish_card
 from headwater.engines.sim.engine import SimEngine
-from headwater.events.log import Gap
+from headwater.events.ports import Gap
 from headwater.ops.sim.fleet import FILES, MODEL, NAMESPACE, POOL, SETTINGS
 from headwater.schemas import subjects
 from headwater.schemas.events.fleet import EnginesWeighted, WorkerJoined
-from headwater.schemas.messages.engine_weights import EngineStatus, WeightsReply, WeightsRequest
+from headwater.schemas.messages.control import EngineStatus, WeightsReply, WeightsRequest
 from tests.support.worlds.virtual import Stage, events_of, play, until
 from tests.unit.actors.router.test_actor import asked
 

@@ -4,10 +4,9 @@ import asyncio
 
 import pytest
 
-from headwater.actors.router.queue import SERVED_PER_TURN, TICK_S
-from headwater.actors.router.waiters import HOLD_S
+from headwater.actors.router.queue import HOLD_S, SERVED_PER_TURN, TICK_S
 from headwater.router.fold.state import RouterState
-from headwater.router.queue.admission_queue import UNACCEPTED_NS_MAX
+from headwater.router.queue.admission import UNACCEPTED_NS_MAX
 from headwater.router.queue.limits import QueueLimits, QueueSettings
 from headwater.router.replay import Recorded, Replay
 from headwater.schemas.events.route import Decision, RouteQuery, RouteRefused

@@ -4,11 +4,10 @@ import asyncio
 
 import pytest
 
-from headwater.actors.bus.port import BusError
-from headwater.actors.edge.clients.router_client import ROUTE_TIMEOUT_S, UNANSWERED_MAX
-from headwater.actors.router.queue import TICK_S
-from headwater.actors.router.waiters import ABANDONED_S, HOLD_S
-from headwater.router.queue.admission_queue import SILENCE_S
+from headwater.actors.bus import BusError
+from headwater.actors.edge.saga.workers import ROUTE_TIMEOUT_S, UNANSWERED_MAX
+from headwater.actors.router.queue import ABANDONED_S, HOLD_S, TICK_S
+from headwater.router.queue.admission import SILENCE_S
 from headwater.router.queue.limits import QueueSettings
 from headwater.schemas.events.route import Decision, DecisionVoided, RouteRefused
 from tests.support.worlds.queue import FULL, LIMITS, Edge, crowded, parked, waiting

@@ -9,18 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.actors.bus.memory import MemoryBus
-from headwater.actors.router.snapshots import SnapshotKeeper
-from headwater.actors.runtime.ports import Ports
-from headwater.events.errors import LogUnavailable
-from headwater.events.log import Entry
-from headwater.events.memory.log import MemoryLog
-from headwater.events.memory.stores import MemoryBlobs, MemoryTable
-from headwater.events.snapshots.cache import MemoryCache
-from headwater.events.snapshots.policy import Policy, Tail, due
-from headwater.events.snapshots.store import Snapshot, SnapshotStore
+from headwater.actors.bus import MemoryBus
+from headwater.actors.router.follower import SnapshotKeeper
+from headwater.actors.runtime.persistence import Ports
+from headwater.events.memory import MemoryBlobs, MemoryLog, MemoryTable
+from headwater.events.ports import Entry, LogUnavailable
+from headwater.events.snapshot_cache import MemoryCache
+from headwater.events.snapshot_store import Policy, Snapshot, SnapshotStore, Tail, due
 from headwater.router.fold.state import RouterState
-from headwater.schemas.encoding.codec import seal
+from headwater.schemas.encoding import seal
 from headwater.schemas.subjects import snapshot_name
 from tests.support.data.story import fold, story
 from tests.support.ports.snapshots import StoppingBlobs

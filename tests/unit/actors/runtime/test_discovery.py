@@ -8,9 +8,8 @@ import msgspec
 import pytest
 
 from headwater import __version__
-from headwater.actors.bus.memory import MemoryBus
-from headwater.actors.bus.port import NoResponder
-from headwater.actors.runtime.discovery import Requests, ServiceEndpoint
+from headwater.actors.bus import MemoryBus, NoResponder
+from headwater.actors.runtime.tables import Requests, ServiceEndpoint
 
 KINDS = {"PING": "ping", "INFO": "info", "STATS": "stats"}
 

@@ -7,10 +7,10 @@ import pytest
 
 from headwater.actors.runtime.lease import RENEW_S, RETRY_S, TTL_S, LeaseHandle, take
 from headwater.actors.runtime.tables import decode_lease
-from headwater.events.errors import LogUnavailable
-from headwater.events.memory.stores import MemoryTable
+from headwater.events.memory import MemoryTable
+from headwater.events.ports import LogUnavailable
 from headwater.events.table import TableEntry
-from headwater.schemas.tables.lease import Lease
+from headwater.schemas.tables import Lease
 from tests.support.worlds.clock import ManualClock, running, settle
 
 KEY = "worker.w1"

@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 
-from headwater.actors.runtime.actor import Actor
+from headwater.actors.runtime.actor import Actor, RestartLimitReached
 from headwater.actors.runtime.lease import LeaseLost
-from headwater.actors.runtime.supervisor import RestartLimitReached
 from tests.support.worlds import lives
 from tests.support.worlds.clock import ManualClock
 from tests.support.worlds.lives import Lives

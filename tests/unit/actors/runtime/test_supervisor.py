@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.actors.runtime.supervisor import (
+from headwater.actors.runtime.actor import (
     Backoff,
     RestartLimitReached,
     RestartPolicy,

@@ -9,10 +9,9 @@ from headwater.actors.runtime.tables import (
     LoraCardChange,
     ModelCardChange,
 )
-from headwater.events.memory.stores import MemoryTable
+from headwater.events.memory import MemoryTable
 from headwater.schemas import subjects
-from headwater.schemas.tables.card import LoraCard, ModelCard
-from headwater.schemas.tables.lease import Lease
+from headwater.schemas.tables import Lease, LoraCard, ModelCard
 from tests.support.worlds.clock import ManualClock
 
 LORA = LoraCard(name="org/tuned", pool="p", source="/a", digest="ab" * 32, rank=8, created_s=1)

@@ -6,9 +6,9 @@ from collections import Counter
 import msgspec
 import pytest
 
-from headwater.actors.bus.port import Message
-from headwater.actors.shadow.actor import HOLD_S, ShadowActor
-from headwater.events.log import Record
+from headwater.actors.bus import Message
+from headwater.actors.shadow import HOLD_S, ShadowActor
+from headwater.events.ports import Record
 from headwater.ops.sim.fleet import NAMESPACE, POOL
 from headwater.router.decision.decide import Evaluation, reevaluate, with_policy
 from headwater.router.fold.load import Loads
@@ -16,8 +16,8 @@ from headwater.router.fold.state import RouterState
 from headwater.router.index.prefix_index import PrefixIndex
 from headwater.router.shadow import ShadowFold
 from headwater.schemas import subjects
+from headwater.schemas.events.fleet import LoadReported
 from headwater.schemas.events.kv import BlocksStored
-from headwater.schemas.events.load import LoadReported
 from headwater.schemas.events.route import Decision, RouteQuery, RouteRefused, Shadowed
 from headwater.schemas.hashing import pack_tokens
 from headwater.schemas.messages.inference import GenerateRequest, Sampling

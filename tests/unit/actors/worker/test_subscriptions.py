@@ -5,10 +5,10 @@ import asyncio
 import msgspec
 
 from headwater.actors.edge.actor import EdgeActor
-from headwater.actors.edge.request.placement import PLACE_S_MAX
+from headwater.actors.edge.saga.types import PLACE_S_MAX
 from headwater.actors.worker.subscriptions import WAIT_S_MAX, WAITING_MAX
 from headwater.ops.sim.fleet import NAMESPACE
-from headwater.ops.sim.http import SimHttpServer
+from headwater.ops.sim.network import SimHttpServer
 from headwater.schemas import subjects
 from headwater.schemas.events.fleet import WorkerChanged, WorkerControlled
 from headwater.schemas.messages.inference import Accepted, Cancel, Refused

@@ -4,7 +4,7 @@ from collections import Counter
 
 import numpy as np
 
-from headwater.engines.custom.held_blocks import HeldBlocks
+from headwater.engines.custom.engine import HeldBlocks
 from headwater.schemas import hashing
 from headwater.schemas.events.kv import BlocksCleared, BlocksRemoved, BlocksStored
 

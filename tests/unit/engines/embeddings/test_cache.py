@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from headwater.engines.embeddings.cache import EmbeddingCache
+from headwater.engines.embeddings import EmbeddingCache
 from headwater.engines.engine import EncodedImage, KvEvent
 from headwater.schemas.events.kv import BlocksCleared, BlocksRemoved, BlocksStored
 from headwater.schemas.hashing import unpack_hashes

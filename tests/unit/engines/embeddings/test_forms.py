@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headwater.engines.embeddings.tensors import ModelEmbeddings, patches_per_token
+from headwater.engines.embeddings import ModelEmbeddings, patches_per_token
 from headwater.engines.engine import EncodedImage, EngineError, EngineUnavailable
-from headwater.engines.sim.embedding import FORM, embedding_of
-from headwater.engines.vllm.embeddings.input import EmbeddingInput, form_of
+from headwater.engines.sim.encoder import FORM, embedding_of
+from headwater.engines.vllm.encoder import EmbeddingInput, form_of
 from headwater.schemas.messages.media import PromptMedia
-from headwater.schemas.tables.card import EmbeddingSupport
+from headwater.schemas.tables import EmbeddingSupport
 
 TOKENS, WIDTH = 64, 8
 ITEM = PromptMedia("image", "a" * 32, 0, TOKENS, (224, 224, 3))

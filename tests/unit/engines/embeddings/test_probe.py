@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from headwater.engines.embeddings import files
+from headwater.engines import embeddings as engine_embeddings
 from headwater.engines.engine import EngineUnavailable
-from headwater.engines.media.probe import PROBE_ID, probe_image
-from headwater.engines.sglang.embeddings import input as sglang_input
-from headwater.engines.vllm.embeddings import input as vllm_input
+from headwater.engines.media import PROBE_ID, probe_image
+from headwater.engines.sglang import embedding_input as sglang_input
+from headwater.engines.vllm import encoder as vllm_input
 from headwater.schemas.messages.media import PromptMedia
-from headwater.schemas.tables.card import ImageSupport, MediaSupport
+from headwater.schemas.tables import ImageSupport, MediaSupport
 
 SUPPORT = MediaSupport(images=ImageSupport(placeholder=7, per_prompt=1, tokens=4))
 SCORES = [-1.0, -2.0]
@@ -33,9 +33,9 @@ Engine = Callable[[Path, PromptMedia, Any], None]
 
 def encodes(folder: Path, item: PromptMedia, tensor: Any) -> None:
     """It computes, and leaves the probe's embedding in the folder."""
-    files.count(folder, files.ENCODED)
+    engine_embeddings.count(folder, engine_embeddings.ENCODED)
     if item.id == PROBE_ID:
-        files.write(folder, item.id, tensor)
+        engine_embeddings.write(folder, item.id, tensor)
 
 
 def uses_what_it_is_given(folder: Path, item: PromptMedia, tensor: Any) -> None:
@@ -43,7 +43,7 @@ def uses_what_it_is_given(folder: Path, item: PromptMedia, tensor: Any) -> None:
     if item.id == PROBE_ID:
         encodes(folder, item, tensor)
     else:
-        files.count(folder, files.LOADED)
+        engine_embeddings.count(folder, engine_embeddings.LOADED)
 
 
 def ignores_its_settings(folder: Path, item: PromptMedia, tensor: Any) -> None:
@@ -80,7 +80,7 @@ async def test_a_vllm_that_uses_an_embedding_is_a_reader(
     await verify_vllm(embeddings, monkeypatch, uses_what_it_is_given, torch.ones(4, 8))
     assert embeddings.form is not None
     assert (embeddings.form.width, embeddings.form.dtype) == (8, "float32")
-    assert not [one for one in os.listdir(embeddings._folder) if one.endswith(files.SUFFIX)]
+    assert not [one for one in os.listdir(embeddings._folder) if one.endswith(engine_embeddings.SUFFIX)]
 
 
 @pytest.mark.parametrize(

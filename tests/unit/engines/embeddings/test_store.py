@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from headwater.engines.embeddings import files as embedding_files
-from headwater.engines.embeddings.store import (
+from headwater.engines import embeddings as embedding_files
+from headwater.engines.embeddings import (
     LINGER_S,
     PROMISED_S,
     EmbeddingGone,

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.engines.engine import KvEvent
-from headwater.engines.kv_events.translator import KvTranslator
-from headwater.engines.kv_events.wire import decode
+from headwater.engines.kv_events import KvTranslator, decode
 from headwater.schemas.events.kv import CPU, DISK, GPU, BlocksCleared, BlocksRemoved, BlocksStored, KvGap
 from headwater.schemas.hashing import chain_plain, seed, sequence_hashes, unpack_hashes
 

@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
-from headwater.engines.kv_events.sentinels import MediaSentinels
-from headwater.engines.kv_events.translator import KvTranslator
-from headwater.engines.kv_events.wire import decode
+from headwater.engines.kv_events import KvTranslator, MediaSentinels, decode
 from headwater.schemas.hashing import chain_plain, media_digests, seed, sequence_hashes
 from tests.unit.engines.kv_events.test_events import SIZE, TOKENS, held_by, removed, stored
 
@@ -149,7 +147,7 @@ def test_an_image_that_goes_on_otherwise_than_it_began_has_no_name() -> None:
 
 def test_images_of_long_ago_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of the latest requests are known."""
-    monkeypatch.setattr("headwater.engines.kv_events.sentinels.REMEMBERED", 2)
+    monkeypatch.setattr("headwater.engines.kv_events.SENTINELS_REMEMBERED", 2)
     sentinels, tokens, names = with_images(LONG, *TWO)
     sentinels.learn("a", 10, numbers(1), PLACEHOLDER)
     sentinels.learn("c", 4, numbers(3), PLACEHOLDER)

@@ -3,7 +3,7 @@
 import pytest
 
 from headwater.engines.lora_files import LoraError, LoraPolicy
-from headwater.engines.lora_files.policy import parse, parse_networks, parse_sources
+from headwater.engines.lora_files.sources import parse, parse_networks, parse_sources
 
 
 @pytest.mark.parametrize(

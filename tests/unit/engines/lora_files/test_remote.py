@@ -7,7 +7,7 @@ import pytest
 from huggingface_hub import constants
 
 from headwater.engines.lora_files import LoraCache, LoraError, SourceMissing
-from headwater.engines.lora_files.peft import CONFIG, FILES, WEIGHTS
+from headwater.engines.lora_files.sources import CONFIG, FILES, WEIGHTS
 from tests.support.data.lora_archives import archive_of, kept
 from tests.support.engines.adapters import files, make_adapter
 from tests.support.servers.files import FileServer, file_server

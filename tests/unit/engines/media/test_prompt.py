@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from headwater.engines.engine import RequestRejected
-from headwater.engines.media.prompt import check_media, image_of, values_of
+from headwater.engines.media import check_media, image_of, values_of
 from headwater.schemas.messages.media import PromptMedia
-from headwater.schemas.tables.card import AudioSupport, ImageSupport, MediaSupport, VideoSupport
+from headwater.schemas.tables import AudioSupport, ImageSupport, MediaSupport, VideoSupport
 
 FIXED = MediaSupport(images=ImageSupport(placeholder=9, per_prompt=2, tokens=3))
 BY_SIZE = MediaSupport(

@@ -4,10 +4,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from headwater.engines.media.audio_rule import fitting_audio_rule
-from headwater.engines.media.video_rule import VideoSize, fitting_video_rule, probes
-from headwater.schemas.tables.card import AudioSupport, ImageSupport, VideoSupport
-from headwater.schemas.tables.media_tokens import count_image_tokens, count_video_tokens
+from headwater.engines.media import VideoSize, fitting_audio_rule, fitting_video_rule, probes
+from headwater.schemas.tables import (
+    AudioSupport,
+    ImageSupport,
+    VideoSupport,
+    count_image_tokens,
+    count_video_tokens,
+)
 
 FRAME = ImageSupport(placeholder=9, per_prompt=2, side=28, pixels_min=3_136, pixels_max=50_176)
 CONFIG = SimpleNamespace(vision_config=SimpleNamespace(patch_size=14, spatial_merge_size=2))

@@ -9,13 +9,13 @@ from asyncio.subprocess import PIPE
 
 import pytest
 
-from headwater.engines.process.interruption import interruptible
+from headwater.engines.process import interruptible
 from tests.support.processes.fleet import command_line
 
 PROGRAM = """
 import asyncio, subprocess, sys, threading, time
-from headwater.engines.process import interruption
-from headwater.engines.process.interruption import EngineInterrupted
+from headwater.engines import process as interruption
+from headwater.engines.process import EngineInterrupted
 from headwater.ops.process import signals
 
 interruption.CLEAN_UP_S = 0.3

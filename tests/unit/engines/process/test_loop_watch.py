@@ -6,7 +6,7 @@ from pathlib import Path
 
 from structlog.testing import capture_logs
 
-from headwater.engines.process.loop_watch import LoopWatch, folder_of
+from headwater.engines.process import LoopWatch, folder_of
 from tests.support.ports.waiting import eventually
 
 HERE = f"{Path(__file__).parent}/"
@@ -47,7 +47,7 @@ async def test_loop_that_is_busy_with_other_code_is_not_the_engines_fault() -> N
 
 
 def test_code_of_a_class_is_in_its_folder() -> None:
-    assert folder_of(LoopWatch).endswith("/engines/process/")
+    assert folder_of(LoopWatch).endswith("/engines/")
     assert folder_of(int) == ""
 
 

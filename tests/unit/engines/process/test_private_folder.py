@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from headwater.engines.process import private_folder
+from headwater.engines import process as engine_process
 
 
 def hold(wire: Connection, parent: Path, kind: str) -> None:
     """Take a folder and wait."""
-    wire.send(private_folder.take(kind, parent))
+    wire.send(engine_process.take(kind, parent))
     signal.pause()
 
 
@@ -36,12 +36,12 @@ def kill(pid: int) -> None:
 
 def test_a_folder_is_private_and_goes_with_its_owner(tmp_path: Path) -> None:
     """With what is in it; again is fine."""
-    folder = private_folder.take("engine", tmp_path)
+    folder = engine_process.take("engine", tmp_path)
     assert folder.stat().st_mode & 0o777 == 0o700
-    assert private_folder.is_private(folder)
+    assert engine_process.is_private(folder)
     (folder / "socket").write_text("x")
-    private_folder.give_up(folder)
-    private_folder.give_up(folder)
+    engine_process.give_up(folder)
+    engine_process.give_up(folder)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -55,12 +55,12 @@ def test_the_next_process_removes_what_a_killed_one_left(tmp_path: Path) -> None
         kill(dead)
         kill(other)
         (tmp_path / "headwater-engine-without-lock").mkdir()
-        mine = private_folder.take("engine", tmp_path)
+        mine = engine_process.take("engine", tmp_path)
         assert not left.exists()
         assert kept.exists()
         assert of_another_kind.exists()
         assert (tmp_path / "headwater-engine-without-lock").exists()
-        private_folder.give_up(mine)
+        engine_process.give_up(mine)
     finally:
         kill(alive)
 
@@ -68,13 +68,13 @@ def test_the_next_process_removes_what_a_killed_one_left(tmp_path: Path) -> None
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 def test_a_fork_gives_up_its_own_only(tmp_path: Path) -> None:
     """What it inherited is its parent's."""
-    inherited = private_folder.take("engine", tmp_path)
+    inherited = engine_process.take("engine", tmp_path)
     pid = os.fork()
     if not pid:
-        own = private_folder.take("engine", tmp_path)
-        private_folder.give_up_own()
+        own = engine_process.take("engine", tmp_path)
+        engine_process.give_up_own()
         os._exit(0 if inherited.exists() and not own.exists() else 1)
     assert os.waitpid(pid, 0)[1] == 0
     assert inherited.exists()
-    private_folder.give_up_own()
+    engine_process.give_up_own()
     assert not inherited.exists()

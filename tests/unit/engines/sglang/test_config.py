@@ -6,10 +6,14 @@ from typing import Any
 import pytest
 
 from headwater.engines.engine import EngineUnavailable
-from headwater.engines.sglang.config import arguments, cli_arguments, signatures, versions
-from headwater.engines.sglang.config.arguments import SglangSettings, keyword_arguments
-from headwater.engines.sglang.config.capabilities import POSSIBLE, capabilities
-from headwater.engines.sglang.config.signatures import LACKS, USED, Signatures
+from headwater.engines.sglang import (
+    config as sglang_config,
+)
+from headwater.engines.sglang import (
+    signatures,
+)
+from headwater.engines.sglang.config import POSSIBLE, SglangSettings, capabilities, keyword_arguments
+from headwater.engines.sglang.signatures import LACKS, USED, Signatures
 
 SETTINGS = SglangSettings(model="/m", name="m", worker="w")
 
@@ -62,7 +66,7 @@ def test_arguments_that_follow_from_others() -> None:
     )
 
 
-@pytest.mark.parametrize("name", sorted(arguments.OWNED))
+@pytest.mark.parametrize("name", sorted(sglang_config.OWNED))
 def test_arguments_that_the_adapter_owns_are_rejected(name: str) -> None:
     """With the reason."""
     with pytest.raises(EngineUnavailable, match=f"--{name.replace('_', '-')} is not supported here"):
@@ -87,11 +91,11 @@ def test_native_kv_events() -> None:
 def test_arguments_are_found_in_all_spellings() -> None:
     """Without SGLang."""
     for words in (("--tp-size", "2"), ("--tp-size=2",), ("--tensor-parallel-size", "2")):
-        assert cli_arguments.number(words, "tp_size", 1) == 2
-    assert cli_arguments.number((), "tp_size", 1) == 1
-    assert cli_arguments.value(("--model-path", "a"), "model_path") == "a"
+        assert sglang_config.number(words, "tp_size", 1) == 2
+    assert sglang_config.number((), "tp_size", 1) == 1
+    assert sglang_config.value(("--model-path", "a"), "model_path") == "a"
     with pytest.raises(EngineUnavailable, match="use an integer"):
-        cli_arguments.number(("--dp-size", "x"), "dp_size", 1)
+        sglang_config.number(("--dp-size", "x"), "dp_size", 1)
 
 
 @pytest.mark.parametrize(
@@ -107,14 +111,14 @@ def test_arguments_are_found_in_all_spellings() -> None:
 )
 def test_releases_with_known_holes_are_refused(version: str, refused: bool) -> None:
     """Unless that is allowed; builds without a release number are taken."""
-    versions.check(version, allow=True)
+    sglang_config.check(version, allow=True)
     if refused:
         with pytest.raises(
             EngineUnavailable, match=r"CVE-2026-3059.*install 0\.5\.10 .*--sglang-allow-vulnerable-engine"
         ):
-            versions.check(version, allow=False)
+            sglang_config.check(version, allow=False)
     else:
-        versions.check(version, allow=False)
+        sglang_config.check(version, allow=False)
 
 
 def test_a_recorded_release_lacks_what_was_recorded() -> None:
@@ -190,9 +194,9 @@ def test_capabilities_follow_the_configuration() -> None:
 
 def test_nodes_of_one_engine() -> None:
     """The first one is the worker; what several cannot do is named."""
-    assert not cli_arguments.is_follower(("--nnodes", "2"))
-    assert not cli_arguments.is_follower(("--nnodes", "2", "--node-rank=0"))
-    assert cli_arguments.is_follower(("--nnodes", "2", "--node-rank", "1"))
+    assert not sglang_config.is_follower(("--nnodes", "2"))
+    assert not sglang_config.is_follower(("--nnodes", "2", "--node-rank=0"))
+    assert sglang_config.is_follower(("--nnodes", "2", "--node-rank", "1"))
     nodes: dict[str, Any] = {"nnodes": 2, "dist_init_addr": "h:1"}
     assert made(**nodes, node_rank=1)["node_rank"] == 1
     with pytest.raises(EngineUnavailable, match="--nnodes 2 without --dist-init-addr"):

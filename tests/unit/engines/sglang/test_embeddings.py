@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from headwater.engines.embeddings import files as embedding_files
-from headwater.engines.embeddings.store import EmbeddingGone
-from headwater.engines.embeddings.tensors import ModelEmbeddings, encoded_image, tensor_of
+from headwater.engines import embeddings as embedding_files
+from headwater.engines.embeddings import EmbeddingGone, ModelEmbeddings, encoded_image, tensor_of
 from headwater.engines.engine import EncodedImage, EngineError, EngineUnavailable
-from headwater.engines.media.probe import PROBE_ID
-from headwater.engines.sglang.embeddings import counter
-from headwater.engines.sglang.embeddings.input import (
+from headwater.engines.media import PROBE_ID
+from headwater.engines.sglang import process
+from headwater.engines.sglang.embedding_input import (
     GivenEmbedding,
     SglangEmbeddings,
     fields_in,
@@ -143,24 +142,24 @@ class Model:
 def test_each_encoding_is_counted_and_the_probe_is_written(torch: Any, tmp_path: Path) -> None:
     """Also several at once; nothing without one. A folder that is gone ends no scheduler."""
     model = Model(torch)
-    embed = counter.counting(Model.embed, tmp_path)
+    embed = process.counting(Model.embed, tmp_path)
     probe, other = SimpleNamespace(hash=0), SimpleNamespace(hash=7)
     for items in ([], [other, other], [probe]):
         embed(data_embedding_func=model.get_image_feature, items=items)
     assert model.calls == [2, 1]
     assert embedding_files.counted(tmp_path, embedding_files.ENCODED) == 3
     assert embedding_files.take(tmp_path, PROBE_ID).shape == (ROWS, WIDTH)
-    gone = counter.counting(Model.embed, tmp_path / "gone")
+    gone = process.counting(Model.embed, tmp_path / "gone")
     assert gone(data_embedding_func=model.get_image_feature, items=[probe]).shape == (ROWS, WIDTH)
 
 
 def test_only_processes_that_are_started_within_it_count(tmp_path: Path) -> None:
     """Another engine of the same process would count for this one."""
-    with counter.announced(tmp_path):
-        assert os.environ[counter.VARIABLE] == str(tmp_path)
-    assert counter.VARIABLE not in os.environ
-    with counter.announced(None):
-        assert counter.VARIABLE not in os.environ
+    with process.announced(tmp_path):
+        assert os.environ[process.VARIABLE] == str(tmp_path)
+    assert process.VARIABLE not in os.environ
+    with process.announced(None):
+        assert process.VARIABLE not in os.environ
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])

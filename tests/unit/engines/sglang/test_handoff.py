@@ -7,8 +7,8 @@ import pytest
 
 from headwater.engines.engine import EngineUnavailable
 from headwater.engines.handoff_params import Unusable, seal
+from headwater.engines.sglang import config as sglang_config
 from headwater.engines.sglang import handoff
-from headwater.engines.sglang.config import disaggregation
 from headwater.engines.sglang.handoff import NOWHERE, ROOMS, Room, Rooms, SglangHandoffs
 from headwater.schemas.hashing import pack_tokens
 from headwater.schemas.messages.inference import GenerateRequest, Sampling
@@ -86,12 +86,12 @@ def test_a_rehearsal_meets_nobody() -> None:
 
 def test_a_role_decides_the_mode() -> None:
     """Native arguments may repeat it, and may not contradict it."""
-    assert [disaggregation.mode_of(role, {}) for role in ("both", "prefill", "decode")] == [
+    assert [sglang_config.mode_of(role, {}) for role in ("both", "prefill", "decode")] == [
         None,
         "prefill",
         "decode",
     ]
-    assert disaggregation.mode_of("decode", {"disaggregation_mode": "decode"}) == "decode"
+    assert sglang_config.mode_of("decode", {"disaggregation_mode": "decode"}) == "decode"
     contradictions: list[tuple[Any, dict[str, Any]]] = [
         ("both", {"disaggregation_mode": "prefill"}),
         ("prefill", {"disaggregation_mode": "decode"}),
@@ -99,7 +99,7 @@ def test_a_role_decides_the_mode() -> None:
     ]
     for role, native in contradictions:
         with pytest.raises(EngineUnavailable, match=f"--role {role}"):
-            disaggregation.mode_of(role, native)
+            sglang_config.mode_of(role, native)
 
 
 def test_only_engines_of_equal_models_and_layouts_pair() -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from headwater.engines.engine import EngineError, LoraAdapter, RequestRejected
-from headwater.engines.sglang import lora
-from headwater.engines.sglang.lora import SglangLoras
+from headwater.engines.sglang import control
+from headwater.engines.sglang.control import SglangLoras
 from tests.support.engines.adapters import make_adapter
 
 LAYER = "base_model.model.model.layers.0.self_attn"
@@ -42,9 +42,9 @@ def test_an_adapter_without_queries_or_values_is_rejected(
     """If it has any of the three: SGLang dies of it at the first request."""
     if missing:
         with pytest.raises(EngineError, match=f"has no weights for {missing}"):
-            lora._check_fused(adapter(tmp_path, *parts))
+            control._check_fused(adapter(tmp_path, *parts))
     else:
-        lora._check_fused(adapter(tmp_path, *parts))
+        control._check_fused(adapter(tmp_path, *parts))
 
 
 async def test_an_unloaded_adapter_is_not_loaded_again(tmp_path: Path) -> None:

@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
-from headwater.engines.kv_events.sentinels import MediaSentinels
-from headwater.engines.sglang.config.signatures import LACKS, Signatures
-from headwater.engines.sglang.learn_media import learn_media
-from headwater.engines.sglang.media import LENGTHS, media_settings, share_lengths, single_items
+from headwater.engines.kv_events import MediaSentinels
+from headwater.engines.sglang.media import LENGTHS, learn_media, media_settings, share_lengths, single_items
+from headwater.engines.sglang.signatures import LACKS, Signatures
 
 VISION = SimpleNamespace(image_token_id=9)
 FILMS = SimpleNamespace(video_token_id=9)

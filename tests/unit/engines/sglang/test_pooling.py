@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from headwater.engines.engine import EngineUnavailable, RequestRejected
-from headwater.engines.sglang.pooling import POOLING_FILE, ModelPooling, check_mode, pooling_of
+from headwater.engines.sglang.sampling import POOLING_FILE, ModelPooling, check_mode, pooling_of
 
 LLAMA = "LlamaForSequenceClassification"
 

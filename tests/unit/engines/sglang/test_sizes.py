@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 from typing import Any
 
-from headwater.engines.sglang.config.arguments import SglangSettings
+from headwater.engines.sglang.config import SglangSettings
 from headwater.engines.sglang.engine import SglangEngine
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from headwater.engines.engine import EngineUnavailable
 from headwater.engines.sglang import sampling
-from headwater.engines.sglang.config.arguments import SglangSettings
-from headwater.engines.sglang.speech import SglangSpeech, is_whisper, speech_settings
+from headwater.engines.sglang.config import SglangSettings
+from headwater.engines.sglang.sampling import SglangSpeech, is_whisper, speech_settings
 from headwater.schemas.messages.inference import Sampling
 
 SETTINGS = SglangSettings("folder", "name", "w0", max_model_len=448)

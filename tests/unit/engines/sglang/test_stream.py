@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from headwater.engines.engine import Step
-from headwater.engines.sglang.stream import TEXT_MAX, Stream, finish_of
+from headwater.engines.sglang.sampling import TEXT_MAX, Stream, finish_of
 from headwater.schemas.messages.inference import GenerateRequest, Leg, Sampling, TokenLogprob
 
 

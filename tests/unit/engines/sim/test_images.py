@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 
 from headwater.engines.engine import EncodedImage, Engine, EngineUnavailable, RequestRejected, Step
-from headwater.engines.sim.embedding import content_of, embedding_of
-from headwater.engines.sim.encoder import SimEncoder
+from headwater.engines.sim.cache import ImageStore, NoRoomForImage
+from headwater.engines.sim.encoder import SimEncoder, content_of, embedding_of
 from headwater.engines.sim.engine import SimEngine, SimSettings
-from headwater.engines.sim.image_store import ImageStore, NoRoomForImage
 from headwater.engines.sim.model import image_support
 from headwater.engines.sim.step_time import ZERO, StepTime
 from headwater.schemas import hashing
@@ -21,8 +20,7 @@ from headwater.schemas.hashing import unpack_hashes
 from headwater.schemas.messages.encode import embedding_hashes
 from headwater.schemas.messages.inference import GenerateRequest, Sampling
 from headwater.schemas.messages.media import PromptMedia
-from headwater.schemas.tables.card import MediaSupport
-from headwater.schemas.tables.media_tokens import count_image_tokens
+from headwater.schemas.tables import MediaSupport, count_image_tokens
 from tests.support.worlds.clock import SkippingClock
 
 SUPPORT = image_support()

@@ -1,8 +1,7 @@
 """The simulated engine's scheduler: what a step contains, and which blocks a sequence finds when it starts."""
 
-from headwater.engines.sim.paged_cache import PagedCache
-from headwater.engines.sim.scheduled import Scheduled
-from headwater.engines.sim.scheduler import Limits, SimScheduler, StepPlan
+from headwater.engines.sim.cache import PagedCache
+from headwater.engines.sim.scheduler import Limits, Scheduled, SimScheduler, StepPlan
 
 SIZE = 16
 

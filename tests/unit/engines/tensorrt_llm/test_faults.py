@@ -12,9 +12,9 @@ from headwater.engines.conformance.case import Answer, EngineCase, KvFold
 from headwater.engines.engine import EngineDied, EngineUnavailable, Transfer
 from headwater.engines.sim.step_time import ZERO, StepTime
 from headwater.engines.tensorrt_llm import engine as engine_module
-from headwater.engines.tensorrt_llm import watchdog
-from headwater.engines.tensorrt_llm.config.settings import TensorRtSettings
+from headwater.engines.tensorrt_llm import polling
 from headwater.engines.tensorrt_llm.engine import TensorRtEngine
+from headwater.engines.tensorrt_llm.settings import TensorRtSettings
 from headwater.schemas.events.kv import BlocksCleared, KvGap
 from tests.support.ports.waiting import eventually
 from tests.support.tensorrt_llm.double import World, installed
@@ -141,7 +141,7 @@ async def test_lost_blocks_end_the_engine(world: World, monkeypatch: pytest.Monk
 async def test_dead_rank_is_reported_with_its_first_cause(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watchdog, "PERIOD_S", 0.01)
+    monkeypatch.setattr(polling, "PERIOD_S", 0.01)
     world.step_time = StepTime()
     async with running(world) as case:
         await case.engine.check()
@@ -160,9 +160,9 @@ async def test_health_check_that_blocks_is_noticed_from_outside(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """12640, 15363: a call to a dead rank blocks its thread, not the loop; stalls of ten seconds are endured."""
-    assert watchdog.ANSWER_S_MAX > 10
-    monkeypatch.setattr(watchdog, "ANSWER_S_MAX", 3.0)
-    monkeypatch.setattr(watchdog, "PERIOD_S", 0.01)
+    assert polling.ANSWER_S_MAX > 10
+    monkeypatch.setattr(polling, "ANSWER_S_MAX", 3.0)
+    monkeypatch.setattr(polling, "PERIOD_S", 0.01)
     async with running(world) as case:
         world.faults.hangs_health.set()
         watcher = case.engine._watchdog  # type: ignore[attr-defined]

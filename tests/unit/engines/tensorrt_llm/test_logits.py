@@ -4,7 +4,12 @@ import numpy as np
 import pytest
 
 from headwater.engines.sim.model import tokenizer
-from headwater.engines.tensorrt_llm.logits import FORBIDDEN, BannedSequences, banned_sequences, bias_of
+from headwater.engines.tensorrt_llm.sampling import (
+    FORBIDDEN,
+    BannedSequences,
+    banned_sequences,
+    bias_of,
+)
 from headwater.schemas.messages.inference import Sampling
 
 PROMPT = [1, 2, 3]

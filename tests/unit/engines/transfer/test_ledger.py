@@ -14,9 +14,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from headwater.engines.transfer.ledger import REMEMBERED, SLACK, Hold, TransferLedger
 from headwater.engines.transfer.port import SlabFull
-from headwater.engines.transfer.slab import Slab
+from headwater.engines.transfer.slab import REMEMBERED, SLACK, Hold, Slab, TransferLedger
 from headwater.schemas.messages.transfer import LeaseId, OfferClaim, OfferReleased, Outcome
 from tests.support.worlds.clock import ManualClock
 

@@ -8,8 +8,8 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headwater.engines.transfer.checksum import PIECE, checksum, copy_checked
 from headwater.engines.transfer.memory import HostMemory, Memory, TensorMemory, form_of
+from headwater.engines.transfer.port import PIECE, checksum, copy_checked
 from headwater.schemas.messages.transfer import DType, LocalPlace, Offer
 from tests.support.marks import TORCH
 

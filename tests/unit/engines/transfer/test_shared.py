@@ -8,8 +8,8 @@ import msgspec
 import pytest
 import pytest_asyncio
 
+from headwater.engines.transfer.local import SharedMemory, SharedTransfer
 from headwater.engines.transfer.port import PeerGone, TransferFailed
-from headwater.engines.transfer.shared import SharedMemory, SharedTransfer
 from headwater.schemas.messages.transfer import Offer, SharedPlace
 from tests.support.ports.transfers import Case, new_lease, shared_memory_case
 from tests.support.worlds.clock import SkippingClock

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from headwater.engines.engine import EngineUnavailable
-from headwater.engines.vllm.config import checks, versions
-from headwater.engines.vllm.config.checks import PortRange
+from headwater.engines.vllm import config
+from headwater.engines.vllm import config as vllm_config
+from headwater.engines.vllm.config import PortRange
 from headwater.schemas.names import pool_name
-from headwater.schemas.tables.card import ModelCard
+from headwater.schemas.tables import ModelCard
 
 
 def card(model: str = "m", block_size: int = 32, version: str = "0.32.0", engine: str = "vllm") -> ModelCard:
@@ -35,7 +36,7 @@ def test_a_template_is_read(tmp_path: Path) -> None:
     """The text that is there."""
     path = tmp_path / "t.jinja"
     path.write_text("{{ messages }}")
-    assert checks.template(str(path)) == "{{ messages }}"
+    assert config.template(str(path)) == "{{ messages }}"
 
 
 @pytest.mark.parametrize("kind", ["missing", "folder", "empty", "binary"])
@@ -47,7 +48,7 @@ def test_a_template_that_is_none_is_refused(tmp_path: Path, kind: str) -> None:
     elif kind != "missing":
         path.write_bytes(b"" if kind == "empty" else b"\xff\xfe\x00")
     with pytest.raises(EngineUnavailable, match=rf"--chat-template {path}: .*[Oo]mit it"):
-        checks.template(str(path))
+        config.template(str(path))
 
 
 @pytest.mark.parametrize(
@@ -81,7 +82,7 @@ def test_a_role_chooses_its_connector(
     role: Any, connector: str, words: tuple[str, ...], wanted: tuple[str, ...]
 ) -> None:
     """NIXL where nothing was said; what was said otherwise."""
-    assert checks.role(role, connector, words) == wanted
+    assert config.role(role, connector, words) == wanted
 
 
 @pytest.mark.parametrize(
@@ -112,7 +113,7 @@ def test_roles_and_connectors_that_exclude_each_other(
 ) -> None:
     """Named, with the way out."""
     with pytest.raises(EngineUnavailable, match=wanted):
-        checks.role(role, connector, words)
+        config.role(role, connector, words)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +127,7 @@ def test_roles_and_connectors_that_exclude_each_other(
 )
 def test_who_takes_no_requests(words: tuple[str, ...], wanted: str) -> None:
     """Headless ranks and later nodes."""
-    assert checks.is_follower(words) == wanted
+    assert config.is_follower(words) == wanted
 
 
 @pytest.mark.parametrize(
@@ -138,12 +139,12 @@ def test_ports_outside_what_can_be_used(first: int, size: int, mend: str) -> Non
     with pytest.raises(
         EngineUnavailable, match=rf"--nixl-port {first}: prefill-0 .*1024 to 65535.*up to {mend}$"
     ):
-        checks.ports([PortRange("--nixl-port", "prefill-0", first, size)])
+        config.ports([PortRange("--nixl-port", "prefill-0", first, size)])
 
 
 def test_ports_at_the_edges_and_side_by_side_are_fine() -> None:
     """No port twice, and none outside."""
-    checks.ports(
+    config.ports(
         [
             PortRange("--nixl-port", "a", 1024, 2),
             PortRange("--nixl-port", "b", 1026, 2),
@@ -155,7 +156,7 @@ def test_ports_at_the_edges_and_side_by_side_are_fine() -> None:
 def test_ports_of_two_owners_may_not_overlap() -> None:
     """Both owners, both flags, and how far to move."""
     with pytest.raises(EngineUnavailable) as caught:
-        checks.ports([PortRange("--metrics-port", "b", 5601), PortRange("--nixl-port", "a", 5600, 4)])
+        config.ports([PortRange("--metrics-port", "b", 5601), PortRange("--nixl-port", "a", 5600, 4)])
     for text in (
         "--metrics-port 5601",
         "b would use port 5601",
@@ -169,17 +170,17 @@ def test_ports_of_two_owners_may_not_overlap() -> None:
 def test_kv_event_ports_come_from_tcp_endpoints() -> None:
     """One per rank; other sockets need none; a missing number is told."""
     flag = "--kv-events-config"
-    assert checks.kv_event_ports("a", "tcp://*:5557", 2, flag) == [PortRange(flag, "a", 5557, 2)]
-    assert checks.kv_event_ports("a", "ipc:///tmp/x", 2, flag) == []
+    assert config.kv_event_ports("a", "tcp://*:5557", 2, flag) == [PortRange(flag, "a", 5557, 2)]
+    assert config.kv_event_ports("a", "ipc:///tmp/x", 2, flag) == []
     with pytest.raises(EngineUnavailable, match=r"--kv-events-config: tcp://\* has no port number"):
-        checks.kv_event_ports("a", "tcp://*", 1, flag)
+        config.kv_event_ports("a", "tcp://*", 1, flag)
 
 
 def test_mixed_versions_of_a_pair_are_refused() -> None:
     """Both versions and both ways out; workers without a role, and by permission, are not held back."""
     cards, live = [card(version="0.31.1")], {"m-b32"}
     with pytest.raises(EngineUnavailable) as caught:
-        checks.versions("decode", "0.32.0", "m", cards, live, allow=False)
+        config.versions("decode", "0.32.0", "m", cards, live, allow=False)
     for text in (
         "--role decode",
         "vLLM 0.32.0 here, 0.31.1 in pool m-b32",
@@ -187,11 +188,11 @@ def test_mixed_versions_of_a_pair_are_refused() -> None:
         "--allow-mixed-versions",
     ):
         assert text in str(caught.value)
-    checks.versions("decode", "0.32.0", "m", cards, live, allow=True)
-    checks.versions("both", "0.32.0", "m", cards, live, allow=False)
-    checks.versions("decode", "0.31.1", "m", cards, live, allow=False)
-    checks.versions("decode", "0.32.0", "m", cards, set(), allow=False)
-    checks.versions("decode", "0.32.0", "m", [card(version="")], live, allow=False)
+    config.versions("decode", "0.32.0", "m", cards, live, allow=True)
+    config.versions("both", "0.32.0", "m", cards, live, allow=False)
+    config.versions("decode", "0.31.1", "m", cards, live, allow=False)
+    config.versions("decode", "0.32.0", "m", cards, set(), allow=False)
+    config.versions("decode", "0.32.0", "m", [card(version="")], live, allow=False)
 
 
 @pytest.mark.parametrize("version", ["0.8.4", "0.11.0", "0.13.9", "0.10.1+cpu"])
@@ -201,8 +202,8 @@ def test_a_vllm_with_known_holes_is_refused(version: str) -> None:
         EngineUnavailable,
         match=rf"vLLM {re.escape(version)} .*CVE-.*0\.14\.0 or newer.*--allow-vulnerable-eng",
     ):
-        versions.check(version, allow=False)
-    versions.check(version, allow=True)
+        vllm_config.check(version, allow=False)
+    vllm_config.check(version, allow=True)
 
 
 @pytest.mark.parametrize(
@@ -210,4 +211,4 @@ def test_a_vllm_with_known_holes_is_refused(version: str) -> None:
 )
 def test_later_ones_and_builds_from_source_start(version: str) -> None:
     """What is left open there is closed by the edge."""
-    versions.check(version, allow=False)
+    vllm_config.check(version, allow=False)

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 
 from headwater.engines.engine import EngineUnavailable
-from headwater.engines.vllm.config import cli_arguments, versions
+from headwater.engines.vllm import config
+from headwater.engines.vllm import config as vllm_config
 from headwater.ops import cli
 from headwater.ops.config.engine import checked
-from headwater.ops.config.errors import ConfigError
 from headwater.ops.config.processes import EngineProcess
-from headwater.ops.config.setting import ENV_PREFIX
+from headwater.ops.config.setting import ENV_PREFIX, ConfigError
 from tests.support.processes.line import settings_of
 
 TOML = """
@@ -186,19 +186,19 @@ def test_vllms_front_has_no_template_here() -> None:
 )
 def test_a_value_is_found_in_each_spelling(words: tuple[str, ...], name: str, value: str | None) -> None:
     """Dashes, underscores, equals signs, short forms; the last one counts."""
-    assert cli_arguments.value(words, name) == value
+    assert config.value(words, name) == value
 
 
 def test_a_number_that_is_none_is_named() -> None:
     """Before vLLM is imported."""
     with pytest.raises(EngineUnavailable, match="--node-rank two: use an integer"):
-        cli_arguments.number(("--node-rank", "two"), "node_rank", 0)
+        config.number(("--node-rank", "two"), "node_rank", 0)
 
 
 def test_dotted_forms_count_as_the_argument() -> None:
     """`--kv-transfer-config.kv_connector X` gives a transfer configuration as well."""
-    assert cli_arguments.has(("--kv-transfer-config.kv_connector", "X"), "kv_transfer_config")
-    assert not cli_arguments.has(("--kv-transfer-configs", "X"), "kv_transfer_config")
+    assert config.has(("--kv-transfer-config.kv_connector", "X"), "kv_transfer_config")
+    assert not config.has(("--kv-transfer-configs", "X"), "kv_transfer_config")
 
 
 def test_other_commands_refuse_an_engines_arguments(
@@ -233,7 +233,7 @@ def test_other_commands_refuse_an_engines_arguments(
         pytest.param(
             ["engine", "vllm", "--role", "decode", "--decode-workers", "1"],
             "leave it out",
-            marks=pytest.mark.skipif(not versions.installed(), reason="vLLM is not installed"),
+            marks=pytest.mark.skipif(not vllm_config.installed(), reason="vLLM is not installed"),
         ),
         (["up", "--engine", "sim", "--metrics-port", "65535"], "--metrics-port 65536"),
     ],

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from headwater.engines.sglang.config import disaggregation
-from headwater.engines.vllm.config.arguments import VllmSettings, environment
+from headwater.engines.sglang import config
+from headwater.engines.vllm.config import VllmSettings, environment
 
 KEPT_MAPPINGS = "UCX_CUDA_IPC_CACHE"
 """UCX keeps mappings of another process's GPU memory: those of a dead one keep its memory from being freed."""
@@ -55,4 +55,4 @@ def test_what_the_operator_says_is_kept(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_so_does_sglang() -> None:
     """Its prefill and decode workers use the same library."""
-    assert disaggregation.environment("127.0.0.1", cpu=False)[KEPT_MAPPINGS] == "n"
+    assert config.environment("127.0.0.1", cpu=False)[KEPT_MAPPINGS] == "n"

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from headwater.engines.handoff_params import Unusable
-from headwater.engines.vllm.config.connectors import can_hand_over
+from headwater.engines.vllm.connectors import can_hand_over
 from headwater.engines.vllm.handoff import VllmHandoffs, pairs_with
 
 WHOLE: dict[str, Any] = {

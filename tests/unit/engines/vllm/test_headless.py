@@ -1,6 +1,6 @@
 """What a process without requests of its own is started with: our settings and the native arguments, each once."""
 
-from headwater.engines.vllm.config.arguments import CPU_KV_CACHE_MIB, MIB, VllmSettings
+from headwater.engines.vllm.config import CPU_KV_CACHE_MIB, MIB, VllmSettings
 from headwater.engines.vllm.headless import words
 
 

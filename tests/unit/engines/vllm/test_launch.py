@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from headwater.engines import process
 from headwater.engines.engine import EngineError, EngineUnavailable
-from headwater.engines.process import first_failure
 from headwater.engines.vllm import launch
-from headwater.engines.vllm.config.arguments import VllmSettings
+from headwater.engines.vllm.config import VllmSettings
 
 SETTINGS = VllmSettings("/models/small", "small", "w0")
 CORE_FAILED = RuntimeError("Engine core initialization failed. See root cause above. Failed core proc(s): {}")
@@ -24,7 +24,7 @@ def fails(monkeypatch: pytest.MonkeyPatch) -> Any:
     def with_error(error: BaseException, cause: str = "") -> None:
         def from_engine_args(*_: Any, **__: Any) -> Any:
             if cause:
-                Path(os.environ[first_failure.VARIABLE]).write_text(cause)
+                Path(os.environ[process.VARIABLE]).write_text(cause)
             raise error
 
         contents: dict[str, Any] = {
@@ -39,7 +39,7 @@ def fails(monkeypatch: pytest.MonkeyPatch) -> Any:
             monkeypatch.setitem(sys.modules, name, module)
         monkeypatch.setattr(launch, "keyword_arguments", lambda *_, **__: {})
 
-    monkeypatch.setenv(first_failure.VARIABLE, "")
+    monkeypatch.setenv(process.VARIABLE, "")
     monkeypatch.setenv(launch.SOCKETS, "")
     return with_error
 

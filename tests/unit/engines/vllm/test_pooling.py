@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from headwater.engines.engine import RequestRejected
-from headwater.engines.vllm.config.pooling import VllmPooling, pooling_of
+from headwater.engines.vllm.config import VllmPooling, pooling_of
 
 CLASSIFIES = ("classify", "token_classify")
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from headwater.engines.engine import EngineLoad
-from headwater.engines.vllm.rank import EngineRank
+from headwater.engines.vllm.launch import EngineRank
 
 
 async def test_requests_that_are_in_no_report_yet_count_as_running(tmp_path: Path) -> None:

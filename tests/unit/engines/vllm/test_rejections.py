@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from headwater.engines.engine import NotSupported, RequestRejected
-from headwater.engines.vllm import rejections
-from headwater.engines.vllm.rejections import TEXT_MAX, rejection_of
+from headwater.engines.vllm import sampling
+from headwater.engines.vllm.sampling import TEXT_MAX, rejection_of
 
 
 class EngineGenerateError(Exception):
@@ -78,9 +78,9 @@ def release(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     vars(package)["exceptions"] = made
     monkeypatch.setitem(sys.modules, "vllm", package)
     monkeypatch.setitem(sys.modules, "vllm.exceptions", made)
-    rejections._client_errors.cache_clear()
+    sampling._client_errors.cache_clear()
     yield made
-    rejections._client_errors.cache_clear()
+    sampling._client_errors.cache_clear()
 
 
 def wrapped(error: Exception | None) -> Exception:

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from headwater.engines.engine import EngineDied, EngineError
-from headwater.engines.vllm.config import versions
-from headwater.engines.vllm.config.arguments import VllmSettings
+from headwater.engines.vllm import config
+from headwater.engines.vllm.config import VllmSettings
 from headwater.engines.vllm.engine import VllmEngine
-from headwater.engines.vllm.lora import Loras
+from headwater.engines.vllm.operations import Loras
 
 
 class Library:
@@ -40,7 +40,7 @@ class Library:
 
 def engine(monkeypatch: pytest.MonkeyPatch, version: str, slots: int) -> tuple[VllmEngine, Library]:
     """An engine of this release that is awake, with so many places for adapters."""
-    monkeypatch.setattr(versions, "installed", lambda: version)
+    monkeypatch.setattr(config, "installed", lambda: version)
     made, library = VllmEngine(VllmSettings("/models/small", "small", "w0")), Library()
     made._engine = library
     made.capabilities = frozenset({"sleep", "lora"} if slots else {"sleep"})

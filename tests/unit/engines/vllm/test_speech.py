@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from headwater.actors.worker.lifecycle.health import silence
+from headwater.actors.worker.health import silence
 from headwater.engines.engine import RequestRejected
-from headwater.engines.vllm.speech import speech_prompt
+from headwater.engines.vllm.media import speech_prompt
 from headwater.schemas.messages.inference import GenerateRequest, Sampling
 from headwater.schemas.messages.media import PromptMedia
-from headwater.schemas.tables.card import SpeechSupport
+from headwater.schemas.tables import SpeechSupport
 
 SUPPORT = SpeechSupport(
     window_s=1.0,

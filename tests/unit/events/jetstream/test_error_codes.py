@@ -2,9 +2,8 @@
 
 import pytest
 
-from headwater.events.errors import LogError, LogFull, LogRefused, LogUnavailable, StreamMissing
-from headwater.events.jetstream.api import error_of
-from headwater.events.jetstream.error_codes import FULL, NEWEST_KNOWN, PASSES, STAYS, meaning_of
+from headwater.events.jetstream.api import FULL, NEWEST_KNOWN, PASSES, STAYS, error_of, meaning_of
+from headwater.events.ports import LogError, LogFull, LogRefused, LogUnavailable, StreamMissing
 
 
 def answer(err_code: int, code: int) -> LogError:

@@ -2,11 +2,9 @@
 
 import pytest
 
-from headwater.events.jetstream.cursor import RawMessage
-from headwater.events.jetstream.reader import slices
-from headwater.schemas.encoding.codec import encode_batch
-from headwater.schemas.encoding.envelope import SCHEMA_VERSION, Batch
-from headwater.schemas.events.load import LoadReported
+from headwater.events.jetstream.cursor import RawMessage, slices
+from headwater.schemas.encoding import SCHEMA_VERSION, Batch, encode_batch
+from headwater.schemas.events.fleet import LoadReported
 
 DATA = encode_batch(Batch(SCHEMA_VERSION, "w", 1, 1, 0, (LoadReported(0, 0, 0, 1),)))
 

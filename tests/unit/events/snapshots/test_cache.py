@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headwater.events.blobs import sha256
-from headwater.events.memory.stores import MemoryBlobs
-from headwater.events.snapshots.cache import FolderCache, MemoryCache, SnapshotCache
-from headwater.events.snapshots.format import Chunk
-from headwater.events.snapshots.store import NEAR_RECORDS, SnapshotStore
+from headwater.events.memory import MemoryBlobs
+from headwater.events.ports import sha256
+from headwater.events.snapshot_cache import FolderCache, MemoryCache, SnapshotCache
+from headwater.events.snapshot_format import Chunk
+from headwater.events.snapshot_store import NEAR_RECORDS, SnapshotStore
 from tests.unit.events.snapshots.test_store import CHUNK_BYTES, everything, same, snapshot
 
 PIECES = [bytes([number]) * (50 + number) for number in range(5)]

@@ -5,9 +5,9 @@ from collections.abc import Callable
 
 import pytest
 
-from headwater.events.errors import LogUnavailable
-from headwater.events.memory.stores import MemoryBlobs
-from headwater.events.snapshots.store import KEEP, SnapshotStore
+from headwater.events.memory import MemoryBlobs
+from headwater.events.ports import LogUnavailable
+from headwater.events.snapshot_store import KEEP, SnapshotStore
 from tests.support.ports.snapshots import StoppingBlobs
 from tests.unit.events.snapshots.test_store import CHUNK_BYTES, everything, same, small_store, snapshot
 

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.events.errors import LogUnavailable
-from headwater.events.log import Retention
-from headwater.events.snapshots.retention import (
+from headwater.events.ports import LogUnavailable, Retention
+from headwater.events.snapshot_store import (
     CHECK_PERIOD_S,
     HEAVY,
     MARGIN,

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from headwater.events.errors import LogRefused, LogUnavailable
-from headwater.events.memory.stores import MemoryBlobs
-from headwater.events.snapshots.format import Manifest, decode_manifest, encode_manifest
-from headwater.events.snapshots.store import KEEP, Snapshot, SnapshotStore, UnreadableSnapshot
+from headwater.events.memory import MemoryBlobs
+from headwater.events.ports import LogRefused, LogUnavailable
+from headwater.events.snapshot_format import Manifest, decode_manifest, encode_manifest
+from headwater.events.snapshot_store import KEEP, Snapshot, SnapshotStore, UnreadableSnapshot
 from headwater.schemas.subjects import snapshot_chunk_prefix, snapshot_name
 from tests.support.data.examples import texts
 from tests.support.ports.snapshots import saved_and_read

@@ -15,8 +15,8 @@ from headwater.ops.commands import COMMANDS, place_of
 from headwater.ops.commands.application import main, parse
 from headwater.ops.commands.reference import command_docs, commands, commands_markdown, settings_markdown
 from headwater.ops.config.command import Command
-from headwater.ops.config.errors import ConfigError
-from headwater.ops.config.tree import all_settings
+from headwater.ops.config.processes import all_settings
+from headwater.ops.config.setting import ConfigError
 
 Capture = pytest.CaptureFixture[str]
 

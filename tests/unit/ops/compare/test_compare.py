@@ -7,15 +7,27 @@ from typing import Any
 import msgspec
 import pytest
 
-from headwater.events.log import Entry
-from headwater.events.memory.log import MemoryLog
-from headwater.ops.compare.answer import AnswerToken, EdgeClient, GreedyAnswer, _read, tokens_of
-from headwater.ops.compare.divergence import LogprobGap, find_divergence, summarize
-from headwater.ops.compare.prompts import PromptRequest, read_prompts, recorded_prompts, request_body
-from headwater.ops.compare.report import as_json, as_text, compare
-from headwater.ops.config.errors import ConfigError
-from headwater.schemas.encoding.codec import seal
-from headwater.schemas.encoding.envelope import SCHEMA_VERSION, Batch
+from headwater.events.memory import MemoryLog
+from headwater.events.ports import Entry
+from headwater.ops.compare import (
+    AnswerToken,
+    EdgeClient,
+    GreedyAnswer,
+    LogprobGap,
+    PromptRequest,
+    _read,
+    as_json,
+    as_text,
+    compare,
+    find_divergence,
+    read_prompts,
+    recorded_prompts,
+    request_body,
+    summarize,
+    tokens_of,
+)
+from headwater.ops.config.setting import ConfigError
+from headwater.schemas.encoding import SCHEMA_VERSION, Batch, seal
 from headwater.schemas.events.request import RequestAccepted
 from headwater.schemas.subjects import request_subject
 from tests.support.worlds.clock import ManualClock

@@ -2,9 +2,9 @@
 
 import pytest
 
-from headwater.actors.edge.access.settings import AccessSettings, OidcSettings
+from headwater.actors.edge.settings import AccessSettings, OidcSettings
 from headwater.ops.config.edge import check_access, is_loopback
-from headwater.ops.config.errors import ConfigError
+from headwater.ops.config.setting import ConfigError
 
 COMPLETE = OidcSettings("https://id.example", ("headwater",), "https://id.example/keys")
 

@@ -3,9 +3,8 @@
 import pytest
 
 from headwater.ops.commands.application import main, parse
-from headwater.ops.config.errors import ConfigError
-from headwater.ops.config.setting import Setting
-from headwater.ops.config.tree import all_settings
+from headwater.ops.config.processes import all_settings
+from headwater.ops.config.setting import ConfigError, Setting
 from tests.support.processes.line import settings_of
 
 SETTINGS = all_settings()

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from headwater.ops.commands.application import parse
-from headwater.ops.config.errors import ConfigError
-from headwater.ops.config.tree import nearest_key
+from headwater.ops.config.processes import nearest_key
+from headwater.ops.config.setting import ConfigError
 from tests.support.processes.line import settings_of
 
 

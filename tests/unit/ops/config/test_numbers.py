@@ -10,10 +10,17 @@ import pytest
 
 from headwater.ops.commands.reference import commands
 from headwater.ops.config.command import Command, _options_of
-from headwater.ops.config.errors import ConfigError
+from headwater.ops.config.processes import all_settings
 from headwater.ops.config.router import RouterSettings, weights_of
-from headwater.ops.config.setting import Prefix, Setting, base_of, description_of, is_section, setting_of
-from headwater.ops.config.tree import all_settings
+from headwater.ops.config.setting import (
+    ConfigError,
+    Prefix,
+    Setting,
+    base_of,
+    description_of,
+    is_section,
+    setting_of,
+)
 from headwater.schemas.events.route import Weights
 from tests.support.processes.line import settings_of
 

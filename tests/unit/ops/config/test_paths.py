@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from headwater.ops.commands.application import parse
+from headwater.ops.config.processes import all_settings
 from headwater.ops.config.setting import Setting
-from headwater.ops.config.tree import all_settings
 from tests.support.processes.line import settings_of
 
 PATHS = [one for one in all_settings().values() if one.metavar in ("FILE", "FOLDER") and one.base is str]

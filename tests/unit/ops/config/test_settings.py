@@ -6,29 +6,25 @@ from typing import Any, get_args
 
 import pytest
 
-from headwater.actors.edge.request.settings import ClientLimits
+from headwater.actors.edge.settings import ClientLimits
 from headwater.actors.http.limits import BodyLimits, ConnectionLimits
-from headwater.actors.worker.serving.settings import HealthSettings
+from headwater.actors.worker.settings import HealthSettings
 from headwater.ops.commands.application import parse
 from headwater.ops.commands.reference import commands
-from headwater.ops.config.cache_dir import cache_folder
 from headwater.ops.config.command import Command
-from headwater.ops.config.errors import ConfigError
 from headwater.ops.config.processes import (
+    DEFAULTS,
     EdgeProcess,
     EngineProcess,
     LocalFleetSettings,
     RouterProcess,
     ShadowProcess,
-)
-from headwater.ops.config.setting import Setting
-from headwater.ops.config.tree import (
-    DEFAULTS,
     all_settings,
     process_words,
     value_at,
     with_settings,
 )
+from headwater.ops.config.setting import ConfigError, Setting, cache_folder
 from headwater.router.decision.names import PolicyName
 from headwater.router.decision.policies import POLICIES
 from headwater.router.queue.limits import BusyLimits, QueueLimits

@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 import pytest
 from structlog.testing import capture_logs
 
-from headwater.actors.runtime import supervisor
-from headwater.actors.runtime.supervisor import RestartPolicy, Unrecoverable
-from headwater.ops.fleet.children import ChildGroup
+from headwater.actors.runtime import actor
+from headwater.actors.runtime.actor import RestartPolicy, Unrecoverable
+from headwater.ops.start.children import ChildGroup
 from tests.support.worlds.clock import ManualClock
 
 POLICY = RestartPolicy(
@@ -55,7 +55,7 @@ def cannot_start() -> str:
 
 
 def fails_to_start() -> str:
-    raise supervisor.StartFailed("CUDA out of memory")
+    raise actor.StartFailed("CUDA out of memory")
 
 
 @asynccontextmanager

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from headwater.ops.config.errors import ConfigError
-from headwater.ops.fleet.child import child_environment
-from headwater.ops.fleet.data_dir import FORMAT, held
+from headwater.ops.config.setting import ConfigError
+from headwater.ops.start.children import child_environment
+from headwater.ops.start.up import FORMAT, held
 
 HOLD = """
 import sys
 from pathlib import Path
-from headwater.ops.fleet.data_dir import held
+from headwater.ops.start.up import held
 with held(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 
 import pytest
 
-from headwater.ops.fleet.spawner import SpawnedProcess, Spawner, SpawnerLost
+from headwater.ops.start.spawner import SpawnedProcess, Spawner, SpawnerLost
 from tests.support.processes.fleet import command_line
 
 

@@ -14,8 +14,8 @@ from huggingface_hub import constants
 from headwater.ops.config.processes import EngineProcess
 from headwater.ops.config.worker import WorkerSettings
 from headwater.ops.model_download import hub
-from headwater.ops.model_download.files import DownloadFailed
 from headwater.ops.model_download.source import fetch, parse_source, with_folder
+from headwater.ops.model_download.store import DownloadFailed
 from tests.support.servers.hub import Hub
 from tests.unit.ops.model_download.conftest import WEIGHTS
 

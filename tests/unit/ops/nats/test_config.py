@@ -6,12 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from headwater.events.errors import AccessDenied
 from headwater.events.jetstream import Credentials
-from headwater.ops.config.errors import ConfigError
+from headwater.events.ports import AccessDenied
 from headwater.ops.config.nats import NatsSettings
-from headwater.ops.nats.config import Wanted, make, new_seed, public_key, users, write
-from headwater.ops.nats.credentials import credentials, reader_kind
+from headwater.ops.config.setting import ConfigError
+from headwater.ops.nats.config import (
+    Wanted,
+    credentials,
+    make,
+    new_seed,
+    public_key,
+    reader_kind,
+    users,
+    write,
+)
 from headwater.ops.nats.server import binary
 from headwater.schemas.permissions import KINDS
 

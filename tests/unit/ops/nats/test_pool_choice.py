@@ -7,11 +7,11 @@ from contextlib import asynccontextmanager
 import msgspec
 import pytest
 
-from headwater.actors.runtime.ports import Ports
-from headwater.ops.config.errors import ConfigError
+from headwater.actors.runtime.persistence import Ports
+from headwater.ops.config.setting import ConfigError
 from headwater.ops.nats.pool_choice import choose_pool, first_pool
 from headwater.schemas.subjects import lease_key
-from headwater.schemas.tables.lease import Lease, LeaseKind
+from headwater.schemas.tables import Lease, LeaseKind
 from tests.support.worlds.clock import ManualClock, settle
 from tests.support.worlds.edge import serve_model
 from tests.support.worlds.memory import memory_world

@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from headwater.ops.nats import watch
-from headwater.ops.nats.watch import frozen_streams, watch_store
+from headwater.ops.nats import connect
+from headwater.ops.nats.connect import frozen_streams, watch_store
 
 WRITE_ERROR = {
     "type": "STREAM",
@@ -76,8 +76,8 @@ async def test_a_server_whose_health_check_blocks_after_a_write_error_is_started
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No answer is no recovery; before any write error it is no reason for a restart either."""
-    monkeypatch.setattr(watch, "LOOK_S", 0.01)
-    monkeypatch.setattr(watch, "ANSWER_S", 0.05)
+    monkeypatch.setattr(connect, "LOOK_S", 0.01)
+    monkeypatch.setattr(connect, "ANSWER_S", 0.05)
     restarted = asyncio.Event()
     looks = 0
     full = "no space left on device"
@@ -90,7 +90,7 @@ async def test_a_server_whose_health_check_blocks_after_a_write_error_is_started
     async def restart() -> None:
         restarted.set()
 
-    monkeypatch.setattr(watch, "why_no_room", no_room)
+    monkeypatch.setattr(connect, "why_no_room", no_room)
     check = HealthCheck()
     check.errors = None
     async with check.serve() as port:
@@ -119,7 +119,7 @@ async def test_a_server_that_disabled_jetstream_is_started_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing else enables it."""
-    monkeypatch.setattr(watch, "LOOK_S", 0.01)
+    monkeypatch.setattr(connect, "LOOK_S", 0.01)
     restarted = asyncio.Event()
 
     async def restart() -> None:

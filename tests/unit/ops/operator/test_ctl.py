@@ -8,9 +8,9 @@ import pytest
 
 from headwater.ops.commands.application import main
 from headwater.ops.config.edge import AdminSettings
-from headwater.ops.config.errors import ConfigError
 from headwater.ops.config.nats import NatsSettings
 from headwater.ops.config.processes import AdminProcess
+from headwater.ops.config.setting import ConfigError
 from headwater.ops.operator import ctl
 from headwater.ops.process import admin
 from headwater.schemas.messages.control import Command

@@ -2,8 +2,8 @@
 
 import pytest
 
-from headwater.ops.config.errors import ConfigError
-from headwater.ops.operator.engine_weights import parse_weights
+from headwater.ops.config.setting import ConfigError
+from headwater.ops.operator.ctl import parse_weights
 
 
 def test_words_are_weights() -> None:

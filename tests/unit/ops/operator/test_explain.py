@@ -5,7 +5,7 @@ import msgspec
 from headwater.ops.operator.explain import afterwards, describe, event_line
 from headwater.router.decision.encode_leg import ANY_AHEAD
 from headwater.schemas.constraints import Constraints, Preferences
-from headwater.schemas.events.load import LoadReported
+from headwater.schemas.events.fleet import LoadReported
 from headwater.schemas.events.request import MediaPlace, RequestAccepted, RequestEncoded
 from headwater.schemas.events.route import Candidate, Decision, EngineDraw, Shadowed, Weights
 from tests.support.data.queries import changed

@@ -2,16 +2,14 @@
 
 from typing import Any
 
-from headwater.events.log import Entry
-from headwater.events.memory.log import MemoryLog
-from headwater.events.memory.stores import MemoryBlobs
-from headwater.events.snapshots.store import SnapshotStore
+from headwater.events.memory import MemoryBlobs, MemoryLog
+from headwater.events.ports import Entry
+from headwater.events.snapshot_store import SnapshotStore
 from headwater.ops.operator.explain import decisions_for, describe, is_summarized, with_all_candidates
 from headwater.router.decision.decide import DecisionContext, Evaluation, evaluate, prompt_of
 from headwater.router.fold.state import RouterState
-from headwater.schemas.encoding.codec import seal
-from headwater.schemas.encoding.envelope import SCHEMA_VERSION, Batch
-from headwater.schemas.events.event import Event
+from headwater.schemas.encoding import SCHEMA_VERSION, Batch, seal
+from headwater.schemas.events import Event
 from headwater.schemas.events.route import Weights
 from headwater.schemas.subjects import PoolKind, pool_subject
 from tests.support.data.examples import joined, record

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from headwater.ops.config.errors import ConfigError
+from headwater.ops.config.setting import ConfigError
 from headwater.ops.operator import keys
 from headwater.ops.operator.keys import (
     KeyChanges,
@@ -18,7 +18,7 @@ from headwater.ops.operator.keys import (
     words_of,
     words_or_none,
 )
-from headwater.schemas.tables.api_key import Scopes, UsageLimits
+from headwater.schemas.tables import Scopes, UsageLimits
 
 
 def test_a_key_has_what_was_asked_for() -> None:

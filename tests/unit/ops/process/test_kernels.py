@@ -15,7 +15,7 @@ ROOT = Path(tests.__path__[0]).parent
 
 COMPILED_LATER = """
 import sys
-from headwater.ops.process.kernels import compile_kernels
+from headwater.ops.process.actor import compile_kernels
 from tests.support.data.story import digests
 
 def compiled():

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from headwater.ops.fleet.child import child_environment
+from headwater.ops.start.children import child_environment
 
 SPEAK = """
 import logging, structlog

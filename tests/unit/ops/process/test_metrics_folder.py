@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from headwater.engines.process import private_folder
+from headwater.engines import process as engine_process
 
 PROGRAM = """
 import json, os, sys
-from headwater.engines.process import private_folder
+from headwater.engines import process as private_folder
 from headwater.ops.process import metrics_folder
 metrics_folder.take()
 # Prometheus is imported once, before the fork, as the host of several engines does it.
@@ -89,10 +89,10 @@ def test_what_a_killed_process_left_is_removed_by_the_next(
     dead.send_signal(signal.SIGKILL)
     dead.wait()
     base = folders[0].parent
-    assert private_folder.remove_leftovers(base) == [folders[0].name]
+    assert engine_process.remove_leftovers(base) == [folders[0].name]
     assert [folder.exists() for folder in folders] == [False, True]
     alive.kill()
     alive.wait()
-    assert private_folder.remove_leftovers(base) == [folders[1].name]
+    assert engine_process.remove_leftovers(base) == [folders[1].name]
     for process in processes:
         process.communicate()

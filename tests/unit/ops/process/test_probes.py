@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from headwater.ops.config.errors import ConfigError
-from headwater.ops.config.process import MetricsSettings
+from headwater.ops.config.processes import MetricsSettings
+from headwater.ops.config.setting import ConfigError
 from headwater.ops.process import metrics
-from headwater.ops.process.probes import HEALTH_STALE_S, ProbeBoard
+from headwater.ops.process.metrics import HEALTH_STALE_S, ProbeBoard
 from headwater.ops.process.sockets import free_port
 
 LIVE_S = 15.0

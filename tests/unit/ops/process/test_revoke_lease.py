@@ -6,8 +6,8 @@ import pytest
 
 from headwater.actors.runtime.lease import take
 from headwater.actors.runtime.tables import LeaseTable
-from headwater.events.memory.stores import MemoryTable
-from headwater.ops.process.revoke_lease import revoke_leases_of
+from headwater.events.memory import MemoryTable
+from headwater.ops.process.actor import revoke_leases_of
 from tests.support.worlds.clock import ManualClock
 
 

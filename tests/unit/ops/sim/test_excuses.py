@@ -5,8 +5,8 @@ from typing import Any, get_args
 
 import pytest
 
+from headwater.ops.sim.checks import ANSWER_S, DOWN, LOG, MESSAGES, RECOVERY_S, unexplained
 from headwater.ops.sim.clients import ClientEvent
-from headwater.ops.sim.excuses import ANSWER_S, DOWN, LOG, MESSAGES, RECOVERY_S, unexplained
 from headwater.ops.sim.faults import Fault, Kind
 
 NEVER = 1e9

@@ -8,7 +8,7 @@ import pytest
 
 from headwater.engines.sim.step_time import StepTime
 from headwater.ops import cli
-from headwater.ops.config.errors import ConfigError
+from headwater.ops.config.setting import ConfigError
 from headwater.ops.whatif.command import columns
 from headwater.ops.whatif.setup import Setup
 from headwater.ops.whatif.workers import shapes

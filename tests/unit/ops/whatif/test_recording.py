@@ -8,29 +8,28 @@ import msgspec
 import numpy as np
 import pytest
 
-from headwater.engines.sim.scheduled import MediaSpan
+from headwater.engines.sim.scheduler import MediaSpan
 from headwater.engines.sim.step_time import StepTime
-from headwater.events.log import Entry
-from headwater.events.memory.log import MemoryLog
-from headwater.ops.config.errors import ConfigError
-from headwater.ops.sim import command, loop
+from headwater.events.memory import MemoryLog
+from headwater.events.ports import Entry
+from headwater.ops.config.setting import ConfigError
+from headwater.ops.sim import loop
+from headwater.ops.sim import run as sim_run
 from headwater.ops.sim.clients import Clients
 from headwater.ops.sim.fleet import POOL, SETTINGS, SimFleet, names
 from headwater.ops.sim.loop import VirtualLoop
 from headwater.ops.sim.run import Tracer
-from headwater.ops.whatif.fidelity import EstimateError, as_text, estimate_errors, fidelity
 from headwater.ops.whatif.recording import Expected, Recording, RequestResult, recording
+from headwater.ops.whatif.report import EstimateError, as_text, estimate_errors, fidelity
 from headwater.ops.whatif.run import run
 from headwater.ops.whatif.setup import Setup
-from headwater.ops.whatif.step_fit import Samples, fitted
+from headwater.ops.whatif.speed import Samples, fitted
 from headwater.ops.whatif.trace import hashes_of
 from headwater.schemas.constraints import Constraints, Preferences
-from headwater.schemas.encoding.codec import seal
-from headwater.schemas.encoding.envelope import SCHEMA_VERSION, Batch
-from headwater.schemas.events.event import Event
-from headwater.schemas.events.fleet import Role
+from headwater.schemas.encoding import SCHEMA_VERSION, Batch, seal
+from headwater.schemas.events import Event
+from headwater.schemas.events.fleet import LoadReported, Role
 from headwater.schemas.events.kv import BlocksStored
-from headwater.schemas.events.load import LoadReported
 from headwater.schemas.events.request import (
     MediaPlace,
     RequestAccepted,
@@ -68,7 +67,7 @@ async def recorded_run(clock: VirtualLoop, roles: tuple[Role, ...]) -> Recording
 @pytest.mark.parametrize("roles", [(), ("prefill", "prefill", "decode", "both")])
 def test_the_simulator_comes_close_to_a_fleet_of_production_actors(roles: tuple[Role, ...]) -> None:
     """From the logs alone: workers, roles, prompts, step times. Hits and ends within 5 %, first tokens but for messages."""
-    command.quiet(trace=False)
+    sim_run.quiet(trace=False)
     recorded = loop.run(lambda clock: recorded_run(clock, roles))
     setup = recorded.setup
     assert (setup.workers, setup.prefill_workers, setup.decode_workers) == ((1, 2, 1) if roles else (4, 0, 0))
@@ -135,7 +134,7 @@ async def recorded_images(clock: VirtualLoop) -> Recording:
 
 def test_images_are_read_from_the_logs() -> None:
     """Each where it was, and the encode worker with them; first tokens come within a tenth of when they came."""
-    command.quiet(trace=False)
+    sim_run.quiet(trace=False)
     recorded = loop.run(recorded_images)
     setup = recorded.setup
     assert (setup.workers, setup.encode_workers, setup.blocks) == (2, 1, SETTINGS.total_blocks)

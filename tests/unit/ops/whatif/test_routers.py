@@ -6,11 +6,11 @@ import pytest
 
 from headwater.ops.whatif.command import columns
 from headwater.ops.whatif.report import report_of
-from headwater.ops.whatif.routing.log import NEVER, VirtualLog
+from headwater.ops.whatif.routing import NEVER, VirtualLog
 from headwater.ops.whatif.run import RunResult, run
 from headwater.ops.whatif.setup import Setup
 from headwater.ops.whatif.trace import TRACE_BLOCK, Trace, TraceRequest
-from headwater.schemas.events.load import RequestsHeld
+from headwater.schemas.events.fleet import RequestsHeld
 from tests.support.data.whatif_traces import conversations
 from tests.support.processes.line import arguments
 

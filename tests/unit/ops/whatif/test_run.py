@@ -5,10 +5,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from headwater.ops.whatif.fleet.speed import Slowdown
 from headwater.ops.whatif.report import WhatifReport, as_data, report_of
 from headwater.ops.whatif.run import RunResult, run
 from headwater.ops.whatif.setup import Setup
+from headwater.ops.whatif.speed import Slowdown
 from headwater.ops.whatif.trace import TRACE_BLOCK, Trace, TraceRequest
 from headwater.ops.whatif.workers import SimulatedRequest, SimWorker, shapes
 from headwater.schemas.events.route import Weights

@@ -3,8 +3,11 @@
 import pytest
 
 from headwater.engines.sim.step_time import StepTime
-from headwater.ops.config.errors import ConfigError
-from headwater.ops.whatif.fleet.speed import (
+from headwater.ops.config.setting import ConfigError
+from headwater.ops.whatif.report import as_data, as_table, report_of
+from headwater.ops.whatif.run import RunResult, run
+from headwater.ops.whatif.setup import Setup
+from headwater.ops.whatif.speed import (
     Slowdown,
     SpeedProfile,
     profile_of,
@@ -13,9 +16,6 @@ from headwater.ops.whatif.fleet.speed import (
     write_slowdowns,
     write_speeds,
 )
-from headwater.ops.whatif.report import as_data, as_table, report_of
-from headwater.ops.whatif.run import RunResult, run
-from headwater.ops.whatif.setup import Setup
 from headwater.ops.whatif.trace import Trace, TraceRequest
 
 STEPS = StepTime((0.0, 0.0, 10.0), (0.0, 0.0, 10.0))

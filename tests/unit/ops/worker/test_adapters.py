@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from headwater.actors.worker.lora.manager import LoraSettings
-from headwater.actors.worker.serving.settings import LoraLoading
+from headwater.actors.worker.lora import LoraSettings
+from headwater.actors.worker.settings import LoraLoading
 from headwater.engines.lora_files import LoraError
-from headwater.ops.config.errors import ConfigError
 from headwater.ops.config.processes import EngineProcess
-from headwater.ops.worker.adapters import adapters_of
+from headwater.ops.config.setting import ConfigError
+from headwater.ops.start.engine import adapters_of
 from tests.support.engines.adapters import make_adapter
 from tests.support.processes.line import settings_of
 

@@ -9,7 +9,7 @@ from threading import Event
 import pytest
 
 from headwater.engines.engine import EngineUnavailable
-from headwater.ops.worker import default_model
+from headwater.ops.start import model
 
 
 class Conversions:
@@ -37,7 +37,7 @@ class Conversions:
 def conversions(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Conversions:
     """In an empty cache folder."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    made = Conversions(default_model.path())
+    made = Conversions(model.path())
     monkeypatch.setattr(subprocess, "run", made.run)
     return made
 
@@ -49,9 +49,9 @@ def waits_for(lock: Path) -> bool:
 
 
 def test_one_converts_and_the_others_wait(conversions: Conversions) -> None:
-    lock = conversions.folder.parent / f".{default_model.NAME}.lock"
+    lock = conversions.folder.parent / f".{model.NAME}.lock"
     with ThreadPoolExecutor(2) as pool:
-        asked = [pool.submit(default_model.ensure) for _ in range(2)]
+        asked = [pool.submit(model.ensure) for _ in range(2)]
         while not waits_for(lock) and conversions.begun < 2:
             time.sleep(0.001)
         conversions.may_end.set()
@@ -63,7 +63,7 @@ def test_the_next_one_tries_again_after_a_failure(conversions: Conversions) -> N
     conversions.may_end.set()
     conversions.fails = True
     with pytest.raises(EngineUnavailable, match="give --model a folder"):
-        default_model.ensure()
+        model.ensure()
     conversions.fails = False
-    assert default_model.ensure() == conversions.folder
+    assert model.ensure() == conversions.folder
     assert conversions.begun == 2

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from headwater.engines.engine import EngineUnavailable
-from headwater.ops.worker import environment
+from headwater.ops.start import environment
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from headwater.engines.engine import EngineUnavailable
 from headwater.engines.model_files import ModelFiles, read_model_files
 from headwater.engines.sim.model import sim_model_files
 from headwater.ops.cli import main
-from headwater.ops.worker import parsers, preflight
-from headwater.ops.worker.make_engine import make
+from headwater.ops.start import model, preflight
+from headwater.ops.start.make_engine import make
 from tests.support.processes.line import settings_of
 
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}{# <tool_call> #}"
@@ -28,11 +28,11 @@ def write_model(folder: Path, template: str) -> Path:
 
 
 def test_detected_unless_named() -> None:
-    assert parsers.find("", "", files(TEMPLATE)).tool_format == "hermes"
-    named = parsers.find("qwen3_xml", "deepseek-r1", files(TEMPLATE))
+    assert model.find("", "", files(TEMPLATE)).tool_format == "hermes"
+    named = model.find("qwen3_xml", "deepseek-r1", files(TEMPLATE))
     assert (named.tool_format, named.tool_reason) == ("qwen3_coder", "--tool-parser")
     assert (named.reasoning_format, named.starts) == ("think_opened", "always")
-    off = parsers.find("none", "none", files(TEMPLATE))
+    off = model.find("none", "none", files(TEMPLATE))
     assert (off.tool_format, off.reasoning_format) == ("", "")
 
 
@@ -78,11 +78,11 @@ def test_a_response_template_is_read(tmp_path: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     found = read_model_files(folder)
     assert json.loads(found.response_template) == template
-    assert parsers.find("", "", found).tool_format == "response_template"
-    assert parsers.find("hermes", "none", found).tool_format == "hermes"
+    assert model.find("", "", found).tool_format == "response_template"
+    assert model.find("hermes", "none", found).tool_format == "hermes"
     with pytest.raises(EngineUnavailable, match="give it for both, or none"):
-        parsers.find("hermes", "", found)
+        model.find("hermes", "", found)
     with pytest.raises(EngineUnavailable, match="has no response_template"):
-        parsers.find("hf", "none", files(TEMPLATE))
+        model.find("hf", "none", files(TEMPLATE))
     with pytest.raises(EngineUnavailable, match=r"m: response_template has no fields; name the formats"):
-        parsers.find("", "", found._replace(response_template="{}"))
+        model.find("", "", found._replace(response_template="{}"))

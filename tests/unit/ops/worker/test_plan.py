@@ -6,12 +6,11 @@ from typing import Any
 import pytest
 
 from headwater.engines.engine import EngineUnavailable
-from headwater.ops.config.errors import ConfigError
-from headwater.ops.config.processes import EngineProcess
-from headwater.ops.config.tree import process_words, with_settings
+from headwater.ops.config.processes import EngineProcess, process_words, with_settings
+from headwater.ops.config.setting import ConfigError
 from headwater.ops.config.worker import FleetSettings
 from headwater.ops.process.sockets import free_range
-from headwater.ops.worker import plan as workers
+from headwater.ops.start import plan as workers
 from tests.support.processes.line import settings_of
 
 

@@ -4,12 +4,11 @@ import msgspec
 import pytest
 
 from headwater.engines.engine import EngineUnavailable
-from headwater.ops.config.processes import EngineProcess
-from headwater.ops.config.tree import with_settings
+from headwater.ops.config.processes import EngineProcess, with_settings
 from headwater.ops.config.worker import SglangOptions, VllmOptions, WorkerSettings
-from headwater.ops.worker import plan, preflight
+from headwater.ops.start import plan, preflight
 from headwater.schemas import subjects
-from headwater.schemas.tables.lease import Lease
+from headwater.schemas.tables import Lease
 from tests.support.worlds.clock import ManualClock
 from tests.support.worlds.memory import memory_world
 from tests.unit.engines.vllm.test_checks import card
@@ -18,7 +17,7 @@ from tests.unit.engines.vllm.test_checks import card
 @pytest.mark.parametrize("live", [True, False])
 async def test_cards_count_while_a_worker_lives(monkeypatch: pytest.MonkeyPatch, live: bool) -> None:
     """A pool that nobody serves any more holds nobody back, and an adapter's card is none of a pool."""
-    monkeypatch.setattr("headwater.engines.vllm.config.versions.installed", lambda: "0.32.0")
+    monkeypatch.setattr("headwater.engines.vllm.config.installed", lambda: "0.32.0")
     world = memory_world(ManualClock())
     present = card(block_size=64, version="0.1")
     await world.cards.put(subjects.card_key(present.pool), msgspec.json.encode(present))

@@ -2,10 +2,10 @@
 
 import pytest
 
-from headwater.actors.runtime.supervisor import DEFAULT_POLICY, Backoff
+from headwater.actors.runtime.actor import DEFAULT_POLICY, Backoff
 from headwater.ops.config.processes import EngineProcess
 from headwater.ops.process.actor import EXIT_UNRECOVERABLE
-from headwater.ops.worker.vllm_forks import _Host
+from headwater.ops.start.vllm_forks import _Host
 
 STEADY_S = DEFAULT_POLICY.steady_s
 

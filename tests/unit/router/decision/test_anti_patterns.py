@@ -9,9 +9,8 @@ from headwater.ops.whatif.run import run
 from headwater.ops.whatif.setup import Setup
 from headwater.ops.whatif.trace import TRACE_BLOCK, Trace, TraceRequest
 from headwater.router.fold.state import RouterState
-from headwater.schemas.events.fleet import Role
+from headwater.schemas.events.fleet import LoadReported, Role
 from headwater.schemas.events.kv import BlocksStored
-from headwater.schemas.events.load import LoadReported
 from headwater.schemas.events.route import Candidate, Decision
 from tests.support.data.examples import packed, record
 from tests.unit.router.decision.test_estimates import BLOCKS, MS, ask, fleet, measured, of, took

@@ -13,13 +13,15 @@ from headwater.router.decision.context import DecisionContext, ScoringContext
 from headwater.router.decision.decide import decide, prompt_of, seed_of
 from headwater.router.decision.policies import POLICIES, Choice
 from headwater.router.fold.state import RouterState
-from headwater.router.queue.admission_queue import is_saturated, saturated_workers
+from headwater.router.queue.admission import is_saturated, saturated_workers
 from headwater.router.queue.limits import BusyLimits
 from headwater.schemas.constraints import Constraints, Preferences
-from headwater.schemas.events.event import Event
+from headwater.schemas.events import Event
 from headwater.schemas.events.fleet import (
     LORA_ON_DEMAND,
     EnginesWeighted,
+    LoadReported,
+    RequestsHeld,
     Role,
     WorkerChanged,
     WorkerDraining,
@@ -27,7 +29,6 @@ from headwater.schemas.events.fleet import (
     WorkerState,
 )
 from headwater.schemas.events.kv import BlocksStored, KvGap
-from headwater.schemas.events.load import LoadReported, RequestsHeld
 from headwater.schemas.events.route import Decision, DecisionVoided, RouteQuery, Weights
 from headwater.schemas.hashing import chain_plain, pack_hashes
 from tests.support.data import plain_candidates as plain

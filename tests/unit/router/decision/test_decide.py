@@ -6,13 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.router.decision.cost import aggregated
+from headwater.router.decision.cost import WorkEstimate, aggregated, cost_weights
 from headwater.router.decision.decide import DecisionContext, decide, prompt_of
-from headwater.router.decision.work import WorkEstimate, cost_weights
 from headwater.router.fold.state import RouterState
-from headwater.schemas.events.fleet import WorkerDraining
+from headwater.schemas.events.fleet import LoadReported, WorkerDraining
 from headwater.schemas.events.kv import BlocksStored, KvGap
-from headwater.schemas.events.load import LoadReported
 from headwater.schemas.events.route import Candidate, Decision, RouteQuery, RouteRefused, Weights
 from tests.support.data.examples import joined, packed, record
 from tests.support.data.queries import changed, route_query

@@ -16,8 +16,7 @@ from headwater.router.decision.encode_leg import (
 from headwater.router.fold.load import Loads
 from headwater.router.index.prefix_index import PrefixIndex
 from headwater.schemas.constraints import NO_CONSTRAINTS, NO_PREFERENCES, Constraints
-from headwater.schemas.events.fleet import WorkerJoined
-from headwater.schemas.events.load import LoadReported
+from headwater.schemas.events.fleet import LoadReported, WorkerJoined
 from headwater.schemas.events.route import Candidate, Decision, EncodeEstimate, RouteQuery, Weights
 
 SIZE = 16

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from headwater.router.decision.candidates import find_invalid_weight, order_engines
 from headwater.router.decision.decide import recompute
-from headwater.router.decision.engine_draw import find_invalid_weight, order_engines
 from headwater.router.fold.state import RouterState
 from headwater.router.queue.admission import LoadSnapshot, Saturated, find_placement
-from headwater.schemas.events.event import Event
+from headwater.schemas.events import Event
 from headwater.schemas.events.fleet import (
     EnginesWeighted,
     WorkerChanged,

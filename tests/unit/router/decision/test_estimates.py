@@ -2,6 +2,7 @@
 
 import pytest
 
+from headwater.router.decision.cost import cost_weights, spare_capacity, utilization_of, weights_at
 from headwater.router.decision.decide import (
     DecisionContext,
     Evaluation,
@@ -10,12 +11,10 @@ from headwater.router.decision.decide import (
     recompute,
     reevaluate,
 )
-from headwater.router.decision.work import cost_weights, spare_capacity, utilization_of, weights_at
 from headwater.router.fold.state import RouterState
 from headwater.router.fold.worker import UNACCEPTED_NS_MAX
-from headwater.schemas.events.fleet import Role, WorkerJoined
+from headwater.schemas.events.fleet import LoadReported, Role, WorkerJoined
 from headwater.schemas.events.kv import BlocksStored
-from headwater.schemas.events.load import LoadReported
 from headwater.schemas.events.route import Candidate, Decision, RouteQuery, Weights
 from tests.support.data.examples import packed, record
 from tests.support.data.queries import changed

@@ -6,9 +6,15 @@ import pytest
 from headwater.router.decision.decide import DecisionContext, decide, prompt_of, recompute
 from headwater.router.fold.state import RouterState
 from headwater.schemas.constraints import RequestedLeg
-from headwater.schemas.events.fleet import LORA_ON_DEMAND, Role, WorkerChanged, WorkerJoined, WorkerState
+from headwater.schemas.events.fleet import (
+    LORA_ON_DEMAND,
+    LoadReported,
+    Role,
+    WorkerChanged,
+    WorkerJoined,
+    WorkerState,
+)
 from headwater.schemas.events.kv import BlocksStored
-from headwater.schemas.events.load import LoadReported
 from headwater.schemas.events.route import Decision, RouteRefused, Weights
 from tests.support.data.examples import packed, record
 from tests.support.data.queries import route_query

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from headwater.router.decision.decide import CannotRecompute, recompute
 from headwater.router.fold.state import RouterState
-from headwater.schemas.encoding.codec import decode_batch, encode_batch
+from headwater.schemas.encoding import decode_batch, encode_batch
+from headwater.schemas.events.fleet import LoadReported
 from headwater.schemas.events.kv import BlocksCleared, BlocksRemoved, BlocksStored
-from headwater.schemas.events.load import LoadReported
 from headwater.schemas.events.route import Decision, RouteQuery, RouteRefused
 from headwater.schemas.hashing import pack_hashes
 from tests.support.data.examples import batch, joined, packed, record

@@ -10,23 +10,25 @@ from hypothesis import strategies as st
 
 from headwater.router.decision.decide import (
     ALGORITHM,
+    ALL_MAX,
     CannotRecompute,
     DecisionContext,
     Evaluation,
     evaluate,
+    find_lowest,
+    pack_rows,
     prompt_of,
     recompute,
     reevaluate,
+    unpack_rows,
 )
-from headwater.router.decision.summary import ALL_MAX, find_lowest, pack_rows, unpack_rows
 from headwater.router.fold.state import RouterState
 from headwater.router.queue.admission import first_token_s, uncached_tokens
-from headwater.router.queue.burst_order import regret
-from headwater.router.reconstruction import Reconstruction
-from headwater.router.replay import Recorded, Replay
-from headwater.schemas.encoding.codec import encode_batch
+from headwater.router.queue.waiting import regret
+from headwater.router.replay import Reconstruction, Recorded, Replay
+from headwater.schemas.encoding import encode_batch
+from headwater.schemas.events.fleet import LoadReported
 from headwater.schemas.events.kv import BlocksStored
-from headwater.schemas.events.load import LoadReported
 from headwater.schemas.events.route import Decision, RouteQuery, Weights
 from headwater.schemas.hashing import chain_plain, pack_hashes
 from tests.support.data.examples import batch, joined, record

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.router.fold.decode_time import (
-    FLOOR,
+from headwater.router.fold.estimates import (
+    DECODE_FLOOR,
+    DECODE_OUTLIER,
     MEMORY_TOKENS,
-    OUTLIER,
     DecodeModel,
     predict_step_ms,
 )
@@ -73,7 +73,7 @@ def test_no_load_is_predicted_to_be_many_times_faster_than_what_was_seen() -> No
     model = DecodeModel()
     for number in range(100):
         model.observe(100.0 + 10 * (number % 11), 20 + number % 11, 0, 20)
-    assert predict_step_ms(model.line, 1, 0) == pytest.approx(FLOOR * 150, rel=0.01)
+    assert predict_step_ms(model.line, 1, 0) == pytest.approx(DECODE_FLOOR * 150, rel=0.01)
 
 
 def test_load_never_makes_steps_faster() -> None:
@@ -83,7 +83,7 @@ def test_load_never_makes_steps_faster() -> None:
         model.observe(30.0 - number / 5, 1 + number % 8, 10.0 * number, 20)
     low, high = predict_step_ms(model.line, 1, 0), predict_step_ms(model.line, 64, 2_000)
     assert low <= high
-    assert FLOOR * model.ms <= low
+    assert DECODE_FLOOR * model.ms <= low
 
 
 def test_it_follows_a_worker_that_becomes_slower_and_forgets_a_pause() -> None:
@@ -93,7 +93,7 @@ def test_it_follows_a_worker_that_becomes_slower_and_forgets_a_pause() -> None:
     assert predict_step_ms(model.line, 16, 2_000) == pytest.approx(2 * true_ms(16, 2_000), rel=0.1)
     before = model.ms
     model.observe(10_000.0, 16, 2_000, 200)
-    assert model.ms <= before * (1 + 200 / MEMORY_TOKENS * OUTLIER)
+    assert model.ms <= before * (1 + 200 / MEMORY_TOKENS * DECODE_OUTLIER)
 
 
 @given(

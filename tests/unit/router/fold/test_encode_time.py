@@ -4,10 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.router.fold.encode_time import STALL_FACTOR, ImageTimes, image_ms
+from headwater.router.fold.estimates import STALL_FACTOR, ImageTimes, image_ms
 from headwater.router.fold.load import Loads
-from headwater.schemas.events.fleet import Role, WorkerChanged, WorkerJoined
-from headwater.schemas.events.load import LoadReported
+from headwater.schemas.events.fleet import LoadReported, Role, WorkerChanged, WorkerJoined
 
 TOKENS = 1_225
 

@@ -13,14 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.events.log import Record, Unreadable
+from headwater.events.ports import Record, Unreadable
 from headwater.router.fold.state import RouterState, StoredChains
-from headwater.schemas.encoding.codec import decode_batch
-from headwater.schemas.encoding.envelope import NO_DIGEST, Batch
-from headwater.schemas.events.event import Event
-from headwater.schemas.events.fleet import WorkerJoined, WorkerLeft
+from headwater.schemas.encoding import NO_DIGEST, Batch, decode_batch
+from headwater.schemas.events import Event
+from headwater.schemas.events.fleet import LoadReported, WorkerJoined, WorkerLeft
 from headwater.schemas.events.kv import BlocksCleared, BlocksRemoved, BlocksStored, KvGap
-from headwater.schemas.events.load import LoadReported
 from headwater.schemas.events.route import RouteQuery
 from headwater.schemas.hashing import chain_plain, seed, unpack_hashes
 from tests.support.data.examples import packed

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.router.decision.decide import DecisionContext, decide, prompt_of
-from headwater.router.fold.expected_blocks import (
+from headwater.router.fold.state import RouterState
+from headwater.router.fold.worker import (
     AGE_NS_MAX,
     SAMPLE_MAX,
     Credit,
@@ -17,10 +18,8 @@ from headwater.router.fold.expected_blocks import (
     RoutedPrompt,
     sample_positions,
 )
-from headwater.router.fold.state import RouterState
-from headwater.schemas.events.fleet import WorkerJoined, WorkerLeft
+from headwater.schemas.events.fleet import LoadReported, WorkerJoined, WorkerLeft
 from headwater.schemas.events.kv import KvGap
-from headwater.schemas.events.load import LoadReported
 from headwater.schemas.events.route import Decision, DecisionVoided, Weights
 from tests.support.data.examples import joined, packed, record
 from tests.support.data.queries import route_query

@@ -7,8 +7,7 @@ from headwater.router.fold import load
 from headwater.router.fold.load import Loads
 from headwater.router.fold.worker import UNACCEPTED_NS_MAX, Worker
 from headwater.schemas.constraints import NO_CONSTRAINTS, Preferences
-from headwater.schemas.events.fleet import WorkerDraining, WorkerLeft
-from headwater.schemas.events.load import LoadReported
+from headwater.schemas.events.fleet import LoadReported, WorkerDraining, WorkerLeft
 from headwater.schemas.events.route import Candidate, Decision, DecisionVoided, Weights
 from tests.support.data.examples import joined
 from tests.support.worlds.clock import WALL_NS

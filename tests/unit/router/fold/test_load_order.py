@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from headwater.router.fold.load import Loads
 from headwater.router.fold.state import apply_to_loads
 from headwater.router.fold.worker import UNACCEPTED_NS_MAX
-from headwater.schemas.events.event import Event
-from headwater.schemas.events.fleet import WorkerDraining, WorkerLeft
-from headwater.schemas.events.load import LoadReported
+from headwater.schemas.events import Event
+from headwater.schemas.events.fleet import LoadReported, WorkerDraining, WorkerLeft
 from headwater.schemas.events.route import Decision
 from tests.support.data.examples import joined, record
 from tests.support.worlds.clock import WALL_NS

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.router.fold.output_length import (
-    MEMORY,
+from headwater.router.fold.estimates import (
+    LENGTHS_REMEMBERED,
     TENANT_CLASSES_MAX,
     TENANTS_MAX,
     UNKNOWN_TOKENS,
@@ -50,7 +50,7 @@ def test_it_follows_other_answers() -> None:
     lengths = OutputLengths()
     for _ in range(500):
         lengths.observe(1_000, 1_000)
-    for _ in range(5 * MEMORY):
+    for _ in range(5 * LENGTHS_REMEMBERED):
         lengths.observe(1_000, 200)
     assert lengths.expect(1_000).mean == pytest.approx(200, rel=0.05)
     assert lengths.expect(1_000).deviation < 70

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.engines.sim.step_time import StepTime
-from headwater.router.fold.prefill_time import CLASSES_MIN, SAMPLES_MIN, StepModel, learn_pace
+from headwater.router.fold.estimates import CLASSES_MIN, SAMPLES_MIN, StepModel, learn_pace
 
 TRUE = StepTime()
 

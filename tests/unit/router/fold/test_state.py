@@ -7,15 +7,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headwater.events.log import Record
+from headwater.events.ports import Record
 from headwater.router.fold.state import RouterState
 from headwater.schemas.constraints import Constraints, Preferences
-from headwater.schemas.encoding.codec import UnreadableBatch, decode_batch, digest_of
-from headwater.schemas.encoding.envelope import DIGEST_BYTES, NO_DIGEST, SCHEMA_ID, SCHEMA_VERSION
-from headwater.schemas.events.event import Event
-from headwater.schemas.events.fleet import WorkerDraining, WorkerLeft
+from headwater.schemas.encoding import (
+    DIGEST_BYTES,
+    NO_DIGEST,
+    SCHEMA_ID,
+    SCHEMA_VERSION,
+    UnreadableBatch,
+    decode_batch,
+    digest_of,
+)
+from headwater.schemas.events import Event
+from headwater.schemas.events.fleet import LoadReported, WorkerDraining, WorkerLeft
 from headwater.schemas.events.kv import BlocksCleared, BlocksRemoved, BlocksStored, KvGap
-from headwater.schemas.events.load import LoadReported
 from headwater.schemas.events.route import Candidate, RouteQuery, Weights
 from tests.support.data.examples import joined, keys, packed, record
 from tests.support.data.story import decided, fold, story

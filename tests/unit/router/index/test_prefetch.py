@@ -6,7 +6,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headwater.router.index import hash_table, prefetch
+from headwater.router.index import hash_table
+from headwater.router.index import hash_table as index_hash_table
 from headwater.router.index.prefix_index import PrefixIndex
 from headwater.schemas.hashing import U64
 from tests.support.data.index_model import lay, scatter
@@ -63,11 +64,11 @@ def test_blocks_are_looked_up_together_where_guesses_fail_and_only_there() -> No
     """In order the scratch is never written to; scattered, it holds the rows of the last blocks."""
     index = index_with(1)
     index.store("w0", 0, 0, NAMES)
-    scratch = index.slab[0, -prefetch.SCRATCH :][: hash_table.AHEAD]
+    scratch = index.slab[0, -index_hash_table.SCRATCH :][: hash_table.AHEAD]
     assert index.find(NAMES)[0] == LENGTH
     assert not scratch.any()
     scatter(index, 1)
-    scratch = index.slab[0, -prefetch.SCRATCH :][: hash_table.AHEAD]
+    scratch = index.slab[0, -index_hash_table.SCRATCH :][: hash_table.AHEAD]
     assert index.find(NAMES[:65])[0] == 65
     assert index.slab[0, scratch].tolist() == NAMES[1:65].tolist()
 

@@ -8,18 +8,19 @@ import pytest
 from headwater.router.decision.decide import DecisionContext, decide, prompt_of, recompute
 from headwater.router.fold.state import RouterState
 from headwater.router.queue.admission import (
+    UNACCEPTED_NS_MAX,
     BlockedKey,
     LoadSnapshot,
     Saturated,
     find_placement,
     first_token_s,
+    is_saturated,
+    saturated_workers,
     uncached_tokens,
 )
-from headwater.router.queue.admission_queue import UNACCEPTED_NS_MAX, is_saturated, saturated_workers
 from headwater.router.queue.limits import BusyLimits
-from headwater.schemas.events.fleet import Role, WorkerChanged, WorkerDraining
+from headwater.schemas.events.fleet import LoadReported, Role, WorkerChanged, WorkerDraining
 from headwater.schemas.events.kv import BlocksStored
-from headwater.schemas.events.load import LoadReported
 from headwater.schemas.events.route import Decision, RouteQuery, RouteRefused, Weights
 from tests.support.data.examples import joined, packed, record
 from tests.support.data.queries import changed, route_query

@@ -2,9 +2,9 @@
 
 import msgspec
 
-from headwater.router.queue.admission_queue import AdmissionQueue, Now
+from headwater.router.queue.admission import AdmissionQueue, Now
 from headwater.router.queue.limits import BusyLimits, QueueLimits, QueueSettings
-from headwater.schemas.events.load import LoadReported
+from headwater.schemas.events.fleet import LoadReported
 from headwater.schemas.events.route import Decision, RouteQuery, RouteRefused
 from tests.support.data.examples import packed
 from tests.support.data.queries import route_query

@@ -10,14 +10,14 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from headwater.actors.edge.access import key_ring, secret
-from headwater.actors.edge.access.key_ring import KeyRing
-from headwater.actors.edge.access.secret import PresentedKey, digest_of, key_text, parse_key
+from headwater.actors.edge.admit import keys
+from headwater.actors.edge.admit import keys as admit_keys
+from headwater.actors.edge.admit.keys import KeyRing, PresentedKey, digest_of, key_text, parse_key
 from headwater.actors.http.errors import ApiError
 from headwater.actors.runtime.tables import ApiKeyTable
-from headwater.events.memory.stores import MemoryTable
+from headwater.events.memory import MemoryTable
 from headwater.ops.operator.keys import WantedKey, new_key, with_new_secret
-from headwater.schemas.tables.api_key import ApiKey
+from headwater.schemas.tables import ApiKey
 from tests.support.worlds.clock import ManualClock, running
 
 
@@ -185,13 +185,13 @@ def test_digests_are_compared_in_constant_time() -> None:
     """Structural: the one comparison of digests is `compare_digest`, and verification uses no other, for every secret."""
     [statement] = [
         node
-        for node in ast.walk(ast.parse(inspect.getsource(secret.same_digest)))
+        for node in ast.walk(ast.parse(inspect.getsource(admit_keys.same_digest)))
         if isinstance(node, ast.Return)
     ]
     assert isinstance(statement.value, ast.Call)
     assert ast.unparse(statement.value.func) == "compare_digest"
-    assert vars(secret)["compare_digest"] is hmac.compare_digest
-    tree = ast.parse(inspect.getsource(key_ring.KeyRing))
+    assert vars(admit_keys)["compare_digest"] is hmac.compare_digest
+    tree = ast.parse(inspect.getsource(keys.KeyRing))
     [verify] = [
         node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == "verify"
     ]

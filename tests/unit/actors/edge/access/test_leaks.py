@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from headwater.actors.edge.access.settings import AccessSettings
 from headwater.actors.edge.model.chat_template import ChatTemplate
+from headwater.actors.edge.settings import AccessSettings
 from headwater.actors.http.errors import ApiError
 from headwater.ops.operator.keys import WantedKey
 from headwater.schemas.failure import failure_place

@@ -6,10 +6,10 @@ from typing import Any, Final
 
 import pytest
 
-from headwater.actors.edge.access.control import endpoint_of
-from headwater.actors.edge.access.settings import AccessSettings
+from headwater.actors.edge.admit.control import endpoint_of
+from headwater.actors.edge.settings import AccessSettings
 from headwater.ops.operator.keys import WantedKey
-from headwater.schemas.tables.api_key import ENDPOINTS
+from headwater.schemas.tables import ENDPOINTS
 from tests.support.worlds.edge import EVERYTHING, EdgeWorld
 
 CHAT: Final = "/v1/chat/completions"

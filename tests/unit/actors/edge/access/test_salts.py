@@ -8,10 +8,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from headwater.actors.edge.access.principal import ANONYMOUS, Principal
-from headwater.actors.edge.access.salts import CacheSalts, namespace_key
-from headwater.actors.edge.access.settings import AccessSettings
-from headwater.events.memory.stores import MemoryTable
+from headwater.actors.edge.admit.principal import ANONYMOUS, Principal
+from headwater.actors.edge.admit.salts import CacheSalts, namespace_key
+from headwater.actors.edge.settings import AccessSettings
+from headwater.events.memory import MemoryTable
 from headwater.ops.operator.keys import WantedKey
 from headwater.schemas import hashing
 from headwater.schemas.clock import SystemClock
@@ -166,7 +166,7 @@ def test_a_salt_without_a_key_is_an_error_not_a_salt() -> None:
 
 
 def test_shared_prompts_are_read_as_they_are(tmp_path: Path) -> None:
-    from headwater.actors.edge.access.salts import read_shared_prompts
+    from headwater.actors.edge.admit.salts import read_shared_prompts
 
     (tmp_path / "b.txt").write_text(" two\n")
     (tmp_path / "a.txt").write_text("one")

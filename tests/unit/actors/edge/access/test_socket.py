@@ -4,7 +4,7 @@ import asyncio
 import json
 from typing import Any, Final
 
-from headwater.actors.edge.access.settings import AccessSettings
+from headwater.actors.edge.settings import AccessSettings
 from headwater.ops.operator.keys import WantedKey
 from tests.support.worlds.edge import EdgeWorld
 

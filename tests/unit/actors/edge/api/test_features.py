@@ -10,7 +10,7 @@ import pytest
 from headwater.actors.edge.model.catalog import ModelCatalog
 from headwater.schemas import subjects
 from headwater.schemas.messages.inference import Guide
-from headwater.schemas.tables.card import ModelCard
+from headwater.schemas.tables import ModelCard
 from tests.support.worlds.clock import ManualClock
 from tests.support.worlds.edge import ANSWER, EdgeWorld, serve_model
 from tests.support.worlds.memory import memory_world

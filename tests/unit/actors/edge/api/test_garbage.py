@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from headwater.actors.edge.generation.run import Generation
-from headwater.actors.edge.request.driver import ChoiceDriver
+from headwater.actors.edge.answer.run import Generation
+from headwater.actors.edge.saga.driver import ChoiceDriver
 from headwater.actors.http.asgi import Disconnect
 from tests.support.worlds.edge import EdgeWorld
 

@@ -8,14 +8,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from headwater.actors.edge.api.anthropic.translate import to_generation
-from headwater.actors.edge.api.anthropic.types import decode_messages
-from headwater.actors.edge.api.openai.translate import chat_request
-from headwater.actors.edge.api.openai.types import decode_chat
-from headwater.actors.edge.api.responses.translate import generation_request
-from headwater.actors.edge.api.responses.types import CreateFields
-from headwater.actors.edge.generation.messages.load import media_parts
-from headwater.actors.edge.generation.messages.turn import Turn
+from headwater.actors.edge.apis.anthropic.translate import to_generation
+from headwater.actors.edge.apis.anthropic.types import decode_messages
+from headwater.actors.edge.apis.openai.translate import chat_request
+from headwater.actors.edge.apis.openai.types import decode_chat
+from headwater.actors.edge.apis.responses.translate import generation_request
+from headwater.actors.edge.apis.responses.types import CreateFields
+from headwater.actors.edge.prompt.messages import Turn, media_parts
 from tests.support.media.images import data_url
 
 FILE = bytes(20_300_000)

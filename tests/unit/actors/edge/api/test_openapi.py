@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from headwater import __version__
-from headwater.actors.edge.api import app
-from headwater.actors.edge.api.openapi import ENDPOINTS, openapi_document
-from headwater.actors.edge.api.responses import routes
-from headwater.actors.edge.request.field_status import ApiEndpoint, statuses
-from headwater.actors.edge.videos.endpoints import PATH as VIDEOS
-from headwater.actors.http.form import FORM
+from headwater.actors.edge.apis import app
+from headwater.actors.edge.apis.openapi import ENDPOINTS, openapi_document
+from headwater.actors.edge.apis.responses import endpoints
+from headwater.actors.edge.apis.video_endpoints import PATH as VIDEOS
+from headwater.actors.edge.saga.fields import ApiEndpoint, statuses
+from headwater.actors.http.body import FORM
 from tests.support.marks import OFFICIAL_CLIENT
 from tests.support.worlds.edge import EdgeWorld
 
@@ -111,7 +111,7 @@ def test_the_document_describes_what_is_served(edge: EdgeWorld) -> None:
         assert name in document["components"]["schemas"]
     source = Path(app.__file__).read_text()
     posts = set(re.findall(r'"(/[a-z0-9/_]+)": (?:openai|anthropic|pooling|audio|images|tokens)\.', source))
-    posts |= set(re.findall(r'"(/[a-z0-9/_]+)": \{"POST"', Path(routes.__file__).read_text()))
+    posts |= set(re.findall(r'"(/[a-z0-9/_]+)": \{"POST"', Path(endpoints.__file__).read_text()))
     assert posts | {VIDEOS} == {endpoint.path for endpoint in ENDPOINTS}
 
 

@@ -13,7 +13,7 @@ import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.actors.edge.api.pooling_types import EmbeddingRequest, RerankRequest, ScoreRequest
+from headwater.actors.edge.apis.pooling_types import EmbeddingRequest, RerankRequest, ScoreRequest
 from headwater.actors.edge.model.tokenizer import Tokenizer
 from headwater.engines.sim.model import tokenizer
 from headwater.schemas.hashing import unpack_tokens

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headwater.actors.edge.request.dispatch import TokenSequence
+from headwater.actors.edge.saga.dispatch import TokenSequence
 from headwater.actors.media.intake import MediaIntake
 from headwater.engines.sim.model import media_support
 from headwater.schemas.hashing import unpack_tokens

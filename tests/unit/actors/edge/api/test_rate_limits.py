@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from headwater.actors.edge.api.app import App
-from headwater.actors.edge.limits.limiter import RateLimiter
-from headwater.actors.edge.limits.settings import RateLimits, ServiceLimits
+from headwater.actors.edge.admit.limiter import RateLimiter
+from headwater.actors.edge.apis.app import App
+from headwater.actors.edge.settings import RateLimits, ServiceLimits
 from headwater.schemas.events.route import RouteRefused
 from tests.support.worlds.edge import EdgeWorld, Response
 

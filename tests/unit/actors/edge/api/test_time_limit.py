@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from headwater.actors.edge.limits.settings import ServiceLimits
-from headwater.actors.edge.limits.time_limit import TimeLimit
+from headwater.actors.edge.admit.limiter import TimeLimit
+from headwater.actors.edge.settings import ServiceLimits
 from headwater.actors.http.errors import ApiError
 from tests.support.worlds.edge import EdgeWorld
 

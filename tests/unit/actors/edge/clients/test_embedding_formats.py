@@ -5,8 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from headwater.actors.edge.clients.workers import WorkerRegistry
-from headwater.schemas.tables.lease import Lease
+from headwater.actors.edge.saga.workers import WorkerRegistry
+from headwater.schemas.tables import Lease
 from tests.support.worlds.clock import ManualClock, running, settle
 from tests.support.worlds.edge import NoTasks
 from tests.support.worlds.memory import memory_world

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from headwater.actors.bus.port import BusError
-from headwater.actors.edge.clients.encoders import EncodeLeg, Encoders
+from headwater.actors.bus import BusError
+from headwater.actors.edge.saga.encoders import EncodeLeg, Encoders
 from headwater.router.decision.encode_leg import ANY_AHEAD, NOT_APART, WAIT_S_MAX, WAIT_S_MIN
 from headwater.schemas.constraints import NO_CONSTRAINTS, NO_PREFERENCES, Constraints
 from headwater.schemas.events.route import Candidate, Decision, EncodeEstimate, Weights

@@ -4,13 +4,13 @@ import json
 
 import pytest
 
-from headwater.actors.edge.generation.answer_format import answer_format
-from headwater.actors.edge.generation.messages.turn import TextPart, Turn
-from headwater.actors.edge.generation.request import GenerationRequest, Tool, ToolChoice
 from headwater.actors.edge.parsing.events import collect
-from headwater.actors.edge.parsing.formats.response_template import load_response_template
+from headwater.actors.edge.parsing.model_template import load_response_template
+from headwater.actors.edge.prompt.messages import TextPart, Turn
+from headwater.actors.edge.prompt.prompts import answer_format
+from headwater.actors.edge.prompt.request import GenerationRequest, Tool, ToolChoice
 from headwater.actors.http.errors import ApiError
-from headwater.schemas.tables.card import ModelCard
+from headwater.schemas.tables import ModelCard
 from tests.unit.actors.edge.parsing.test_response_template import TAGS
 
 TEMPLATE = load_response_template(json.dumps(TAGS))

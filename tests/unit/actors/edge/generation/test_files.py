@@ -8,15 +8,20 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from headwater.actors.edge.api.anthropic.conversation import turns_of as anthropic_turns
-from headwater.actors.edge.api.anthropic.types import InputMessage
-from headwater.actors.edge.api.openai.messages import turns_of as openai_turns
-from headwater.actors.edge.api.openai.types import ChatMessage
-from headwater.actors.edge.api.responses.items.turns import turns_of as responses_turns
-from headwater.actors.edge.generation.messages.files import FILES_MAX, with_texts_of_files
-from headwater.actors.edge.generation.messages.load import load_media
-from headwater.actors.edge.generation.messages.media_parts import shown_name
-from headwater.actors.edge.generation.messages.turn import MediaPart, TextPart, Turn
+from headwater.actors.edge.apis.anthropic.translate import turns_of as anthropic_turns
+from headwater.actors.edge.apis.anthropic.types import InputMessage
+from headwater.actors.edge.apis.openai.translate import turns_of as openai_turns
+from headwater.actors.edge.apis.openai.types import ChatMessage
+from headwater.actors.edge.apis.responses.items import turns_of as responses_turns
+from headwater.actors.edge.prompt.messages import (
+    FILES_MAX,
+    MediaPart,
+    TextPart,
+    Turn,
+    load_media,
+    shown_name,
+    with_texts_of_files,
+)
 from headwater.actors.http.errors import ApiError
 from headwater.actors.media.intake import MediaIntake
 from headwater.actors.media.item import MediaItem

@@ -9,18 +9,22 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from headwater.actors.edge.generation.messages.load import LoadedMedia, load_media
-from headwater.actors.edge.generation.messages.media_parts import url_media
-from headwater.actors.edge.generation.messages.placeholders import expand_placeholders
-from headwater.actors.edge.generation.messages.turn import MediaPart, TextPart, Turn
+from headwater.actors.edge.prompt.messages import (
+    LoadedMedia,
+    MediaPart,
+    TextPart,
+    Turn,
+    load_media,
+    url_media,
+)
+from headwater.actors.edge.prompt.prompts import expand_placeholders
 from headwater.actors.http.errors import ApiError
 from headwater.actors.media.intake import MediaIntake
 from headwater.actors.media.item import MediaItem
-from headwater.actors.media.request.settings import FetchPolicy
+from headwater.actors.media.request import FetchPolicy
 from headwater.schemas.messages.inference import Sampling
 from headwater.schemas.messages.media import media_features
-from headwater.schemas.tables.capability import required_capabilities
-from headwater.schemas.tables.card import AudioSupport, ImageSupport, VideoSupport
+from headwater.schemas.tables import AudioSupport, ImageSupport, VideoSupport, required_capabilities
 from tests.support.media.images import data_url
 from tests.support.media.recordings import film, tone, wav
 from tests.unit.actors.edge.generation.test_images import model, tokens

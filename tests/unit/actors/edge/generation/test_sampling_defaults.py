@@ -3,8 +3,8 @@
 import msgspec
 import pytest
 
-from headwater.actors.edge.generation.request import SamplingFields
-from headwater.actors.edge.generation.sampling import sampling_of
+from headwater.actors.edge.prompt.prepare import sampling_of
+from headwater.actors.edge.prompt.request import SamplingFields
 
 DEFAULTS = {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0.01, "repetition_penalty": 1.05}
 

@@ -9,22 +9,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from headwater.actors.edge.access.salts import CacheSalt
-from headwater.actors.edge.generation.prepare import prepare
-from headwater.actors.edge.generation.request import GenerationRequest
-from headwater.actors.edge.generation.speech.chunks import QUIET_S, SEARCH_S, cuts, load_chunks
-from headwater.actors.edge.generation.speech.prompts import require_speech, speech_prompt
-from headwater.actors.edge.generation.speech.recording import AudioRecording
+from headwater.actors.edge.admit.salts import CacheSalt
 from headwater.actors.edge.model.catalog import Model
 from headwater.actors.edge.model.tokenizer import Tokenizer
-from headwater.actors.edge.request.dispatch import TokenSequence
+from headwater.actors.edge.prompt.prepare import prepare
+from headwater.actors.edge.prompt.request import GenerationRequest
+from headwater.actors.edge.prompt.speech import (
+    QUIET_S,
+    SEARCH_S,
+    AudioRecording,
+    cuts,
+    load_chunks,
+    require_speech,
+    speech_prompt,
+)
+from headwater.actors.edge.saga.dispatch import TokenSequence
 from headwater.actors.http.errors import ApiError
 from headwater.actors.media.intake import MediaIntake
 from headwater.engines.sim.model import tokenizer as sim_tokenizer
 from headwater.schemas.messages.inference import Sampling
 from headwater.schemas.messages.media import media_features
-from headwater.schemas.tables.capability import required_capabilities
-from headwater.schemas.tables.card import SpeechSupport
+from headwater.schemas.tables import SpeechSupport, required_capabilities
 from tests.support.media.recordings import tone, wav
 from tests.unit.actors.edge.generation.test_images import CARD
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.actors.edge.api.openai.types import decode_chat
+from headwater.actors.edge.apis.openai.types import decode_chat
 from headwater.actors.http.errors import ApiError
 from headwater.schemas.messages.inference import Guide
 

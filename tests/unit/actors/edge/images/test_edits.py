@@ -9,10 +9,10 @@ import msgspec
 import pytest
 from PIL import Image
 
-from headwater.actors.edge.images.edits import EditInputs, ImageEditForm, decode_edit, fitted
-from headwater.actors.edge.images.endpoints import VARIATIONS
+from headwater.actors.edge.apis.image_edits import EditInputs, ImageEditForm, decode_edit, fitted
+from headwater.actors.edge.apis.image_endpoints import VARIATIONS
+from headwater.actors.http.body import UploadForm
 from headwater.actors.http.errors import ApiError
-from headwater.actors.http.form import UploadForm
 from headwater.actors.media.item import MediaItem
 from tests.support.data.pictures import SUPPORT
 from tests.support.worlds.edge import EVERYTHING, EdgeWorld

@@ -8,14 +8,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from headwater.actors.edge.request.placement import PLACE_S_MAX
-from headwater.actors.worker.serving.file_jobs import ABANDONED_S, EXPIRY_PERIOD_S, FileJobs
-from headwater.actors.worker.serving.orphans import CHECK_PERIOD_S, GONE_S
+from headwater.actors.edge.saga.types import PLACE_S_MAX
+from headwater.actors.worker.file_jobs import ABANDONED_S, EXPIRY_PERIOD_S, FileJobs
+from headwater.actors.worker.handoffs import CHECK_PERIOD_S, GONE_S
 from headwater.engines.engine import EngineError, RequestRejected
-from headwater.events.log import Record
+from headwater.events.ports import Record
 from headwater.ops.sim.checks import messages as all_messages
 from headwater.ops.sim.fleet import MODEL
-from headwater.ops.sim.http import SimConnection
+from headwater.ops.sim.network import SimConnection
 from headwater.schemas.events.request import RequestAccepted, RequestEnded, RequestRouted
 from headwater.schemas.events.route import Decision
 from headwater.schemas.messages.file_generation import ImageRequest

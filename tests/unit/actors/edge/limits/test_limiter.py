@@ -2,13 +2,12 @@
 
 import pytest
 
-from headwater.actors.edge.access.principal import ANONYMOUS, Principal
-from headwater.actors.edge.limits.account import CLOSE_S
-from headwater.actors.edge.limits.holder import LimitHolder, holder_of
-from headwater.actors.edge.limits.limiter import DEFAULT_ANSWER_TOKENS, RateLimiter, RequestQuota
-from headwater.actors.edge.limits.settings import UNLIMITED, RateLimits
+from headwater.actors.edge.admit.account import CLOSE_S, LimitHolder, holder_of
+from headwater.actors.edge.admit.limiter import DEFAULT_ANSWER_TOKENS, RateLimiter, RequestQuota
+from headwater.actors.edge.admit.principal import ANONYMOUS, Principal
+from headwater.actors.edge.settings import UNLIMITED, RateLimits
 from headwater.actors.http.errors import ApiError
-from headwater.schemas.tables.api_key import UsageLimits
+from headwater.schemas.tables import UsageLimits
 from tests.support.worlds.clock import ManualClock
 
 

@@ -3,12 +3,10 @@
 import msgspec
 import pytest
 
-from headwater.actors.bus.memory import MemoryBus
-from headwater.actors.edge.limits.account import FORGET_S, STALE_S, account_key
-from headwater.actors.edge.limits.holder import ALL_MODELS, LimitHolder
-from headwater.actors.edge.limits.limiter import RateLimiter, RequestQuota
-from headwater.actors.edge.limits.settings import RateLimits
-from headwater.actors.edge.limits.sharing import (
+from headwater.actors.bus import MemoryBus
+from headwater.actors.edge.admit.account import ALL_MODELS, FORGET_S, STALE_S, LimitHolder, account_key
+from headwater.actors.edge.admit.limiter import RateLimiter, RequestQuota
+from headwater.actors.edge.admit.sharing import (
     IDLE_S,
     PEERS_MAX,
     REPEAT_S,
@@ -16,8 +14,9 @@ from headwater.actors.edge.limits.sharing import (
     UsageReports,
     UsageSharing,
 )
+from headwater.actors.edge.settings import RateLimits
 from headwater.actors.http.errors import ApiError
-from headwater.schemas.messages.usage import UsageReport
+from headwater.schemas.messages.inference import UsageReport
 from tests.bench.limits import BURST_AT_S, simulate
 from tests.support.worlds.clock import ManualClock, running
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.actors.edge.limits.limiter import duration
-from headwater.actors.edge.limits.token_bucket import TokenBucket
+from headwater.actors.edge.admit.account import TokenBucket
+from headwater.actors.edge.admit.limiter import duration
 
 MINUTE_S = 60.0
 

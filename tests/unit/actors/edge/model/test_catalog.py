@@ -10,12 +10,12 @@ import pytest
 
 from headwater.actors.edge.model.catalog import REMOVE_AFTER_S, RETRY_S, ModelCatalog
 from headwater.actors.http.errors import ApiError
-from headwater.actors.runtime.ports import Ports
+from headwater.actors.runtime.persistence import Ports
 from headwater.actors.runtime.tables import CardTable
 from headwater.engines.model_files import ModelFiles
 from headwater.engines.sim.model import sim_model_files
 from headwater.schemas import subjects
-from headwater.schemas.tables.card import LoraCard
+from headwater.schemas.tables import LoraCard
 from tests.support.worlds.clock import ManualClock, running
 from tests.support.worlds.edge import serve_model
 from tests.support.worlds.memory import memory_world

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.actors.edge.model.chat_template import LiteralText
-from headwater.actors.edge.model.control_tokens import MARK, SHORT_CHARACTERS, ControlTokens
-from headwater.actors.edge.model.tokenizer import Tokenizer
+from headwater.actors.edge.model.tokenizer import MARK, SHORT_CHARACTERS, ControlTokens, Tokenizer
 from headwater.engines.sim import model as sim_model
 
 BEGIN, END = "<|im_start|>", "<|im_end|>"

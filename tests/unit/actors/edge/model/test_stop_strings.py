@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.actors.edge.model.stop_strings import StopStringMatcher
+from headwater.actors.edge.answer.choice import StopStringMatcher
 from headwater.actors.edge.model.tokenizer import Tokenizer
 from headwater.engines.sim.model import tokenizer as sim_tokenizer
 

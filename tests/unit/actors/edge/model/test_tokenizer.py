@@ -15,7 +15,7 @@ from headwater.actors.edge.model.tokenizer import (
     Tokenizer,
 )
 from headwater.engines.sim import model as sim_model
-from headwater.ops.worker import default_model
+from headwater.ops.start import model
 from tests.support.data.examples import texts
 
 # The first test with it on a machine converts the model.
@@ -30,7 +30,7 @@ numbers = st.lists(st.floats(0, 1, exclude_max=True), max_size=60)
 def tokenizer(name: str) -> Tokenizer:
     """The simulator's tokenizer, SmolLM2's, or one with byte fallback, which has no byte table."""
     if name == "smollm2":
-        return Tokenizer((default_model.ensure() / "tokenizer.json").read_bytes(), (2,))
+        return Tokenizer((model.ensure() / "tokenizer.json").read_bytes(), (2,))
     if name == "fallback":
         return Tokenizer(fallback_tokenizer().to_str().encode())
     return Tokenizer(sim_model.tokenizer().to_str().encode())

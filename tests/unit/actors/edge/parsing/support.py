@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from headwater.actors.edge.parsing.events import ParsedOutput, collect
-from headwater.actors.edge.parsing.selection.make import make_parser
+from headwater.actors.edge.parsing.selection import make_parser
 
 
 def tool(name: str, **properties: Any) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from headwater.actors.edge.parsing.selection.detect import detect
+from headwater.actors.edge.parsing.selection import detect
 
 TEMPLATES = {
     ("hermes", "think"): "{{ '<tool_call>\n{\"name\": \"' }} … </tool_call> {{ '<think>\n\n</think>' }}",

@@ -7,7 +7,7 @@ import pytest
 
 from headwater.actors.edge.parsing.events import ParsedOutput, ToolArgumentsDelta, ToolCallStart
 from headwater.actors.edge.parsing.formats import TOOL_FORMATS
-from headwater.actors.edge.parsing.selection.make import make_parser
+from headwater.actors.edge.parsing.selection import make_parser
 from tests.unit.actors.edge.parsing.support import parse, tool
 
 TOOLS = [

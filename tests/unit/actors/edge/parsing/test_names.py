@@ -7,16 +7,25 @@ from pathlib import Path
 
 import pytest
 
+from headwater.actors.edge.parsing import selection
 from headwater.actors.edge.parsing.formats import REASONING_FORMATS, TOOL_FORMATS
-from headwater.actors.edge.parsing.selection import names
-from headwater.actors.edge.parsing.selection.names import UnknownParser, reasoning_format_of, tool_format_of
+from headwater.actors.edge.parsing.selection import (
+    UnknownParser,
+    reasoning_format_of,
+    tool_format_of,
+)
 
-KNOWN_TOOLS = {*TOOL_FORMATS, names.RESPONSE_TEMPLATE, *names.TOOL_ALIASES, *names.TOOL_UNSUPPORTED}
+KNOWN_TOOLS = {
+    *TOOL_FORMATS,
+    selection.RESPONSE_TEMPLATE,
+    *selection.TOOL_ALIASES,
+    *selection.TOOL_UNSUPPORTED,
+}
 KNOWN_REASONING = {
     *REASONING_FORMATS,
-    names.RESPONSE_TEMPLATE,
-    *names.REASONING_ALIASES,
-    *names.REASONING_UNSUPPORTED,
+    selection.RESPONSE_TEMPLATE,
+    *selection.REASONING_ALIASES,
+    *selection.REASONING_UNSUPPORTED,
 }
 
 
@@ -49,10 +58,10 @@ def test_every_name_of_the_installed_vllm_is_known(module: str, table: str, know
 
 
 def test_aliases_mean_formats() -> None:
-    assert set(names.TOOL_ALIASES.values()) <= {*TOOL_FORMATS, names.RESPONSE_TEMPLATE}
-    assert set(names.REASONING_ALIASES.values()) <= {*REASONING_FORMATS, names.RESPONSE_TEMPLATE}
-    assert not set(names.TOOL_ALIASES) & (set(TOOL_FORMATS) | names.TOOL_UNSUPPORTED)
-    assert not set(names.REASONING_ALIASES) & (set(REASONING_FORMATS) | names.REASONING_UNSUPPORTED)
+    assert set(selection.TOOL_ALIASES.values()) <= {*TOOL_FORMATS, selection.RESPONSE_TEMPLATE}
+    assert set(selection.REASONING_ALIASES.values()) <= {*REASONING_FORMATS, selection.RESPONSE_TEMPLATE}
+    assert not set(selection.TOOL_ALIASES) & (set(TOOL_FORMATS) | selection.TOOL_UNSUPPORTED)
+    assert not set(selection.REASONING_ALIASES) & (set(REASONING_FORMATS) | selection.REASONING_UNSUPPORTED)
 
 
 def test_names() -> None:

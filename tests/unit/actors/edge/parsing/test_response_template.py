@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.actors.edge.parsing.events import ParsedOutput, collect
-from headwater.actors.edge.parsing.formats.response_template import InvalidTemplate, load_response_template
-from headwater.actors.edge.parsing.selection.make import MissingFormat, make_parser, starts_in_reasoning
+from headwater.actors.edge.parsing.model_template import InvalidTemplate, load_response_template
+from headwater.actors.edge.parsing.selection import MissingFormat, make_parser, starts_in_reasoning
 from tests.unit.actors.edge.parsing.support import tool
 
 CALL = {"type": "function", "function": {"name": "{content.name}", "arguments": "{content.arguments}"}}

@@ -3,10 +3,9 @@
 import pytest
 from msgspec.structs import replace
 
-from headwater.actors.edge.request.migration import DEATHS_MAX
-from headwater.actors.edge.request.placement import MOVE_S_MAX
-from headwater.actors.edge.request.saga import step
-from headwater.actors.edge.request.saga_types import (
+from headwater.actors.edge.saga.saga import DEATHS_MAX, step
+from headwater.actors.edge.saga.types import (
+    MOVE_S_MAX,
     AskRouter,
     CancelAttempt,
     ChoiceSpec,
@@ -28,7 +27,7 @@ from headwater.actors.edge.request.saga_types import (
 from headwater.actors.http.errors import NO_RETRY
 from headwater.schemas.events.route import RouteRefused
 from headwater.schemas.messages.inference import FrameEntry, Sampling
-from headwater.schemas.tables.card import MIGRATIONS_MAX
+from headwater.schemas.tables import MIGRATIONS_MAX
 from tests.unit.actors.edge.request.test_saga import (
     CLAIMING,
     DECODING,

@@ -7,8 +7,8 @@ from typing import Any, cast
 import pytest
 from msgspec.structs import replace
 
-from headwater.actors.edge.request.dispatch import Addressed, Dispatcher, WorkerDied
-from headwater.actors.edge.request.routing_hints import RoutingHints
+from headwater.actors.edge.saga.dispatch import Addressed, Dispatcher, WorkerDied
+from headwater.actors.edge.saga.routing_hints import RoutingHints
 from headwater.actors.http.errors import ApiError
 from headwater.schemas.constraints import NO_CONSTRAINTS
 from headwater.schemas.events.route import Decision

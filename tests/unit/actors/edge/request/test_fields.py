@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.actors import metrics
-from headwater.actors.edge.api.openai.types import ChatRequest, CompletionRequest
-from headwater.actors.edge.request.fields import (
+from headwater.actors.edge.apis.openai.types import ChatRequest, CompletionRequest
+from headwater.actors.edge.saga.fields import (
     NAMES,
     FieldChecker,
     ReservedFields,
@@ -157,7 +157,7 @@ def test_an_attempt_is_logged_once_for_each_name(monkeypatch: pytest.MonkeyPatch
             logged.append(str(facts))
 
     # Not what is printed: how much of it is, is up to whoever configured logging before.
-    monkeypatch.setattr("headwater.actors.edge.request.fields._log", Log())
+    monkeypatch.setattr("headwater.actors.edge.saga.fields._log", Log())
     checker = FieldChecker()
     for _ in range(3):
         checker.count(ReservedFields(extra_body={"lora_path": 1}))

@@ -2,8 +2,8 @@
 
 import msgspec
 
-from headwater.actors.bus.port import Message
-from headwater.actors.edge.clients.workers import WorkerRegistry
+from headwater.actors.bus import Message
+from headwater.actors.edge.saga.workers import WorkerRegistry
 from headwater.schemas.messages.inference import FrameEntry, TokenFrame
 from tests.support.worlds.clock import ManualClock
 from tests.support.worlds.edge import NoTasks

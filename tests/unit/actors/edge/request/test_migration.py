@@ -2,9 +2,9 @@
 
 import pytest
 
-from headwater.actors.edge.request.migration import is_migratable, migration_blocker
+from headwater.actors.edge.saga.saga import is_migratable, migration_blocker
 from headwater.schemas.messages.inference import Guide, Sampling
-from headwater.schemas.tables.capability import required_capabilities
+from headwater.schemas.tables import required_capabilities
 
 FREE = Sampling(10, logprobs=0, logit_bias={1: 1.0}, seed=3)
 GUIDED = Sampling(10, guide=Guide("json_object"))

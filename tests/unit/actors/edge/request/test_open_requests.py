@@ -5,14 +5,14 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from headwater.actors.edge.request.open_requests import ACCEPT_PENDING_MAX, NONE_OPEN, OpenRequests
-from headwater.actors.runtime.ports import Ports
-from headwater.events.log import Entry, Log, Newest, Record
-from headwater.events.memory.log import MemoryLog
+from headwater.actors.edge.saga.open_requests import ACCEPT_PENDING_MAX, NONE_OPEN, OpenRequests
+from headwater.actors.runtime.persistence import Ports
+from headwater.events.memory import MemoryLog
+from headwater.events.ports import Entry, Log, Newest, Record
 from headwater.events.writer import PENDING_EVENTS_MAX, WriterFenced
 from headwater.ops.sim.checks import fences, messages, terminal_events
 from headwater.schemas.clock import Clock
-from headwater.schemas.encoding.codec import seal
+from headwater.schemas.encoding import seal
 from headwater.schemas.events.kv import KvGap
 from headwater.schemas.events.request import (
     RequestAccepted,

@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.actors.edge.clients.workers import WorkerRegistry
-from headwater.actors.edge.request.pooling import MESSAGE_TOKENS_MAX, REPLY_BYTES, messages
-from headwater.actors.worker.serving.orphans import CHECK_PERIOD_S, GONE_S
+from headwater.actors.edge.saga.pooling import MESSAGE_TOKENS_MAX, REPLY_BYTES, messages
+from headwater.actors.edge.saga.workers import WorkerRegistry
+from headwater.actors.worker.handoffs import CHECK_PERIOD_S, GONE_S
 from headwater.engines.engine import EngineError
 from headwater.engines.sim.model import tokenizer
-from headwater.events.log import Record
+from headwater.events.ports import Record
 from headwater.ops.sim.checks import messages as all_messages
 from headwater.ops.sim.fleet import MODEL
-from headwater.schemas.events.load import LoadReported
+from headwater.schemas.events.fleet import LoadReported
 from headwater.schemas.events.request import RequestAccepted, RequestEnded, RequestRouted
 from headwater.schemas.events.route import Decision
 from headwater.schemas.hashing import pack_tokens

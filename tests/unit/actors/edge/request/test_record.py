@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from headwater.actors.edge.request.record import CHECKPOINT_TOKENS
+from headwater.actors.edge.saga.record import CHECKPOINT_TOKENS
 from headwater.engines.sim.model import tokenizer
-from headwater.events.log import Record
-from headwater.schemas.events.event import Event
+from headwater.events.ports import Record
+from headwater.schemas.events import Event
 from headwater.schemas.events.kv import KvGap
 from headwater.schemas.events.request import (
     PayloadKind,
@@ -223,7 +223,7 @@ def test_requests_that_share_a_message_keep_their_traces() -> None:
 def test_requests_are_refused_while_the_log_is_too_far_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     """503 with Retry-After before anything is accepted; the rest of the queue is for the ends of what runs."""
     bound = 500
-    monkeypatch.setattr("headwater.actors.edge.request.open_requests.ACCEPT_PENDING_MAX", bound)
+    monkeypatch.setattr("headwater.actors.edge.saga.open_requests.ACCEPT_PENDING_MAX", bound)
     with EdgeWorld() as edge:
         for number in range(bound - 1):
             edge.ledger.write(KvGap(number))

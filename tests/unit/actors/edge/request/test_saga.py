@@ -5,9 +5,10 @@ from typing import get_args
 import pytest
 from msgspec.structs import replace
 
-from headwater.actors.edge.request.placement import MOVE_S_MAX, PLACE_S_MAX
-from headwater.actors.edge.request.saga import step
-from headwater.actors.edge.request.saga_types import (
+from headwater.actors.edge.saga.saga import step
+from headwater.actors.edge.saga.types import (
+    MOVE_S_MAX,
+    PLACE_S_MAX,
     Aborted,
     AskRouter,
     AskStatus,
@@ -42,9 +43,8 @@ from headwater.actors.http.errors import overloaded
 from headwater.schemas.constraints import NO_CONSTRAINTS, NO_PREFERENCES, Constraints
 from headwater.schemas.events.request import RequestPrefilled, RequestRouted, RequestStepped, SagaState
 from headwater.schemas.events.route import Decision, RouteRefused, Weights
-from headwater.schemas.messages.handoff import Handoff
-from headwater.schemas.messages.inference import FrameEntry, Leg, Sampling
-from headwater.schemas.tables.card import MIGRATIONS_MAX
+from headwater.schemas.messages.inference import FrameEntry, Handoff, Leg, Sampling
+from headwater.schemas.tables import MIGRATIONS_MAX
 
 MAX_TOKENS = 6
 SPEC = ChoiceSpec("r", 0, Sampling(MAX_TOKENS))

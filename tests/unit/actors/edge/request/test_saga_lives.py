@@ -6,8 +6,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.actors.edge.request.saga import step
-from headwater.actors.edge.request.saga_types import (
+from headwater.actors.edge.saga.saga import step
+from headwater.actors.edge.saga.types import (
     AskRouter,
     Dispatch,
     Emit,

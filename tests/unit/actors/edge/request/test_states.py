@@ -4,7 +4,7 @@ from typing import get_args
 
 import pytest
 
-from headwater.actors.edge.request.states import SETBACKS, TRANSITIONS, Cause, IllegalTransition, after
+from headwater.actors.edge.saga.types import SETBACKS, TRANSITIONS, Cause, IllegalTransition, after
 from headwater.schemas.events.request import SagaState
 
 STATES: tuple[SagaState, ...] = get_args(SagaState)

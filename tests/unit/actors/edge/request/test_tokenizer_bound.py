@@ -1,7 +1,7 @@
 """An answer that has begun needs a worker with its tokenizer."""
 
-from headwater.actors.edge.request.placement import MOVE_S_MAX
-from headwater.actors.edge.request.saga_types import (
+from headwater.actors.edge.saga.types import (
+    MOVE_S_MAX,
     AskRouter,
     ChoiceSpec,
     Finish,

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from headwater.actors.edge.videos.types import decode_video
+from headwater.actors.edge.apis.video_types import decode_video
 from headwater.actors.http.errors import ApiError
 from headwater.schemas.messages.file_generation import VideoRequest
 from tests.support.data.videos import SUPPORT

@@ -5,13 +5,13 @@ from typing import Any
 
 import msgspec
 
-from headwater.actors.edge.api.options import EdgeOptions
-from headwater.actors.edge.files.generation import DEATHS_MAX
-from headwater.actors.edge.videos.settings import VideoSettings
-from headwater.actors.worker.serving.file_jobs import ABANDONED_S
-from headwater.actors.worker.serving.orphans import CHECK_PERIOD_S, GONE_S
+from headwater.actors.edge.answer.files import DEATHS_MAX
+from headwater.actors.edge.apis.tokens import EdgeOptions
+from headwater.actors.edge.settings import VideoSettings
+from headwater.actors.worker.file_jobs import ABANDONED_S
+from headwater.actors.worker.handoffs import CHECK_PERIOD_S, GONE_S
 from headwater.engines.engine import EngineError, RequestRejected
-from headwater.events.log import Record
+from headwater.events.ports import Record
 from headwater.ops.sim.checks import messages as all_messages
 from headwater.ops.sim.fleet import MODEL
 from headwater.schemas.events.request import RequestAccepted, RequestEnded

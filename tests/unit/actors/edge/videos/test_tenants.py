@@ -2,11 +2,9 @@
 
 import msgspec
 
-from headwater.actors.edge.access.settings import AccessSettings
-from headwater.actors.edge.history.settings import HistorySettings
-from headwater.actors.edge.videos.board import VideoBoard, key_of
-from headwater.actors.edge.videos.job import VideoJob
-from headwater.events.memory.stores import MemoryTable
+from headwater.actors.edge.apis.video_jobs import VideoBoard, VideoJob, key_of
+from headwater.actors.edge.settings import AccessSettings, HistorySettings
+from headwater.events.memory import MemoryTable
 from headwater.ops.operator.keys import WantedKey
 from headwater.schemas.messages.file_generation import VideoRequest
 from tests.support.data.videos import SUPPORT

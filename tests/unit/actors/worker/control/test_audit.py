@@ -1,6 +1,6 @@
 """The audit of commands: each is published once per incarnation until the log confirms it, in order, within a bound."""
 
-from headwater.actors.worker.lifecycle.audit import PENDING_MAX, CommandAudit
+from headwater.actors.worker.incarnation import PENDING_MAX, CommandAudit
 from headwater.schemas.messages.control import ControlReply, ControlRequest
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from headwater.actors.worker.control.commands import ENGINE_S_MAX
+from headwater.actors.worker.control_commands import ENGINE_S_MAX
 from headwater.schemas.events.fleet import WorkerLeft
 from headwater.schemas.messages.inference import Accepted
 from tests.support.engines.controlled import ControlledSim

@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from headwater.actors.worker.control.client import send_command
-from headwater.actors.worker.control.handler import ANSWER_S
+from headwater.actors.worker.control import ANSWER_S
+from headwater.actors.worker.control_client import send_command
 from headwater.engines.engine import EngineError
 from headwater.schemas import subjects
 from headwater.schemas.events.fleet import WorkerLeft
@@ -65,7 +65,7 @@ class Taken(EngineError):
 
 
 class Books:
-    """Adapters of a worker, as `actors/worker/lora/manager.py` has them."""
+    """Adapters of a worker, as `actors/worker/lora.py` has them."""
 
     def __init__(self) -> None:
         self.held: dict[str, str] = {}

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from headwater.actors.worker.control.client import send_command
+from headwater.actors.worker.control_client import send_command
 from headwater.engines.sim.engine import SimEngine
 from headwater.ops.sim.fleet import NAMESPACE
 from headwater.schemas import subjects
@@ -147,7 +147,7 @@ WRONG_STATE: list[tuple[Command, Command, int]] = [
 
 @pytest.mark.parametrize(("first", "second", "status"), WRONG_STATE)
 def test_each_state_takes_what_makes_sense_in_it(first: Command, second: Command, status: int) -> None:
-    """The table in `actors/worker/control/commands.py`."""
+    """The table in `actors/worker/control_commands.py`."""
 
     async def run(stage: Stage) -> None:
         worker = await ready(stage)

@@ -11,15 +11,13 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from headwater.actors.bus.memory import MemoryBus
-from headwater.actors.edge.clients.media import MediaHolder
-from headwater.actors.runtime.offers import OfferAnswers
-from headwater.actors.worker.encoding.embedding_reader import EmbeddingReader
-from headwater.actors.worker.encoding.encode_requests import OFFER_S, EncodeRequests
-from headwater.actors.worker.serving.handoffs import Handoffs
-from headwater.actors.worker.serving.inflight import Inflight
-from headwater.actors.worker.serving.media import MediaCache
-from headwater.actors.worker.serving.status import WorkerProfile, WorkerStatus
+from headwater.actors.bus import MemoryBus
+from headwater.actors.edge.saga.workers import MediaHolder
+from headwater.actors.runtime.lease import OfferAnswers
+from headwater.actors.worker.encoding import OFFER_S, EmbeddingReader, EncodeRequests
+from headwater.actors.worker.handoffs import Handoffs
+from headwater.actors.worker.inflight import Inflight, WorkerProfile, WorkerStatus
+from headwater.actors.worker.media import MediaCache
 from headwater.engines.engine import EncodedImage, EngineBase, EngineError, EngineLoad, RequestRejected
 from headwater.engines.transfer.local import LocalFabric, LocalTransfer
 from headwater.engines.transfer.memory import HostMemory

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from headwater.actors.runtime.tables import CardTable, ModelCardChange
-from headwater.actors.worker.lifecycle.model_card import CARD_TTL_S
+from headwater.actors.worker.model_card import CARD_TTL_S
 from headwater.ops.sim.fleet import POOL
 from headwater.schemas import subjects
-from headwater.schemas.tables.card import ModelCard
+from headwater.schemas.tables import ModelCard
 from tests.support.engines.controlled import ControlledSim
 from tests.support.worlds.control import ready
 from tests.support.worlds.virtual import Stage, play

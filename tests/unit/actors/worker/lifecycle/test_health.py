@@ -5,14 +5,13 @@ from typing import Any
 
 import pytest
 
-from headwater.actors.worker.serving.status import WorkerProfile
+from headwater.actors.worker.inflight import WorkerProfile
 from headwater.engines.engine import EmitFile, EngineError, EngineInfo, Step
 from headwater.engines.sim.engine import SimEngine
 from headwater.ops.sim.fleet import POOL
 from headwater.schemas import subjects
-from headwater.schemas.events.fleet import Role, WorkerJoined
+from headwater.schemas.events.fleet import LoadReported, Role, WorkerJoined
 from headwater.schemas.events.kv import BlocksStored
-from headwater.schemas.events.load import LoadReported
 from headwater.schemas.messages.file_generation import ImageRequest
 from headwater.schemas.messages.inference import EmbedRequest
 from tests.support.data.pictures import SUPPORT

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from headwater.actors.worker.control.client import send_command
-from headwater.actors.worker.shutdown import FAILURE_NOTICE_S_MAX
+from headwater.actors.worker.control_client import send_command
+from headwater.actors.worker.subscriptions import FAILURE_NOTICE_S_MAX
 from headwater.router.fold.state import RouterState
 from headwater.schemas.events.fleet import WorkerLeft
 from headwater.schemas.events.kv import BlocksStored

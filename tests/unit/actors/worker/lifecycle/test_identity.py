@@ -8,13 +8,13 @@ from msgspec.structs import replace
 
 from headwater.actors.runtime.tables import CardTable, LeaseTable
 from headwater.actors.worker.actor import WorkerActor
-from headwater.actors.worker.lifecycle.model_card import Served, check_block_size, own_card
-from headwater.actors.worker.serving.status import WorkerProfile
+from headwater.actors.worker.inflight import WorkerProfile
+from headwater.actors.worker.model_card import Served, check_block_size, own_card
 from headwater.engines.engine import EngineInfo, EngineUnavailable
 from headwater.engines.model_files import ModelFiles
 from headwater.ops.sim.fleet import FILES, SETTINGS
 from headwater.schemas.names import pool_name
-from headwater.schemas.tables.card import ModelCard
+from headwater.schemas.tables import ModelCard
 from tests.support.engines.controlled import ControlledSim
 from tests.support.worlds.clock import ManualClock
 from tests.support.worlds.virtual import Stage, play, until

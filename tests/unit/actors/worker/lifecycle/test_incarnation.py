@@ -8,25 +8,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.actors.bus.port import Message
+from headwater.actors.bus import Message
 from headwater.actors.runtime import lease
 from headwater.actors.worker.actor import WorkerActor
-from headwater.actors.worker.lifecycle.audit import CommandAudit
-from headwater.actors.worker.lifecycle.incarnation import Incarnation
-from headwater.actors.worker.lora.gate import LoraGate
-from headwater.actors.worker.serving.handoffs import Handoffs
-from headwater.actors.worker.serving.inflight import Inflight
-from headwater.actors.worker.serving.status import WorkerProfile, WorkerStatus
+from headwater.actors.worker.handoffs import Handoffs
+from headwater.actors.worker.incarnation import CommandAudit, Incarnation
+from headwater.actors.worker.inflight import Inflight, WorkerProfile, WorkerStatus
+from headwater.actors.worker.lora import LoraGate
 from headwater.engines.engine import KvEvent
 from headwater.engines.sim.engine import SimEngine
-from headwater.events.log import AppendResult, Entry
-from headwater.events.memory.log import MemoryLog
+from headwater.events.memory import MemoryLog
+from headwater.events.ports import AppendResult, Entry
 from headwater.ops.sim.fleet import NAMESPACE, POOL, SETTINGS
 from headwater.router.fold.state import RouterState
 from headwater.schemas import subjects
-from headwater.schemas.events.fleet import WorkerChanged, WorkerJoined
+from headwater.schemas.events.fleet import LoadReported, RequestsHeld, WorkerChanged, WorkerJoined
 from headwater.schemas.events.kv import BlocksCleared, BlocksRemoved, BlocksStored
-from headwater.schemas.events.load import LoadReported, RequestsHeld
 from headwater.schemas.hashing import pack_tokens, unpack_hashes
 from headwater.schemas.messages.inference import GenerateRequest, Sampling
 from tests.support.data.examples import packed

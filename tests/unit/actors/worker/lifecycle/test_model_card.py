@@ -2,10 +2,10 @@
 
 from msgspec.structs import replace
 
-from headwater.actors.worker.lifecycle.model_card import media_processor, with_engines_of
+from headwater.actors.worker.model_card import media_processor, with_engines_of
 from headwater.engines.engine import EngineInfo
 from headwater.engines.sim.model import sim_model_files
-from headwater.schemas.tables.card import AudioSupport, ImageSupport, MediaSupport, VideoSupport
+from headwater.schemas.tables import AudioSupport, ImageSupport, MediaSupport, VideoSupport
 from tests.unit.engines.vllm.test_checks import card
 
 

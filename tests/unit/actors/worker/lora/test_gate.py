@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headwater.actors.worker.lora.gate import LoraGate
+from headwater.actors.worker.lora import LoraGate
 from headwater.engines.engine import RequestRejected, Step
 from headwater.schemas.hashing import pack_tokens
 from headwater.schemas.messages.inference import GenerateRequest, Sampling

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from headwater.actors.worker.lora.manager import LoraManager, LoraSettings
-from headwater.actors.worker.serving.status import WorkerProfile, WorkerStatus
+from headwater.actors.worker.inflight import WorkerProfile, WorkerStatus
+from headwater.actors.worker.lora import LoraManager, LoraSettings
 from headwater.engines.engine import EngineError, NotSupported
 from headwater.engines.lora_files import LoraError
 from headwater.engines.sim.engine import SimEngine, SimSettings
-from headwater.events.errors import LogUnavailable
-from headwater.events.memory.stores import MemoryTable
+from headwater.events.memory import MemoryTable
+from headwater.events.ports import LogUnavailable
 from tests.support.worlds.clock import ManualClock, running, settle
 from tests.support.worlds.edge import serve_model
 from tests.support.worlds.lora import POOL, Worker

@@ -7,7 +7,7 @@ import pytest
 
 from headwater.engines.engine import EngineError
 from headwater.engines.lora_files import LoraError
-from headwater.events.memory.stores import MemoryTable
+from headwater.events.memory import MemoryTable
 from tests.support.worlds.clock import ManualClock, running, settle
 from tests.support.worlds.lora import Worker, eventually
 from tests.support.worlds.memory import memory_world

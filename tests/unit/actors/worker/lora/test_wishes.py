@@ -10,7 +10,7 @@ import pytest
 
 from headwater.engines.engine import EngineError
 from headwater.engines.lora_files import LoraError
-from headwater.events.errors import LogUnavailable
+from headwater.events.ports import LogUnavailable
 from tests.support.worlds.clock import ManualClock, running
 from tests.support.worlds.lora import Worker, eventually
 from tests.support.worlds.memory import memory_world

@@ -7,14 +7,21 @@ from typing import Any
 import msgspec
 import pytest
 
-from headwater.actors.bus.port import Message
-from headwater.actors.worker.serving.requests import RequestIntake
-from headwater.actors.worker.serving.status import WorkerProfile, WorkerStatus
+from headwater.actors.bus import Message
+from headwater.actors.worker.inflight import WorkerProfile, WorkerStatus
+from headwater.actors.worker.requests import RequestIntake
 from headwater.engines.engine import Aborts, Emit, EngineLoad, Pinned, Step, Transfer
 from headwater.schemas import subjects
 from headwater.schemas.hashing import pack_tokens
-from headwater.schemas.messages.handoff import Choreography, Handoff, HandoffGranted
-from headwater.schemas.messages.inference import Cancel, GenerateRequest, Leg, Sampling
+from headwater.schemas.messages.inference import (
+    Cancel,
+    Choreography,
+    GenerateRequest,
+    Handoff,
+    HandoffGranted,
+    Leg,
+    Sampling,
+)
 from tests.support.worlds.clock import ManualClock
 from tests.support.worlds.memory import memory_world
 

@@ -8,14 +8,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from headwater.actors.bus.memory import MemoryBus
-from headwater.actors.edge.clients.media import MediaHolder
-from headwater.actors.worker.lora.gate import LoraGate
-from headwater.actors.worker.serving.embeddings import ACTIVE_MAX, REPLY_BYTES_MAX, Embeddings
-from headwater.actors.worker.serving.handoffs import Handoffs
-from headwater.actors.worker.serving.inflight import Inflight
-from headwater.actors.worker.serving.media import MediaCache
-from headwater.actors.worker.serving.status import WorkerProfile, WorkerStatus
+from headwater.actors.bus import MemoryBus
+from headwater.actors.edge.saga.workers import MediaHolder
+from headwater.actors.worker.handoffs import Handoffs
+from headwater.actors.worker.inflight import Inflight, WorkerProfile, WorkerStatus
+from headwater.actors.worker.lora import LoraGate
+from headwater.actors.worker.media import MediaCache
+from headwater.actors.worker.pooling import ACTIVE_MAX, REPLY_BYTES_MAX, Embeddings
 from headwater.engines.engine import EngineError, NotSupported
 from headwater.engines.sim.engine import SimEngine, SimSettings
 from headwater.schemas import subjects

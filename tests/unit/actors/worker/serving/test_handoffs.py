@@ -5,17 +5,18 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from headwater.actors.worker.serving.handoffs import REMEMBERED_MAX, Handoffs, UnclaimedKv
+from headwater.actors.worker.handoffs import REMEMBERED_MAX, Handoffs, UnclaimedKv
 from headwater.engines.engine import Pinned
 from headwater.schemas.hashing import pack_tokens
-from headwater.schemas.messages.handoff import (
+from headwater.schemas.messages.inference import (
+    GenerateRequest,
     Handoff,
     HandoffClaim,
     HandoffDenied,
     HandoffGranted,
+    Sampling,
     prompt_digest,
 )
-from headwater.schemas.messages.inference import GenerateRequest, Sampling
 from tests.support.worlds.clock import ManualClock
 
 PINNED = Pinned(b"where the KV is", 30.0)

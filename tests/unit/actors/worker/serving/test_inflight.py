@@ -5,8 +5,8 @@ import asyncio
 import msgspec
 import pytest
 
-from headwater.actors.worker.serving.handoffs import Handoffs
-from headwater.actors.worker.serving.inflight import Inflight, Progress
+from headwater.actors.worker.handoffs import Handoffs
+from headwater.actors.worker.inflight import Inflight, Progress
 from headwater.engines.engine import EngineLoad, Pinned, Step
 from headwater.schemas.hashing import pack_tokens
 from headwater.schemas.messages.inference import GenerateRequest, Sampling
@@ -55,7 +55,7 @@ def test_each_change_is_reported_once() -> None:
 
 def test_names_are_known_for_a_while_after_their_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a copy of a message is noticed; not for ever, and not before they are accepted."""
-    monkeypatch.setattr("headwater.actors.worker.serving.inflight.ENDED_MAX", 2)
+    monkeypatch.setattr("headwater.actors.worker.inflight.ENDED_MAX", 2)
     inflight, _ = made()
     assert not inflight.knows("a")
     for name in ("a", "b", "c"):

@@ -8,11 +8,10 @@ import msgspec
 import pytest
 
 from headwater.actors import metrics
-from headwater.actors.bus.memory import MemoryBus
-from headwater.actors.bus.port import Message
-from headwater.actors.edge.clients.media import MediaHolder
-from headwater.actors.runtime.offers import OfferAnswers
-from headwater.actors.worker.serving.media import OFFERED_BYTES_MIN, PIECE_BYTES, MediaCache, MediaMissing
+from headwater.actors.bus import MemoryBus, Message
+from headwater.actors.edge.saga.workers import MediaHolder
+from headwater.actors.runtime.lease import OfferAnswers
+from headwater.actors.worker.media import OFFERED_BYTES_MIN, PIECE_BYTES, MediaCache, MediaMissing
 from headwater.engines.transfer.local import LocalFabric, LocalTransfer, TransferFault
 from headwater.engines.transfer.memory import HostMemory
 from headwater.schemas import subjects
@@ -226,7 +225,7 @@ async def test_an_edge_that_does_not_reply_with_an_offer_is_asked_for_pieces(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its copy takes too long, or fails unexpectedly."""
-    monkeypatch.setattr("headwater.actors.worker.serving.media.PIECE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("headwater.actors.worker.media.PIECE_TIMEOUT_S", 0.2)
     made = Transfers(2 << 20, 2 << 20)
 
     async def fail(*_: object, **__: object) -> None:

@@ -7,9 +7,9 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from headwater.actors.bus.port import Message, Subscription
-from headwater.actors.worker.serving import orphans
-from headwater.actors.worker.serving.orphans import (
+from headwater.actors.bus import Message, Subscription
+from headwater.actors.worker import handoffs
+from headwater.actors.worker.handoffs import (
     CHECK_PERIOD_S,
     GONE_S,
     Edge,
@@ -17,7 +17,7 @@ from headwater.actors.worker.serving.orphans import (
     RequestsByEdge,
     by_edge,
 )
-from headwater.actors.worker.serving.token_frames import FrameSender
+from headwater.actors.worker.token_frames import FrameSender
 from headwater.engines.engine import Step
 from headwater.schemas import subjects
 from headwater.schemas.messages.inference import (
@@ -160,7 +160,7 @@ async def test_a_lost_cancellation_is_made_up_for(worker: Worker) -> None:
 
 async def test_a_slow_edge_is_no_dead_one(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is asked again, until nobody listens for it."""
-    monkeypatch.setattr(orphans, "REPLY_S_MAX", 0.001)
+    monkeypatch.setattr(handoffs, "REPLY_S_MAX", 0.001)
     worker.generate("r", 1)
     edge = await worker.edge(set(), answers=False)
     async with asyncio.timeout(10):

@@ -7,12 +7,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from headwater.actors.bus.port import Message
-from headwater.actors.worker.lora.gate import LoraGate
-from headwater.actors.worker.serving.inflight import Progress
-from headwater.actors.worker.serving.prefill_timer import SAMPLES_MAX, PrefillMeasurements, PrefillTimer
-from headwater.actors.worker.serving.requests import RequestIntake
-from headwater.actors.worker.serving.status import WorkerProfile, WorkerStatus
+from headwater.actors.bus import Message
+from headwater.actors.worker.inflight import Progress, WorkerProfile, WorkerStatus
+from headwater.actors.worker.lora import LoraGate
+from headwater.actors.worker.prefill_timer import SAMPLES_MAX, PrefillMeasurements, PrefillTimer
+from headwater.actors.worker.requests import RequestIntake
 from headwater.engines.sim.engine import SimEngine, SimSettings
 from headwater.engines.sim.step_time import StepTime
 from headwater.schemas.hashing import pack_tokens

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from headwater.actors.worker.serving.status import WorkerProfile, WorkerStatus
+from headwater.actors.worker.inflight import WorkerProfile, WorkerStatus
 
 
 class Publisher:

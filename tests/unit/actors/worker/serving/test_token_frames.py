@@ -3,11 +3,10 @@
 import msgspec
 import pytest
 
-from headwater.actors.bus.memory import MemoryBus
-from headwater.actors.bus.port import BusClosed, BusError, Message
-from headwater.actors.edge.generation.sampling import PROMPT_LOGPROBS_MAX
-from headwater.actors.worker.serving import token_frames
-from headwater.actors.worker.serving.token_frames import FrameSender
+from headwater.actors.bus import BusClosed, BusError, MemoryBus, Message
+from headwater.actors.edge.prompt.prepare import PROMPT_LOGPROBS_MAX
+from headwater.actors.worker import token_frames
+from headwater.actors.worker.token_frames import FrameSender
 from headwater.engines.engine import Step
 from headwater.schemas.messages.inference import (
     FrameEntry,

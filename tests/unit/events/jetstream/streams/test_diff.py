@@ -9,12 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.events.jetstream.api import SECOND_NS, parse_time_ns
-from headwater.events.jetstream.streams.diff import Cost, StreamDifference, compare, covers, repairable
-from headwater.events.jetstream.streams.spec import (
+from headwater.events.jetstream.stream_spec import (
+    Cost,
+    StreamDifference,
     StreamSpec,
     blob_stream,
+    compare,
+    covers,
     namespace_streams,
     pool_log_stream,
+    repairable,
     table_stream,
 )
 

@@ -6,8 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from headwater.actors.edge.api.anthropic.encoder import MessageEncoder, usage_of
-from headwater.actors.edge.generation.events import ChoiceEnd, GenerationResult, TokenUsage
+from headwater.actors.edge.apis.anthropic.encoder import MessageEncoder, usage_of
 from headwater.actors.edge.parsing.events import (
     OutputEvent,
     ReasoningDelta,
@@ -15,6 +14,7 @@ from headwater.actors.edge.parsing.events import (
     ToolArgumentsDelta,
     ToolCallStart,
 )
+from headwater.actors.edge.prompt.request import ChoiceEnd, GenerationResult, TokenUsage
 from headwater.actors.http.errors import bad_request
 from tests.support.data.generation_events import AGENT, START, TEXT, USAGE, result, stream
 from tests.support.marks import OFFICIAL_CLIENT

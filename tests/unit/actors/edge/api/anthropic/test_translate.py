@@ -7,17 +7,19 @@ from typing import Any
 import msgspec
 import pytest
 
-from headwater.actors.edge.api.anthropic.field_table import ANSWER_FIELDS, PROMPT_FIELDS, FieldRow
-from headwater.actors.edge.api.anthropic.translate import to_generation, to_prompt
-from headwater.actors.edge.api.anthropic.types import (
+from headwater.actors.edge.apis.anthropic.translate import to_generation, to_prompt
+from headwater.actors.edge.apis.anthropic.types import (
+    ANSWER_FIELDS,
+    PROMPT_FIELDS,
     CountTokensRequest,
+    FieldRow,
     MessagesRequest,
     decode_count,
     decode_messages,
 )
-from headwater.actors.edge.generation.messages.turn import MediaPart, TextPart, ToolCall, Turn
-from headwater.actors.edge.generation.request import GenerationRequest, Reasoning, ToolChoice
-from headwater.actors.edge.request.fields import ReservedFields
+from headwater.actors.edge.prompt.messages import MediaPart, TextPart, ToolCall, Turn
+from headwater.actors.edge.prompt.request import GenerationRequest, Reasoning, ToolChoice
+from headwater.actors.edge.saga.fields import ReservedFields
 from headwater.actors.http.errors import ApiError
 
 USER = {"role": "user", "content": "Hi"}

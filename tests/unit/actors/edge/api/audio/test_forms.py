@@ -5,14 +5,14 @@ from typing import Any
 import httpx
 import pytest
 
-from headwater.actors.edge.api.audio.types import (
+from headwater.actors.edge.apis.audio import (
     REJECTED_IN_FORMS,
     TranscriptionForm,
     TranslationForm,
     decode_form,
 )
+from headwater.actors.http.body import UploadForm
 from headwater.actors.http.errors import ApiError
-from headwater.actors.http.form import UploadForm
 from tests.support.worlds.edge import EdgeWorld
 
 

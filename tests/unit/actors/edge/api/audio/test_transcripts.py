@@ -9,10 +9,9 @@ from typing import Any, Final, get_args
 import msgspec
 import pytest
 
-from headwater.actors.edge.api.audio.encoder import ShownTranscript, TranscriptEncoder
-from headwater.actors.edge.api.audio.segments import segments_of
-from headwater.actors.edge.api.audio.types import TranscriptFormat
-from headwater.actors.edge.generation.events import (
+from headwater.actors.edge.apis.audio import ShownTranscript, TranscriptEncoder, TranscriptFormat, segments_of
+from headwater.actors.edge.model.tokenizer import Tokenizer
+from headwater.actors.edge.prompt.request import (
     AudioPlace,
     ChoiceEnd,
     ChoiceResult,
@@ -20,11 +19,10 @@ from headwater.actors.edge.generation.events import (
     PromptDetail,
     TokenDetail,
 )
-from headwater.actors.edge.model.tokenizer import Tokenizer
 from headwater.actors.http.errors import bad_request
 from headwater.engines.sim.model import tokenizer as sim_tokenizer
 from headwater.schemas.messages.inference import TokenLogprob
-from headwater.schemas.tables.card import SpeechSupport
+from headwater.schemas.tables import SpeechSupport
 from tests.support.data.generation_events import START, USAGE
 from tests.support.marks import OFFICIAL_CLIENT
 

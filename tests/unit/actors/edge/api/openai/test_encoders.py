@@ -8,13 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.actors.edge.api.openai.chat_encoder import ChatEncoder
-from headwater.actors.edge.api.openai.chunks import Endpoint, event
-from headwater.actors.edge.api.openai.completion_encoder import CompletionEncoder
-from headwater.actors.edge.api.openai.encoder import OpenAiEncoder, PromptTokens, usage_of
-from headwater.actors.edge.api.openai.logprobs import CompletionLogprobs, chat_logprobs
-from headwater.actors.edge.api.openai.shown import ShownParts
-from headwater.actors.edge.generation.events import (
+from headwater.actors.edge.apis.openai.encoder import (
+    ChatEncoder,
+    CompletionEncoder,
+    Endpoint,
+    OpenAiEncoder,
+    PromptTokens,
+    ShownParts,
+    event,
+    usage_of,
+)
+from headwater.actors.edge.apis.openai.logprobs import CompletionLogprobs, chat_logprobs
+from headwater.actors.edge.model.tokenizer import Tokenizer
+from headwater.actors.edge.prompt.request import (
     ChoiceEnd,
     ChoiceResult,
     GenerationResult,
@@ -23,7 +29,6 @@ from headwater.actors.edge.generation.events import (
     TokenDetail,
     TokenUsage,
 )
-from headwater.actors.edge.model.tokenizer import Tokenizer
 from headwater.actors.http.errors import ApiError, no_model, overloaded
 from headwater.engines.sim.model import tokenizer as sim_tokenizer
 from headwater.schemas.messages.inference import TokenLogprob

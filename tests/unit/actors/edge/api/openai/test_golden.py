@@ -9,12 +9,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from headwater.actors.edge.api.openai.chat_encoder import ChatEncoder
-from headwater.actors.edge.api.openai.completion_encoder import CompletionEncoder
-from headwater.actors.edge.api.openai.shown import ShownParts
-from headwater.actors.edge.generation.events import ChoiceEnd, PromptDetail, TokenDetail
+from headwater.actors.edge.apis.openai.encoder import ChatEncoder, CompletionEncoder, ShownParts
 from headwater.actors.edge.model.tokenizer import Tokenizer
 from headwater.actors.edge.parsing.events import OutputEvent
+from headwater.actors.edge.prompt.request import ChoiceEnd, PromptDetail, TokenDetail
 from headwater.actors.http.errors import bad_request
 from headwater.engines.sim.model import tokenizer as sim_tokenizer
 from headwater.schemas.messages.inference import TokenLogprob

@@ -9,7 +9,7 @@ from tokenizers import AddedToken
 
 from headwater.engines.sim.model import sim_model_files, tokenizer
 from headwater.schemas.hashing import unpack_tokens
-from headwater.schemas.tables.capability import Capability
+from headwater.schemas.tables import Capability
 from tests.support.data.tools import events_of
 from tests.support.worlds.edge import EVERYTHING, EdgeWorld
 

@@ -8,19 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.actors.edge.api.openai.shown import shown_in_chat
-from headwater.actors.edge.api.openai.translate import chat_request, completion_request
-from headwater.actors.edge.api.openai.types import (
+from headwater.actors.edge.apis.openai.encoder import shown_in_chat
+from headwater.actors.edge.apis.openai.translate import chat_request, completion_request
+from headwater.actors.edge.apis.openai.types import (
     ChatRequest,
     CompletionCommon,
     CompletionRequest,
     decode_chat,
     decode_completion,
 )
-from headwater.actors.edge.generation.conversation import template_messages
-from headwater.actors.edge.generation.messages.turn import TextPart
-from headwater.actors.edge.generation.sampling import sampling_of
-from headwater.actors.edge.request.settings import ReasoningField
+from headwater.actors.edge.prompt.conversation import template_messages
+from headwater.actors.edge.prompt.messages import TextPart
+from headwater.actors.edge.prompt.prepare import sampling_of
+from headwater.actors.edge.settings import ReasoningField
 from headwater.actors.http.errors import ApiError
 from headwater.schemas.messages.inference import GenerateRequest, Sampling
 

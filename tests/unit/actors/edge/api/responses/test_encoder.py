@@ -8,12 +8,17 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 
-from headwater.actors.edge.api.responses.encoder import ResponsesEncoder
-from headwater.actors.edge.api.responses.framing import json_line
-from headwater.actors.edge.api.responses.resource import new_resource
-from headwater.actors.edge.api.responses.translate import generation_request
-from headwater.actors.edge.api.responses.types import CreateFields
-from headwater.actors.edge.generation.events import (
+from headwater.actors.edge.apis.responses.encoder import ResponsesEncoder, json_line, new_resource
+from headwater.actors.edge.apis.responses.translate import generation_request
+from headwater.actors.edge.apis.responses.types import CreateFields
+from headwater.actors.edge.parsing.events import (
+    OutputEvent,
+    ReasoningDelta,
+    ToolArgumentsDelta,
+    ToolCallEnd,
+    ToolCallStart,
+)
+from headwater.actors.edge.prompt.request import (
     ChoiceEnd,
     ChoiceResult,
     FinishedCall,
@@ -22,13 +27,6 @@ from headwater.actors.edge.generation.events import (
     PromptDetail,
     TokenDetail,
     TokenUsage,
-)
-from headwater.actors.edge.parsing.events import (
-    OutputEvent,
-    ReasoningDelta,
-    ToolArgumentsDelta,
-    ToolCallEnd,
-    ToolCallStart,
 )
 from headwater.actors.http.errors import overloaded
 from headwater.schemas.messages.inference import TokenLogprob

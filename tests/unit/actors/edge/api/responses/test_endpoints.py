@@ -5,8 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from headwater.actors.edge.api.responses.field_table import CREATE_FIELDS
-from headwater.actors.edge.api.responses.types import CreateFields
+from headwater.actors.edge.apis.responses.types import CREATE_FIELDS, CreateFields
 from tests.support.marks import OFFICIAL_CLIENT
 from tests.support.worlds.edge import ANSWER, EdgeWorld
 from tests.unit.actors.edge.api.responses.asking import TOOL, USER, create, error_of, prompt

@@ -5,9 +5,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from headwater.actors.edge.api.responses import creation
-from headwater.actors.edge.api.responses.routes import ResponsesRoutes
-from headwater.events.errors import LogUnavailable
+from headwater.actors.edge.apis.responses import creation
+from headwater.actors.edge.apis.responses.endpoints import ResponsesRoutes
+from headwater.events.ports import LogUnavailable
 from headwater.events.table import Table, TableEntry
 from tests.support.marks import OFFICIAL_CLIENT
 from tests.support.worlds.edge import ANSWER, EdgeWorld

@@ -6,13 +6,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from headwater.actors.edge.api.responses.encoder import ResponsesEncoder
-from headwater.actors.edge.api.responses.items.tools import ToolSet
-from headwater.actors.edge.api.responses.resource import new_resource
-from headwater.actors.edge.api.responses.translate import generation_request
-from headwater.actors.edge.api.responses.types import CreateFields
-from headwater.actors.edge.generation.request import GenerationRequest
+from headwater.actors.edge.apis.responses.encoder import ResponsesEncoder, new_resource
+from headwater.actors.edge.apis.responses.tools import ToolSet
+from headwater.actors.edge.apis.responses.translate import generation_request
+from headwater.actors.edge.apis.responses.types import CreateFields
 from headwater.actors.edge.parsing.events import ToolArgumentsDelta, ToolCallEnd, ToolCallStart
+from headwater.actors.edge.prompt.request import GenerationRequest
 from tests.support.worlds.edge import EdgeWorld
 from tests.unit.actors.edge.api.responses.asking import USER, create, error_of
 from tests.unit.actors.edge.api.responses.test_encoder import START, Names

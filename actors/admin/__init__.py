@@ -1,1 +1,0 @@
-"""The HTTP endpoint for operators' control commands."""

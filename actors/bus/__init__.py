@@ -1,1 +1,0 @@
-"""Core NATS as a port: publish, subscribe, request; over nats-py and in memory."""

@@ -1,0 +1,313 @@
+"""All accounts of one edge, and what one request takes from its account.
+
+    quota = limiter.quota(holder)               before the body is read
+    quota.enter(model)                          counts the request; raises 429
+    quota.reserve(prompt tokens, answer tokens) raises 429
+    quota.settle(tokens)                        what it used in the end, instead of what was reserved
+    quota.leave()                               always
+
+Memory is bounded: an unused account is forgotten as soon as that changes nothing, and holders beyond
+`ACCOUNTS_MAX` share one account.
+"""
+
+import asyncio
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, Literal
+
+import structlog
+
+from headwater.actors import metrics
+from headwater.actors.edge.admit.account import Account, LimitHolder, TokenBucket, account_key
+from headwater.actors.edge.settings import RateLimits
+from headwater.actors.http.asgi import Headers
+from headwater.actors.http.errors import NO_RETRY, ApiError
+from headwater.schemas.clock import Clock, SystemClock
+
+_MINUTE_S: Final = 60
+
+_Names = tuple[bytes, bytes, bytes]
+_REQUESTS: Final[_Names] = (
+    b"x-ratelimit-limit-requests",
+    b"x-ratelimit-remaining-requests",
+    b"x-ratelimit-reset-requests",
+)
+_TOKENS: Final[_Names] = (
+    b"x-ratelimit-limit-tokens",
+    b"x-ratelimit-remaining-tokens",
+    b"x-ratelimit-reset-tokens",
+)
+
+
+def rate_limit_headers(accounts: Sequence[Account], now_s: float) -> Headers:
+    """Limit, remaining units and time until they are all there again: of the account that has least left of each."""
+    requests = [account.requests for account in accounts if account.requests is not None]
+    tokens = [account.tokens for account in accounts if account.tokens is not None]
+    return [*_of_buckets(_REQUESTS, requests, now_s), *_of_buckets(_TOKENS, tokens, now_s)]
+
+
+def _of_buckets(names: _Names, buckets: Sequence[TokenBucket], now_s: float) -> Headers:
+    if not buckets:
+        return []
+    left, bucket = min(((one.left(now_s), one) for one in buckets), key=lambda found: found[0])
+    return [
+        (names[0], b"%d" % bucket.capacity),
+        (names[1], b"%d" % left),
+        (names[2], duration(bucket.reset_s(now_s)).encode()),
+    ]
+
+
+def duration(seconds: float) -> str:
+    """A duration as OpenAI writes it: `20ms`, `1.5s`, `6m0s`. Rounded up to milliseconds."""
+    milliseconds = -int(-seconds * 1000 // 1)
+    if milliseconds < 1000:
+        return f"{milliseconds}ms"
+    minutes, rest = divmod(milliseconds, _MINUTE_S * 1000)
+    text = f"{rest / 1000:.3f}".rstrip("0").rstrip(".") + "s"
+    return f"{minutes}m{text}" if minutes else text
+
+
+ACCOUNTS_MAX: Final = 50_000
+SWEPT_A_TURN: Final = 500
+
+DEFAULT_ANSWER_TOKENS: Final = 1_024
+"""Reserved for each answer of a request that sets no limit: reserving the whole context would admit one at a time."""
+
+RETRY_RUNNING_S: Final = 1.0
+"""Retry-After of a request beyond the limit on concurrent ones: when one of them ends is not known."""
+
+Limit = Literal["requests", "tokens", "concurrency"]
+
+_log = structlog.get_logger("headwater.limits")
+
+
+class RateLimiter:
+    """See the module. `changed` holds the accounts that other edges have to hear of."""
+
+    def __init__(self, clock: Clock, accounts_max: int = ACCOUNTS_MAX) -> None:
+        self.clock = clock
+        self.changed: dict[bytes, Account] = {}
+        self._accounts: dict[bytes, Account] = {}
+        self._accounts_max = accounts_max
+        self._sweep: list[bytes] = []
+        self._full = False
+
+    def __len__(self) -> int:
+        return len(self._accounts)
+
+    def quota(self, holder: LimitHolder) -> "RequestQuota":
+        """What one request of this holder may take."""
+        return RequestQuota(self, holder)
+
+    def account(self, key: bytes, limits: RateLimits) -> Account:
+        """The account of this name, opened if there is room for it, with these limits."""
+        now_s = self.clock.monotonic_s()
+        account = self._accounts.get(key)
+        if account is None:
+            if len(self._accounts) >= self._accounts_max:
+                key = self._shared_key()
+                account = self._accounts.get(key)
+            if account is None:
+                account = self._accounts[key] = Account(key, limits, now_s)
+        account.set_limits(limits, now_s)
+        return account
+
+    def reported(self, key: bytes, limits: RateLimits) -> Account | None:
+        """The account that another edge reports; opened if there is room. Its limits here, where known, are kept."""
+        account = self._accounts.get(key)
+        if account is None and len(self._accounts) < self._accounts_max:
+            account = self._accounts[key] = Account(key, limits, self.clock.monotonic_s())
+        return account
+
+    def find(self, key: bytes) -> Account | None:
+        """The account of this name, None where it was never opened or is forgotten."""
+        return self._accounts.get(key)
+
+    def sweep(self) -> None:
+        """Forget some of the accounts that are idle; called again and again, it passes over all of them."""
+        now_s = self.clock.monotonic_s()
+        if not self._sweep:
+            self._sweep = list(self._accounts)
+        for _ in range(min(SWEPT_A_TURN, len(self._sweep))):
+            key = self._sweep.pop()
+            account = self._accounts.get(key)
+            if account is not None and account.is_idle(now_s):
+                del self._accounts[key]
+        metrics.LIMIT_ACCOUNTS.set(len(self._accounts))
+
+    def active(self) -> Iterable[Account]:
+        """Accounts with requests in flight at this edge."""
+        return (account for account in self._accounts.values() if account.running)
+
+    def _shared_key(self) -> bytes:
+        if not self._full:
+            self._full = True
+            _log.warning(
+                "limit_accounts_full", accounts=self._accounts_max, effect="further holders share one"
+            )
+        return account_key("", "")
+
+
+class RequestQuota:
+    """What one request takes from its holder's accounts: that of all models, and that of its model.
+
+    Without limits every call does nothing.
+    """
+
+    __slots__ = ("_accounts", "_entered", "_holder", "_limited", "_limiter", "_reserved", "_settled")
+
+    def __init__(self, limiter: RateLimiter, holder: LimitHolder) -> None:
+        self._limiter = limiter
+        self._holder = holder
+        self._limited = holder.limited
+        self._accounts: list[Account] = []
+        self._entered = False
+        self._reserved = 0
+        self._settled = False
+
+    def context(self, model: str, tokens: int) -> int:
+        """The longest context of this holder for a model, in tokens: the model's own, or less."""
+        if not self._limited:
+            return tokens
+        return min([tokens, *(one.context_tokens or tokens for _, one in self._holder.limits_of(model))])
+
+    def enter(self, model: str) -> None:
+        """Count the request, and as one in flight. Raises `ApiError` 429."""
+        limiter, holder = self._limiter, self._holder
+        if self._accounts or not self._limited:
+            return
+        self._accounts = [
+            limiter.account(account_key(holder.name, scope), limits)
+            for scope, limits in holder.limits_of(model)
+            if limits.any_rate
+        ]
+        now_s = limiter.clock.monotonic_s()
+        for account in self._accounts:
+            most = account.limits.concurrent_requests
+            if most and account.running_everywhere(now_s) >= most:
+                raise _reached("concurrency", f"{most} requests in flight", RETRY_RUNNING_S)
+        wait_s, rate = self._wait("requests", 1, now_s)
+        if wait_s:
+            raise _reached("requests", f"{rate} requests per minute", wait_s)
+        self._entered = True
+        self._use(requests=1, running=1)
+
+    def reserve(self, prompt_tokens: int, answer_tokens: int | None, answers: int = 1) -> None:
+        """Reserve tokens: those of the prompts and of each answer, None if the request sets no limit.
+
+        Raises `ApiError` 429.
+        """
+        if not self._accounts:
+            return
+        rates = [account.tokens.capacity for account in self._accounts if account.tokens is not None]
+        if not rates:
+            return
+        if answer_tokens is None:
+            # What it generates beyond that is charged at the end.
+            wanted = max(prompt_tokens, min(prompt_tokens + DEFAULT_ANSWER_TOKENS * answers, *rates))
+        else:
+            wanted = prompt_tokens + answer_tokens * answers
+        wait_s, rate = self._wait("tokens", wanted, self._limiter.clock.monotonic_s())
+        if math.isinf(wait_s):
+            raise _too_large(wanted, rate)
+        if wait_s:
+            raise _reached("tokens", f"{rate} tokens per minute; this request may use {wanted}", wait_s)
+        self._reserved = wanted
+        self._use(tokens=wanted)
+
+    def settle(self, tokens: int) -> None:
+        """The request used `tokens` in the end. Never called, it used none."""
+        self._settled = True
+        if self._reserved:
+            self._use(tokens=tokens - self._reserved)
+            self._reserved = 0
+
+    def leave(self) -> None:
+        """The request ended. A second call does nothing."""
+        if not self._entered:
+            return
+        self._entered = False
+        if not self._settled:
+            self.settle(0)
+        self._use(running=-1)
+
+    def headers(self) -> Headers:
+        """`x-ratelimit-*`: of the account with the least left."""
+        if not self._accounts:
+            return []
+        return rate_limit_headers(self._accounts, self._limiter.clock.monotonic_s())
+
+    def _wait(self, what: Literal["requests", "tokens"], amount: int, now_s: float) -> tuple[float, int]:
+        """The longest wait of all accounts, and the limit that demands it."""
+        buckets = (account.requests if what == "requests" else account.tokens for account in self._accounts)
+        waits = [(bucket.wait_s(amount, now_s), bucket.capacity) for bucket in buckets if bucket is not None]
+        return max(waits, default=(0.0, 0))
+
+    def _use(self, *, requests: int = 0, tokens: int = 0, running: int = 0) -> None:
+        now_s = self._limiter.clock.monotonic_s()
+        for account in self._accounts:
+            account.use(now_s, requests=requests, tokens=tokens, running=running)
+            self._limiter.changed[account.key] = account
+
+
+NO_QUOTA: Final = RequestQuota(RateLimiter(SystemClock()), LimitHolder(""))
+"""Of a holder without limits."""
+
+
+def _reached(limit: Limit, what: str, wait_s: float) -> ApiError:
+    metrics.RATE_LIMITED.labels(limit).inc()
+    return ApiError(
+        429,
+        f"Rate limit reached: {what}. Retry in {wait_s:.3g} s.",
+        kind="rate_limit_error",
+        code="rate_limit_exceeded",
+        retry_after_s=wait_s,
+    )
+
+
+def _too_large(wanted: int, limit: int) -> ApiError:
+    metrics.RATE_LIMITED.labels("request_too_large").inc()
+    return ApiError(
+        429,
+        f"The request is too large: it may use {wanted} tokens, and the limit is {limit} per minute. "
+        "Shorten the prompt or lower max_tokens; a retry cannot succeed.",
+        kind="rate_limit_error",
+        code="rate_limit_exceeded",
+        headers=NO_RETRY,
+    )
+
+
+# The time limit of requests.
+
+
+class TimeLimit:
+    """A block that calls `abort` with the error for the client once it takes longer than `seconds`; 0: no limit."""
+
+    __slots__ = ("_abort", "_seconds", "_timer")
+
+    def __init__(self, seconds: float, abort: Callable[[ApiError], None]) -> None:
+        self._seconds = seconds
+        self._abort = abort
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __enter__(self) -> None:
+        if self._seconds:
+            self._timer = asyncio.get_running_loop().call_later(self._seconds, self._end)
+
+    def __exit__(self, *_: object) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _end(self) -> None:
+        self._abort(time_limit_reached(self._seconds))
+
+
+def time_limit_reached(seconds: float) -> ApiError:
+    """504: the request took too long. A client that retried it would only make the same work again."""
+    return ApiError(
+        504,
+        f"The request reached this server's time limit of {seconds:g} s. Lower max_tokens, or split the request.",
+        kind="server_error",
+        code="request_timeout",
+        headers=NO_RETRY,
+    )

@@ -1,0 +1,1 @@
+"""From tokens to the client: choices, stop strings, and one stream of typed events."""

@@ -1,1 +1,0 @@
-"""The OpenAI API of the edge: request types, validation, responses."""

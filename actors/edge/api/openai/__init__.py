@@ -1,1 +1,0 @@
-"""OpenAI's chat completions and completions: types, encoders and endpoints. Translation only."""

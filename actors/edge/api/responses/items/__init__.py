@@ -1,1 +1,0 @@
-"""Items: what a conversation of the Responses API consists of. Pure."""

@@ -1,0 +1,1 @@
+"""OpenAI's APIs of chat completions and completions."""

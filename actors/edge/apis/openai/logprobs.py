@@ -1,0 +1,82 @@
+"""Log probabilities in the two shapes of OpenAI's API. Pure."""
+
+import codecs
+from collections.abc import Sequence
+from typing import Any, Final
+
+from headwater.actors.edge.model.tokenizer import Tokenizer
+from headwater.actors.edge.prompt.request import PromptDetail, TokenDetail
+from headwater.schemas.messages.inference import TokenLogprob
+
+LEAST: Final = -9999.0
+"""JSON has no minus infinity; OpenAI uses this."""
+
+
+def chat_logprobs(tokenizer: Tokenizer, detail: TokenDetail) -> dict[str, Any]:
+    """The shape of chat completions."""
+
+    def entry(token: int, logprob: float) -> dict[str, Any]:
+        return {
+            "token": tokenizer.text_of(token),
+            "logprob": max(logprob, LEAST),
+            "bytes": list(tokenizer.bytes_of(token)),
+        }
+
+    content = [
+        {**entry(token, item.logprob), "top_logprobs": [entry(other, value) for other, value in item.top]}
+        for token, item in zip(detail.tokens, detail.logprobs, strict=False)
+    ]
+    return {"content": content, "refusal": None}
+
+
+class CompletionLogprobs:
+    """The shape of completions, for one choice. Offsets count from the beginning of its text."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._characters = codecs.getincrementaldecoder("utf-8")("replace")
+        self.offset = 0
+        """Length of the text before the next tokens, without a character that they complete."""
+
+    def prompt(self, prompt: PromptDetail) -> dict[str, list[Any]]:
+        """Of an echoed prompt, whose first token has none. Its text may be without a special token, and the space, before it."""
+        return self._document(prompt.tokens, prompt.logprobs, prompt.text)
+
+    def answer(self, detail: TokenDetail) -> dict[str, list[Any]]:
+        """Of the next tokens of the answer."""
+        return self._document(detail.tokens, detail.logprobs)
+
+    def _named(self, token: int, item: TokenLogprob) -> dict[str, float]:
+        """The alternatives and the chosen token by their texts; of equal texts, the likelier one's."""
+        found: dict[str, float] = {}
+        for other, value in (*item.top, (token, item.logprob)):
+            text = self._tokenizer.text_of(other)
+            found[text] = max(found.get(text, LEAST), value, LEAST)
+        return found
+
+    def _length_in(self, text: str, token: int, piece: str) -> int:
+        """How many characters of a prompt's text are a token's."""
+        if text.startswith(piece, self.offset):
+            return len(piece)
+        if token in self._tokenizer.special:
+            return 0
+        return len(piece) - (piece.startswith(" ") and text.startswith(piece[1:], self.offset))
+
+    def _document(
+        self, tokens: Sequence[int], logprobs: Sequence[TokenLogprob | None], text: str | None = None
+    ) -> dict[str, list[Any]]:
+        name = self._tokenizer.text_of
+        names = [name(token) for token in tokens]
+        offsets: list[int] = []
+        for token in tokens:
+            offsets.append(self.offset)
+            piece = self._characters.decode(self._tokenizer.bytes_of(token))
+            self.offset += len(piece) if text is None else self._length_in(text, token, piece)
+        return {
+            "tokens": names,
+            "token_logprobs": [item and max(item.logprob, LEAST) for item in logprobs],
+            "top_logprobs": [
+                item and self._named(token, item) for token, item in zip(tokens, logprobs, strict=False)
+            ],
+            "text_offset": offsets,
+        }

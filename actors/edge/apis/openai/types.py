@@ -1,0 +1,285 @@
+"""Wire types of chat completions and completions, and their validation.
+
+An engine gets only the fields that are read here by name. Unknown fields are ignored, as OpenAI's servers do; reserved
+fields are ignored and counted, and known but unsupported ones are refused when they would change the answer (`fields`).
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal, cast
+
+import msgspec
+
+from headwater.actors.edge.prompt.guides import Guided
+from headwater.actors.http.decoding import decode_body
+from headwater.actors.http.errors import bad_request
+
+Probability = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
+Penalty = Annotated[float, msgspec.Meta(ge=-2.0, le=2.0)]
+Temperature = Annotated[float, msgspec.Meta(ge=0.0, le=2.0)]
+Count = Annotated[int, msgspec.Meta(ge=1, le=2**31)]
+CountOrNone = Annotated[int, msgspec.Meta(ge=0, le=2**31)]
+TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
+TopK = Annotated[int, msgspec.Meta(ge=-1, lt=2**31)]
+Priority = Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]
+Seed = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+Choices = Annotated[int, msgspec.Meta(ge=1, le=128)]
+Salt = Annotated[str, msgspec.Meta(min_length=1, max_length=1024)]
+Logprobs = Annotated[int, msgspec.Meta(ge=0, le=20)]
+BadWord = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+CacheKey = Annotated[str, msgspec.Meta(max_length=1024)]
+ToolName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_.\-]{1,128}$")]
+
+STOPS_MAX: Final = 16
+STOP_CHARACTERS_MAX: Final = 256
+TOKEN_DIGITS_MAX: Final = 9
+STOP_TOKENS_MAX: Final = 128
+BIASES_MAX: Final = 1_024
+MESSAGES_MAX: Final = 8_192
+TOOLS_MAX: Final = 512
+BAD_WORDS_MAX: Final = 128
+ALLOWED_TOKENS_MAX: Final = 16_384
+
+
+class ContentPart(msgspec.Struct):
+    """One part of a message's content: a text, or media by URL, as base64, or by the id of an upload."""
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+    image_url: Any = None
+    image_embeds: Any = None
+    input_audio: Any = None
+    audio_url: Any = None
+    video_url: Any = None
+    file: Any = None
+
+
+class CalledFunction(msgspec.Struct):
+    """A function and its arguments as JSON text."""
+
+    name: str
+    arguments: str = ""
+
+
+class MessageCall(msgspec.Struct):
+    """A tool call of an earlier turn."""
+
+    function: CalledFunction
+    id: str = ""
+    type: str = "function"
+
+
+class ChatMessage(msgspec.Struct):
+    """One message. `reasoning_content` and `reasoning` are two names for what the model thought before its content."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    tool_call_id: str | None = None
+    tool_calls: list[MessageCall] | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    refusal: str | None = None
+
+
+class ToolFunction(msgspec.Struct):
+    """A function that the model may call. `parameters` is a JSON schema of its arguments."""
+
+    name: ToolName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ChatTool(msgspec.Struct):
+    """A tool; functions only."""
+
+    function: ToolFunction | None = None
+    type: str = "function"
+
+
+class StreamOptions(msgspec.Struct):
+    """`include_usage`: one more chunk with the usage at the end. `continuous_usage_stats`: a usage in every chunk."""
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+
+class CompletionCommon(Guided, kw_only=True):
+    """Fields of both endpoints. Null is the same as leaving a field out, wherever OpenAI allows it."""
+
+    model: str
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Choices | None = None
+    temperature: Temperature | None = None
+    top_p: Probability | None = None
+    top_k: TopK | None = None
+    min_p: Probability | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: float | None = None
+    seed: Seed | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: Annotated[list[TokenId], msgspec.Meta(max_length=STOP_TOKENS_MAX)] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    min_tokens: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    ignore_eos: bool | None = None
+    logit_bias: dict[str, float] | None = None
+    allowed_token_ids: Annotated[list[TokenId], msgspec.Meta(max_length=ALLOWED_TOKENS_MAX)] | None = None
+    bad_words: Annotated[list[BadWord], msgspec.Meta(max_length=BAD_WORDS_MAX)] | None = None
+    prompt_logprobs: Logprobs | None = None
+    return_token_ids: bool | None = None
+    truncate_prompt_tokens: Annotated[int, msgspec.Meta(ge=-1, le=2**31)] | None = None
+    user: str | None = None
+    prompt_cache_key: CacheKey | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+    cache_salt: Salt | None = None
+    priority: Priority | None = None
+    logits_processors: Any = None
+    add_special_tokens: bool | None = None
+
+    def stops(self) -> list[str]:
+        """Stop strings, checked."""
+        stops = [self.stop] if isinstance(self.stop, str) else list(self.stop or [])
+        if len(stops) > STOPS_MAX:
+            raise bad_request(f"At most {STOPS_MAX} stop strings, got {len(stops)}.", param="stop")
+        for stop in stops:
+            if not stop or len(stop) > STOP_CHARACTERS_MAX:
+                raise bad_request(
+                    f"A stop string must have 1 to {STOP_CHARACTERS_MAX} characters.", param="stop"
+                )
+        return stops
+
+    def bias(self) -> dict[int, float]:
+        """Logit bias by token id, checked."""
+        bias: dict[int, float] = {}
+        if len(self.logit_bias or {}) > BIASES_MAX:
+            raise bad_request(f"logit_bias has more than {BIASES_MAX} tokens.", param="logit_bias")
+        for key, value in (self.logit_bias or {}).items():
+            number = key.isascii() and key.isdigit() and len(key) <= TOKEN_DIGITS_MAX
+            if not number or not -100 <= value <= 100:
+                raise bad_request(
+                    "logit_bias maps token ids to numbers from -100 to 100.", param="logit_bias"
+                )
+            bias[int(key)] = value
+        return bias
+
+    def refuse_unsupported(self) -> None:
+        """See `UnsupportedFields.refuse_unsupported`."""
+        super().refuse_unsupported()
+        for name, value in (self.prompt_cache_options or {}).items():
+            if value is not None:
+                raise bad_request(
+                    f"prompt_cache_options.{name[:64]} is not supported by this release; leave it out. Prompts are"
+                    " cached without it.",
+                    param=f"prompt_cache_options.{name[:64]}",
+                )
+
+
+class Thinking(msgspec.Struct):
+    """The switch for reasoning as DeepSeek, GLM and Kimi name it."""
+
+    type: Literal["enabled", "disabled", "auto"]
+    budget_tokens: Count | None = None
+
+
+class ChatRequest(CompletionCommon, kw_only=True):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[list[ChatMessage], msgspec.Meta(min_length=1, max_length=MESSAGES_MAX)]
+    max_tokens: Count | None = None
+    max_completion_tokens: Count | None = None
+    logprobs: bool | None = None
+    top_logprobs: Logprobs | None = None
+    tools: Annotated[list[ChatTool], msgspec.Meta(max_length=TOOLS_MAX)] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: Annotated[str, msgspec.Meta(max_length=32)] | None = None
+    enable_thinking: bool | None = None
+    thinking: Thinking | None = None
+    thinking_token_budget: Annotated[int, msgspec.Meta(ge=0, le=2**31)] | None = None
+    include_reasoning: bool | None = None
+    documents: list[dict[str, Any]] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    echo: bool | None = None
+
+    def logprob_count(self) -> int | None:
+        """Alternatives per token, None for no log probabilities."""
+        if self.top_logprobs and not self.logprobs:
+            raise bad_request("top_logprobs needs logprobs to be true.", param="top_logprobs")
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    def refuse_unsupported(self) -> None:
+        """See `UnsupportedFields.refuse_unsupported`."""
+        super().refuse_unsupported()
+        if self.echo:
+            raise bad_request("echo is for /v1/completions; leave it out.", param="echo")
+        if "chat_template" in (self.chat_template_kwargs or {}):
+            raise bad_request(
+                "chat_template cannot be set by a request; the operator sets it (--chat-template).",
+                param="chat_template_kwargs.chat_template",
+            )
+
+
+class CompletionRequest(CompletionCommon, kw_only=True):
+    """POST /v1/completions."""
+
+    prompt: str | list[Any]
+    max_tokens: CountOrNone | None = None
+    logprobs: Logprobs | None = None
+    echo: bool | None = None
+    suffix: str | None = None
+    best_of: Choices | None = None
+
+    def prompts(self) -> list[str | list[int]]:
+        """One entry per prompt."""
+        prompt = self.prompt
+        if isinstance(prompt, str):
+            return [prompt]
+        for kind, wrap in ((int, True), (str, False), (list, False)):
+            if prompt and set(map(type, prompt)) == {kind}:
+                entries: list[Any] = [prompt] if wrap else list(prompt)
+                if kind is not list or all(set(map(type, entry)) <= {int} for entry in entries):
+                    return entries
+        raise bad_request(
+            "prompt is a string, a list of token ids, or a list of either; not empty.", param="prompt"
+        )
+
+
+_chat = msgspec.json.Decoder(ChatRequest)
+_completion = msgspec.json.Decoder(CompletionRequest)
+
+
+def decode_chat(body: bytes) -> ChatRequest:
+    """Read and check a chat request. Raises `ApiError` 400 naming the field."""
+    return cast(ChatRequest, decode_body(_chat, body))
+
+
+def decode_completion(body: bytes) -> CompletionRequest:
+    """Read and check a completion request. Raises `ApiError` 400 naming the field."""
+    return cast(CompletionRequest, decode_body(_completion, body))
+
+
+# Fields of OpenAI's API that are not served here: ignored, each with the reason, or rejected by name.
+
+IGNORED_IN_COMPLETIONS: Final[Mapping[str, str]] = {
+    "metadata": "answers are not stored",
+    "store": "answers are not stored",
+    "service_tier": "there is one tier; `priority` orders requests",
+    "safety_identifier": "no abuse is reported",
+    "prompt_cache_retention": "cached prompts stay until their space is needed",
+}
+
+IGNORED_IN_CHAT: Final[Mapping[str, str]] = {
+    **IGNORED_IN_COMPLETIONS,
+    "verbosity": "a hint that open models do not know",
+    "prediction": "a hint for speed",
+}
+
+REJECTED_IN_COMPLETIONS: Final[Mapping[str, tuple[Any, ...]]] = {"prompt_cache_options": (None, {})}
+REJECTED_IN_CHAT: Final[Mapping[str, tuple[Any, ...]]] = {**REJECTED_IN_COMPLETIONS, "echo": (None, False)}
+"""In addition to those that no API serves (`headwater.actors.edge.saga.fields`): the values that are accepted."""

@@ -1,0 +1,387 @@
+"""POST /v1/embeddings, /v1/classify, /v1/score and /v1/rerank: from a body to vectors to a response."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import numpy as np
+
+from headwater.actors.edge.apis.pooling_types import (
+    EmbeddingRequest,
+    PoolingCommon,
+    decode_classify,
+    decode_embedding,
+    decode_rerank,
+    decode_score,
+    embedding_json,
+    entries,
+    floats,
+)
+from headwater.actors.edge.model.catalog import Model, endpoint_of
+from headwater.actors.edge.prompt.messages import (
+    FILES_MAX,
+    ITEMS_MAX,
+    NO_MEDIA,
+    TOO_MANY,
+    MediaPart,
+    Turn,
+    load_media,
+    media_parts,
+    with_texts_of_files,
+)
+from headwater.actors.edge.prompt.prompts import (
+    chat_prompt,
+    expand_placeholders,
+    of_tenant,
+    takes_media,
+    tokens_of,
+)
+from headwater.actors.edge.prompt.request import GenerationRequest, PromptOptions
+from headwater.actors.edge.saga.context import Call, Serving
+from headwater.actors.edge.saga.pooling import Pooling, PoolingJob
+from headwater.actors.edge.saga.record import RequestLogWriter
+from headwater.actors.edge.saga.routing_hints import RoutingHints, parse_routing_headers
+from headwater.actors.http.asgi import Headers, respond
+from headwater.actors.http.errors import ApiError, bad_request
+from headwater.actors.media.intake import MediaFetcher
+from headwater.actors.media.item import MediaItem
+from headwater.actors.media.request import MediaCode
+from headwater.schemas.hashing import U32
+from headwater.schemas.media_kind import SEVERAL
+from headwater.schemas.messages.media import PromptMedia
+from headwater.schemas.tables import ModelCard
+
+ENCODED_A_TURN: Final = 16
+"""Texts tokenized per turn of the event loop: the bound on how long streams wait."""
+
+
+class PoolingPrompts(NamedTuple):
+    """Prompts as token ids; for conversations the media of each, and id and data of what workers may fetch."""
+
+    tokens: list[U32]
+    media: tuple[tuple[PromptMedia, ...], ...] = ()
+    held: tuple[tuple[str, memoryview], ...] = ()
+
+
+async def text_prompts(
+    model: Model, inputs: Sequence[str | list[int]], param: str, *, special: bool
+) -> list[U32]:
+    """Texts and lists of token ids as token ids. Raises `ApiError` 400 naming `param`.
+
+    Short texts are tokenized on the event loop, which yields between batches of them.
+    """
+    prompts: list[U32] = []
+    for entry in inputs:
+        prompts.append(without_places(await tokens_of(model, entry, param, special=special), model, param))
+        if not len(prompts) % ENCODED_A_TURN:
+            await asyncio.sleep(0)
+    return prompts
+
+
+def without_places(tokens: U32, model: Model, param: str) -> U32:
+    """A prompt of text. Raises `ApiError` 400 for a token that stands for an item of media: engines end on one without an item."""
+    if takes_media(model):
+        expand_placeholders(tokens, NO_MEDIA, model, param)
+    return tokens
+
+
+async def conversation_prompts(
+    request: EmbeddingRequest,
+    model: Model,
+    context: int,
+    salt: str,
+    intake: MediaFetcher | None,
+    *,
+    special_tokens_in_text: bool,
+) -> PoolingPrompts:
+    """Conversations as the model's chat template renders them, with their media. Raises `ApiError` 400 naming the part at fault.
+
+    `context`: tokens that this client may use. `salt` keeps the media of tenants apart.
+    """
+    conversations = request.conversations()
+    _check_counts(conversations)
+    tokens: list[U32] = []
+    media: list[tuple[PromptMedia, ...]] = []
+    held: list[tuple[str, memoryview]] = []
+    known: dict[MediaPart, MediaItem] = {}
+    options = PromptOptions(
+        add_special_tokens=request.add_special_tokens,
+        add_generation_prompt=bool(request.add_generation_prompt),
+        continue_final=bool(request.continue_final_message),
+        variables=request.chat_template_kwargs or {},
+    )
+    for turns in conversations:
+        with_texts = await with_texts_of_files(turns, intake, known)
+        loaded = await load_media(with_texts, model, intake, known)
+        chat = await chat_prompt(
+            GenerationRequest(
+                model=request.model, param="messages", messages=with_texts, prompt_options=options
+            ),
+            model,
+            context,
+            loaded,
+            special_tokens_in_text=special_tokens_in_text,
+        )
+        tokens.append(chat.tokens)
+        media.append(of_tenant(chat.media, salt) if salt else chat.media)
+        held += [(place.id, item.data) for place, item in zip(media[-1], loaded.items, strict=True)]
+    return PoolingPrompts(tokens, tuple(media), tuple(held))
+
+
+def _check_counts(conversations: Sequence[tuple[Turn, ...]]) -> None:
+    """All conversations of a request have as much media as one chat may. Raises `ApiError` 400."""
+    parts = [part for turns in conversations for part in media_parts(turns)]
+    for part in parts:
+        if part.kind == "embedding":
+            raise bad_request(
+                f"{part.param}: precomputed embeddings of images are not pooled; send the images.",
+                param=part.param,
+                code=MediaCode.EMBEDDINGS_OFF.value,
+            )
+    for kind, most, name, code in (
+        *((kind, most, SEVERAL[kind], TOO_MANY[kind]) for kind, most in ITEMS_MAX.items()),
+        ("file", FILES_MAX, "files", "too_many_files"),
+    ):
+        own = [part for part in parts if part.kind == kind]
+        if len(own) > most:
+            raise bad_request(
+                f"{len(own)} {name}; a request may have at most {most}.", param=own[most].param, code=code
+            )
+
+
+# POST /v1/embeddings, /v1/classify, /v1/score and /v1/rerank: from a body to vectors to a response.
+
+TOKENS_MAX: Final = 1_000_000
+"""Prompt tokens of one request, over all of its inputs."""
+
+WRITTEN_A_TURN: Final = 64
+"""Vectors encoded as JSON per turn of the event loop: the bound on how long streams wait."""
+
+
+class PoolingApi:
+    """The endpoints that pool."""
+
+    def __init__(self, serving: Serving) -> None:
+        self._serving = serving
+        self._pooling = Pooling(serving.workers)
+
+    async def embeddings(self, call: Call) -> None:
+        """POST /v1/embeddings."""
+        request = decode_embedding(call.body)
+        self._serving.fields.check(request)
+        model = self._model(request.model, call)
+        task = _pooling_task(model.card, "embed")
+        prompts = await self._prompts(request, model, call)
+        name = self._name("embd")
+        job = PoolingJob(
+            name,
+            model,
+            prompts.tokens,
+            task,
+            request.dimensions or 0,
+            hints=self._hints(call, request),
+            media=prompts.media,
+        )
+        vectors = await self._run(
+            "embeddings", job, call, "input" if request.messages is None else "messages", prompts.held
+        )
+        form = request.encoding_format or "float"
+        parts: list[bytes] = []
+        for index, vector in enumerate(vectors):
+            parts.append(embedding_json(index, vector, form))
+            if index % WRITTEN_A_TURN == WRITTEN_A_TURN - 1:
+                await asyncio.sleep(0)
+        rest = msgspec.json.encode({"model": model.card.name, "usage": _usage(prompts.tokens)})
+        body = b'{"object":"list","data":[' + b",".join(parts) + b"]," + rest[1:]
+        await respond(call.send, 200, body, _headers(name))
+
+    async def classify(self, call: Call) -> None:
+        """POST /v1/classify: the probability of each class; classes have the default names of Hugging Face."""
+        request = decode_classify(call.body)
+        self._serving.fields.check(request)
+        model = self._model(request.model, call)
+        task = _pooling_task(model.card, "classify")
+        special = request.add_special_tokens is not False
+        prompts = await text_prompts(model, entries(request.input, "input"), "input", special=special)
+        job = PoolingJob(self._name("classify"), model, prompts, task, hints=self._hints(call, request))
+        data = []
+        for index, vector in enumerate(await self._run("classify", job, call, "input")):
+            shares = floats(vector)
+            label = f"LABEL_{shares.index(max(shares))}"
+            data.append({"index": index, "label": label, "probs": shares, "num_classes": len(shares)})
+        await self._answer(call, job, {"object": "list", "data": data})
+
+    async def score(self, call: Call) -> None:
+        """POST /v1/score: the similarity of the texts of each pair."""
+        request = decode_score(call.body)
+        self._serving.fields.check(request)
+        model = self._model(request.model, call)
+        hints = self._hints(call, request)
+        job, scores = await self._scores("score", model, request.pairs(), call, hints)
+        data = [{"index": index, "object": "score", "score": value} for index, value in enumerate(scores)]
+        await self._answer(call, job, {"object": "list", "data": data})
+
+    async def rerank(self, call: Call) -> None:
+        """POST /v1/rerank: the documents, best first."""
+        request = decode_rerank(call.body)
+        self._serving.fields.check(request)
+        model = self._model(request.model, call)
+        texts = request.texts()
+        pairs = [(request.query, text) for text in texts]
+        job, scores = await self._scores("rerank", model, pairs, call, self._hints(call, request))
+        order = sorted(range(len(scores)), key=lambda index: -scores[index])
+        results: list[dict[str, Any]] = []
+        for index in order[: request.top_n or len(order)]:
+            result: dict[str, Any] = {"index": index, "relevance_score": scores[index]}
+            if request.return_documents is not False:
+                result["document"] = {"text": texts[index]}
+            results.append(result)
+        await self._answer(call, job, {"results": results})
+
+    async def _prompts(self, request: EmbeddingRequest, model: Model, call: Call) -> PoolingPrompts:
+        """What a request for embeddings pools. Raises `ApiError` 400."""
+        if request.messages is None:
+            special = request.add_special_tokens is not False
+            return PoolingPrompts(await text_prompts(model, request.inputs(), "input", special=special))
+        serving, card = self._serving, model.card
+        return await conversation_prompts(
+            request,
+            model,
+            call.quota.context(card.name, card.context_length),
+            serving.salts.salt_of(call.principal, card).value,
+            serving.intake_of(call.headers, call.principal),
+            special_tokens_in_text=serving.special_tokens_in_text,
+        )
+
+    def _model(self, name: str, call: Call) -> Model:
+        """The model that a request names; the request is counted. Raises `ApiError` 403, 404 and 429."""
+        model = self._serving.model(name, call.principal)
+        call.quota.enter(model.card.name)
+        return model
+
+    async def _scores(
+        self, endpoint: str, model: Model, pairs: Sequence[tuple[str, str]], call: Call, hints: RoutingHints
+    ) -> tuple[PoolingJob, list[float]]:
+        """Scores by a cross-encoder, else by the cosine similarity of the two embeddings."""
+        task = _pooling_task(model.card, "score", "embed")
+        prompts: list[U32] = []
+        if task == "score":
+            segments: list[int] = []
+            for first, second in pairs:
+                prompt, segment = await model.tokenizer.encode_pair(first, second)
+                prompts.append(without_places(prompt, model, "model"))
+                segments.append(segment)
+            job = PoolingJob(self._name(endpoint), model, prompts, task, 0, tuple(segments), hints)
+            vectors = await self._run(endpoint, job, call, "model")
+            if any(len(vector) != 4 for vector in vectors):
+                raise ApiError(
+                    502, f"{model.card.name} returned several numbers for one pair.", kind="server_error"
+                )
+            return job, [floats(vector)[0] for vector in vectors]
+        # Each text is embedded once, however many pairs contain it.
+        places = {
+            text: place for place, text in enumerate(dict.fromkeys(text for pair in pairs for text in pair))
+        }
+        prompts = await text_prompts(model, list(places), "model", special=True)
+        job = PoolingJob(self._name(endpoint), model, prompts, task, hints=hints)
+        vectors = await self._run(endpoint, job, call, "model")
+        return job, [_cosine(vectors[places[first]], vectors[places[second]]) for first, second in pairs]
+
+    async def _run(
+        self,
+        endpoint: str,
+        job: PoolingJob,
+        call: Call,
+        param: str,
+        held: Sequence[tuple[str, memoryview]] = (),
+    ) -> list[bytes]:
+        """Compute the vectors, unless the client disconnects. Workers can fetch the media that are `held`. Raises `ApiError`, `ClientGone`."""
+        card = job.model.card
+        _check(job, call.quota.context(card.name, card.context_length), param)
+        salt = self._serving.salts.salt_of(call.principal, card)
+        job = job._replace(cache_salt=salt.value)
+        self._serving.require_open()
+        tokens = sum(len(prompt) for prompt in job.prompts)
+        call.quota.reserve(tokens, 0)
+        record = self._serving.record(job.request, job.model, endpoint, call.trace)
+        media = job.media[0] if job.media else ()
+        record.accepted(tokens, len(job.prompts), call.body, media=media)
+        with self._serving.workers.media.hold(held):
+            return await self._serving.compute(call, record, tokens, self._vectors(job, record))
+
+    async def _vectors(self, job: PoolingJob, record: RequestLogWriter) -> list[bytes]:
+        vectors = await self._pooling.vectors(job, record)
+        if not all(np.isfinite(np.frombuffer(vector, "<f4")).all() for vector in vectors):
+            raise ApiError(
+                502, f"{job.model.card.name} returned a vector that is not finite.", kind="server_error"
+            )
+        return vectors
+
+    async def _answer(self, call: Call, job: PoolingJob, document: dict[str, Any]) -> None:
+        ports = self._serving.workers.ports
+        head = {
+            "id": job.request,
+            "created": ports.clock.wall_ns() // 1_000_000_000,
+            "model": job.model.card.name,
+        }
+        body = msgspec.json.encode({**head, **document, "usage": _usage(job.prompts)})
+        await respond(call.send, 200, body, _headers(job.request))
+
+    def _hints(self, call: Call, request: PoolingCommon) -> RoutingHints:
+        limits = self._serving.limits
+        return parse_routing_headers(
+            call.headers, limits, call.principal, user=request.user, priority=request.priority
+        )
+
+    def _name(self, prefix: str) -> str:
+        return f"{prefix}-{self._serving.workers.ports.ids()}"
+
+
+def _check(job: PoolingJob, context: int, param: str) -> None:
+    """Raises `ApiError` 400 for inputs that are empty or too long; `context`: tokens that this client may use."""
+    total = 0
+    for prompt in job.prompts:
+        total += len(prompt)
+        if not len(prompt):
+            raise bad_request("An input has no tokens.", param=param)
+        if len(prompt) > context:
+            raise bad_request(
+                f"The context is {context} tokens; an input has {len(prompt)}.",
+                param=param,
+                code="context_length_exceeded",
+            )
+    if total > TOKENS_MAX:
+        raise bad_request(
+            f"The inputs have {total} tokens; at most {TOKENS_MAX} fit into one request. Send several.",
+            param=param,
+        )
+
+
+def _cosine(first: bytes, second: bytes) -> float:
+    one, two = np.frombuffer(first, "<f4").astype(float), np.frombuffer(second, "<f4").astype(float)
+    size = float(np.linalg.norm(one) * np.linalg.norm(two))
+    return float(one @ two) / size if size else 0.0
+
+
+def _usage(prompts: Sequence[U32]) -> dict[str, int]:
+    tokens = sum(len(prompt) for prompt in prompts)
+    return {"prompt_tokens": tokens, "total_tokens": tokens}
+
+
+def _headers(request: str) -> Headers:
+    return [(b"x-request-id", request.encode())]
+
+
+def _pooling_task(card: ModelCard, *tasks: str) -> str:
+    """The first of these tasks that the model pools for. Raises `ApiError` 400."""
+    offered = (card.pooling_tasks or ("embed",)) if "embed" in card.capabilities else ()
+    for task in tasks:
+        if task in offered:
+            return task
+    if not offered:
+        raise bad_request(f"{card.name} does not pool; use {endpoint_of(card)}.", param="model")
+    raise bad_request(
+        f"{card.name} does not support this task: it pools for {', '.join(offered)}, not for {' or '.join(tasks)}.",
+        param="model",
+    )

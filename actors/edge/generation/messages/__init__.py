@@ -1,1 +1,0 @@
-"""Messages of a conversation, and their media: as clients send them, decoded by the media intake, and as tokens of the prompt."""

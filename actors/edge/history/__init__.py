@@ -1,1 +1,0 @@
-"""Stored responses and conversations: what clients refer to by id instead of sending it again."""

@@ -1,0 +1,184 @@
+"""The parser: one answer's text through the grammar of its format."""
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Final
+
+from headwater.actors.edge.parsing.context import Context, Output, ReasoningFormat, ToolFormat
+from headwater.actors.edge.parsing.events import OutputEvent
+from headwater.actors.edge.parsing.json_value import copy_value
+from headwater.actors.edge.parsing.reader import Reader, Steps, markers
+
+
+class GrammarParser:
+    """An `OutputParser` that resumes a grammar with each piece of text."""
+
+    __slots__ = ("_grammar", "_out", "_reader")
+
+    def __init__(self, reader: Reader, out: Output, grammar: Steps[None]) -> None:
+        self._reader: Final = reader
+        self._out: Final = out
+        self._grammar: Generator[None, None, None] | None = grammar
+
+    def push(self, text: str) -> list[OutputEvent]:
+        """Take the next piece of the answer and return the events it completes."""
+        if text:
+            self._reader.feed(text)
+            self._resume()
+        return self._out.take()
+
+    def finish(self) -> list[OutputEvent]:
+        """Return the remaining events."""
+        self._reader.ended = True
+        self._resume()
+        return self._out.take()
+
+    def _resume(self) -> None:
+        if self._grammar is not None:
+            try:
+                next(self._grammar)
+            except StopIteration:
+                self._grammar = None
+
+
+class Regions:
+    """Reads an answer of text, reasoning and calls.
+
+    Reasoning opens at the beginning of text only: a marker of it further on is text about reasoning. Without
+    `parse_reasoning` reasoning is text too, with its markers. A marker that opens no call is text, and so is one without a meaning of its own
+    that stands neither next to a call nor, around the response, at its beginning or end.
+    """
+
+    __slots__ = (
+        "_around_calls", "_around_text", "_calls", "_context", "_ends_before", "_in_reasoning", "_in_text",
+        "_reasoning", "_show", "_whole",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        context: Context,
+        tools: ToolFormat | None,
+        reasoning: ReasoningFormat | None,
+        *,
+        parse_reasoning: bool,
+    ) -> None:
+        self._context: Final = context
+        self._reasoning: Final = reasoning if reasoning is not None else ReasoningFormat(open=(), close=())
+        self._calls: Final = tools.calls if tools is not None else {}
+        self._whole: Final = tools.whole if tools is not None and tools.whole else self._reasoning.whole
+        self._around_calls: Final = frozenset(tools.framing if tools is not None else ())
+        self._around_text: Final = frozenset(self._reasoning.framing)
+        self._ends_before: Final = frozenset(self._reasoning.ends_before)
+        framing = (*self._around_text, *self._around_calls)
+        ends = (*self._ends_before, *(tools.end_reasoning if tools is not None else ()))
+        self._in_text: Final = markers(*self._calls, *framing, *self._reasoning.open, *self._reasoning.close)
+        self._in_reasoning: Final = markers(*self._reasoning.close, *ends)
+        self._show: Final = not parse_reasoning
+
+    def read(self, *, inside: bool) -> Steps[None]:
+        """Read the answer. `inside`: it begins inside reasoning."""
+        reader, out = self._context.reader, self._context.out
+        opens = markers(*self._reasoning.open)
+        if inside:
+            # The template opened the reasoning; the model may open it again.
+            opened = yield from reader.accept_after_space(opens)
+            yield from self._read_reasoning(opened)
+        elif self._whole is not None and (opened := (yield from reader.accept_after_space(opens))):
+            yield from self._read_reasoning(opened)
+        if self._whole is not None:
+            self._context.begin("")
+            yield from self._whole.read(self._context, "")
+        while marker := (yield from reader.copy_until(self._in_text, out.text.write, self._is_behind_markup)):
+            if marker in self._calls:
+                yield from self._read_call(marker)
+            elif marker in self._reasoning.open or marker in self._reasoning.close:
+                yield from self._read_reasoning_marker(marker)
+            elif self._is_behind_call() or (marker in self._around_text and not out.text.written):
+                out.text.drop_held()
+            else:
+                out.text.hold_markup(marker)
+        if not out.calls or out.text.written:
+            out.text.keep_held()
+
+    def _is_behind_markup(self) -> bool:
+        """Whether what begins here, and the answer's end cuts, is markup too."""
+        return self._is_behind_call() or self._context.out.text.holds_markup
+
+    def _is_behind_call(self) -> bool:
+        """Whether nothing but whitespace and markup came since a call."""
+        out = self._context.out
+        return bool(out.calls) and not out.text.written
+
+    def _read_reasoning_marker(self, marker: str) -> Steps[None]:
+        """Deal with a marker of reasoning in text."""
+        out = self._context.out
+        if out.text.written:
+            out.text.write(marker)
+        elif marker in self._reasoning.open:
+            yield from self._read_reasoning(marker)
+        elif self._show:
+            out.text.write(marker)
+        else:
+            out.text.drop_held()
+
+    def _read_call(self, marker: str) -> Steps[bool]:
+        """Read the calls that a marker opens, which has been read; return whether there is one."""
+        context = self._context
+        context.reader.at -= len(marker)
+        context.begin(marker)
+        before = context.out.calls
+        yield from self._calls[marker].read(context, marker)
+        if context.out.calls == before:
+            return False
+        context.out.text.start()
+        return True
+
+    def _read_reasoning(self, opened: str) -> Steps[None]:
+        context = self._context
+        reader, out = context.reader, context.out
+        if self._show:
+            out.text.keep_held()
+            out.reasoning.write(opened)
+        out.text.drop_held()
+        out.reasoning.start("" if self._show else self._reasoning.trim)
+        while marker := (yield from reader.copy_until(self._in_reasoning, out.reasoning.write)):
+            if marker in self._reasoning.close or marker in self._ends_before:
+                out.reasoning.drop_held()
+                if marker in self._ends_before:
+                    reader.at -= len(marker)
+                elif self._show:
+                    out.reasoning.write(marker)
+                out.text.start("" if self._show else self._reasoning.trim)
+                return
+            if marker in self._around_calls:
+                out.reasoning.hold_markup(marker)
+                continue
+            # What opens a call ends the reasoning if there is one: else it is reasoning about calls.
+            opening = next(one for one in self._calls if marker.startswith(one))
+            reader.at -= len(marker) - len(opening)
+            context.no_call = out.reasoning
+            found = yield from self._read_call(opening)
+            context.no_call = out.text
+            if found:
+                return
+        out.reasoning.keep_held()
+
+
+# The arguments of one call as the whole answer.
+
+
+@dataclass(frozen=True, slots=True)
+class ForcedCall:
+    """The arguments of the one tool that is offered."""
+
+    def read(self, context: Context, _marker: str) -> Steps[None]:
+        """Read the arguments; an answer that is not an object is text."""
+        reader, out = context.reader, context.out
+        if (yield from reader.skip_space()) != "{" or not context.offered:
+            context.give_back()
+            return
+        reader.take_record()
+        out.start_call(next(iter(context.offered)))
+        if (yield from copy_value(reader, out.write_arguments)):
+            out.end_call()
+            out.text.start()

@@ -1,0 +1,324 @@
+"""Answers as a model's own `response_template` describes them (Hugging Face's format, version 1).
+
+A template has fields of a message, each with anchors that open and close its region, and the kind of its content. One
+field may lack an opening anchor: it has what is in no other region. Calls are yielded when their region closes, since
+only then its content can be parsed; everything else is streamed.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import regex
+
+from headwater.actors.edge.parsing.casting import cast, types_of_parameter
+from headwater.actors.edge.parsing.context import Context, ReasoningFormat
+from headwater.actors.edge.parsing.json_calls import is_object
+from headwater.actors.edge.parsing.reader import WHITESPACE, Steps, Write
+
+CONTENTS: Final = frozenset({"text", "int", "float", "bool", "json", "xml-inline", "kv-lines"})
+"""The kinds of content that a template may name."""
+
+_REFERENCE: Final = regex.compile(r"\{(\w+(?:\.\w+)*)\}")
+
+
+def parse_content(kind: str, text: str, options: Mapping[str, Any]) -> Any:
+    """Return the value of a region's text. Raises ValueError."""
+    if kind == "json":
+        return _parse_json(text, options)
+    if kind == "xml-inline":
+        return _parse_tags(text, options)
+    if kind == "kv-lines":
+        return _parse_lines(text, options)
+    plain = text.strip() if options.get("strip", True) else text
+    if kind == "int":
+        return int(plain)
+    if kind == "float":
+        return float(plain)
+    return plain.lower() in ("true", "1") if kind == "bool" else plain
+
+
+def _parse_json(text: str, options: Mapping[str, Any]) -> Any:
+    """JSON, whose strings may stand between other marks, and whose keys may lack quotes."""
+    parts: list[str] = []
+    rest = text
+    marks = [(str(start), str(end)) for start, end in options.get("string_delims", ())]
+    while rest:
+        found = [(at, start, end) for start, end in marks if (at := rest.find(start)) >= 0]
+        if not found:
+            break
+        at, start, end = min(found)
+        stop = rest.find(end, at + len(start))
+        if stop < 0:
+            break
+        parts += (rest[:at], json.dumps(rest[at + len(start) : stop]))
+        rest = rest[stop + len(end) :]
+    parts.append(rest)
+    if options.get("unquoted_keys"):
+        # Every second part is a string, which is left alone.
+        parts[::2] = [regex.sub(r"(?<=[{,])\s*(\w+)\s*:", r'"\1":', part) for part in parts[::2]]
+    try:
+        return json.loads("".join(parts))
+    except (ValueError, RecursionError) as error:
+        if options.get("allow_non_json"):
+            return text.strip()
+        raise ValueError("no JSON") from error
+
+
+def _parse_inner(text: str, parser: Mapping[str, Any] | None) -> Any:
+    if parser is None:
+        return text
+    return parse_content(str(parser.get("name", "text")), text, parser.get("args", {}))
+
+
+def _parse_tags(text: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for found in regex.finditer(options["tag_pattern"], text, flags=regex.DOTALL):
+        groups = found.groupdict()
+        value = _parse_inner(groups.get("value") or "", options.get("value_parser"))
+        key = str(groups["key"])
+        if key in values and options.get("merge_duplicates"):
+            known = values[key]
+            values[key] = [*known, value] if isinstance(known, list) else [known, value]
+        else:
+            values[key] = value
+    return values
+
+
+def _parse_lines(text: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    separator = str(options.get("kv_sep", ":"))
+    for line in text.split(str(options.get("line_sep", "\n"))):
+        key, found, value = line.partition(separator)
+        if found:
+            values[key.strip()] = _parse_inner(value.strip(), options.get("value_parser"))
+    return values
+
+
+def transform_value(value: Any, shape: Any, each: bool, captures: Mapping[str, str]) -> Any:
+    """Return a value in the shape that a template wants, in which `{name}` stands for a capture or for `content`.
+
+    `each`: the value is a list, and each of its items, with its keys by name, gets the shape. Raises ValueError.
+    """
+    if shape is None:
+        return value
+    if not each:
+        return _fill(shape, {**captures, "content": value})
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+        raise ValueError("no list of objects")
+    return [_fill(shape, {**captures, **item}) for item in value]
+
+
+def _fill(shape: Any, scope: Mapping[str, Any]) -> Any:
+    if isinstance(shape, dict):
+        return {key: _fill(one, scope) for key, one in shape.items()}
+    if isinstance(shape, list):
+        return [_fill(one, scope) for one in shape]
+    found = _REFERENCE.fullmatch(shape) if isinstance(shape, str) else None
+    if found is None:
+        return shape
+    value: Any = scope
+    for key in found[1].split("."):
+        if not isinstance(value, Mapping) or key not in value:
+            raise ValueError(f"nothing for {shape}")
+        value = value[key]
+    return value
+
+
+# Answers as a model's own `response_template` describes them (Hugging Face's format, version 1).
+
+CALLS: Final = "tool_calls"
+
+REASONING: Final = frozenset({"thinking", "reasoning", "reasoning_content"})
+
+_STRING: Final = frozenset({"string"})
+
+
+@dataclass(frozen=True, slots=True)
+class Anchor:
+    """A pattern that opens or closes a region, made of `literals` if there are any.
+
+    `extensible`: more text could make a match longer.
+    """
+
+    pattern: "regex.Pattern[str]"
+    extensible: bool
+    literals: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateField:
+    """One field of the message."""
+
+    name: str
+    open: Anchor | None
+    close: Anchor | None
+    content: str
+    options: Mapping[str, Any]
+    transform: Any
+    each: bool
+
+    @property
+    def trim(self) -> str:
+        """Characters at both ends of the region that are not part of the value."""
+        return WHITESPACE if self.content != "text" or self.options.get("strip", True) else ""
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseTemplate:
+    """A loaded template: the fields with an opening anchor, and the one without, if there is one."""
+
+    fields: tuple[TemplateField, ...]
+    implicit: TemplateField | None
+
+    def reasoning_format(self) -> ReasoningFormat | None:
+        """Return the reasoning alone, for answers whose rest has another form; None unless its anchors are literals."""
+        for one in self.fields:
+            if one.name in REASONING and one.open is not None and one.open.literals and one.close is not None:
+                return (
+                    ReasoningFormat(one.open.literals, one.close.literals, one.trim)
+                    if one.close.literals
+                    else None
+                )
+        return None
+
+    def reasoning_at_end_of(self, prompt: str) -> bool:
+        """Return whether the prompt ends with an anchor that opens reasoning."""
+        end = len(prompt.rstrip())
+        return any(
+            found.end() >= end
+            for one in self.fields
+            if one.name in REASONING and one.open is not None
+            for found in one.open.pattern.finditer(prompt)
+        )
+
+
+class TemplateRegions:
+    """Reads an answer by a template. What is not parsed is text, with its anchors."""
+
+    __slots__ = ("_context", "_outside", "_parse_reasoning", "_parse_tools", "_template")
+
+    def __init__(
+        self, context: Context, template: ResponseTemplate, *, parse_tools: bool, parse_reasoning: bool
+    ) -> None:
+        self._context: Final = context
+        self._template: Final = template
+        self._parse_tools: Final = parse_tools
+        self._parse_reasoning: Final = parse_reasoning
+        anchors = [(one.open, one) for one in template.fields if one.open is not None]
+        if template.implicit is not None and template.implicit.close is not None:
+            anchors.append((template.implicit.close, template.implicit))
+        self._outside: Final = anchors
+
+    def read(self, *, inside: bool) -> Steps[None]:
+        """Read the answer. `inside`: it begins inside reasoning."""
+        out = self._context.out
+        if inside:
+            thinking = next((one for one in self._template.fields if one.name in REASONING), None)
+            if thinking is not None:
+                yield from self._read_region(thinking, {}, "")
+        while found := (yield from self._copy_until(self._outside, out.text.write)):
+            match, field = found
+            if field is self._template.implicit:
+                out.text.drop_held()
+            else:
+                captures = {name: text for name, text in match.groupdict().items() if text is not None}
+                yield from self._read_region(field, captures, match.group())
+        if not out.calls or out.text.written:
+            out.text.keep_held()
+
+    def _read_region(self, field: TemplateField, captures: Mapping[str, str], opened: str) -> Steps[None]:
+        out = self._context.out
+        anchors = [(field.close, field)] if field.close is not None else []
+        if field.name == CALLS and self._parse_tools:
+            pieces: list[str] = []
+            found = yield from self._copy_until(anchors, pieces.append)
+            closed = found[0].group() if found else ""
+            if not self._write_calls(field, captures, "".join(pieces)) and found:
+                out.text.write(opened + "".join(pieces) + closed)
+            return
+        thinking = field.name in REASONING and self._parse_reasoning
+        run = out.reasoning if thinking else out.text
+        plain = field.name == CALLS or (field.name in REASONING and not thinking)
+        if plain:
+            out.text.write(opened)
+        else:
+            out.text.drop_held()
+            run.start(field.trim)
+        found = yield from self._copy_until(anchors, run.write)
+        if plain and found:
+            out.text.write(found[0].group())
+        elif not plain:
+            run.drop_held() if found else run.keep_held()
+            out.text.start(field.trim)
+
+    def _copy_until(
+        self, anchors: "list[tuple[Anchor, TemplateField]]", write: Write
+    ) -> "Steps[tuple[regex.Match[str], TemplateField] | None]":
+        """Write the text up to the next anchor, and read that; None if the answer ends first.
+
+        The leftmost anchor counts, of several the longest. What may become an anchor is held back.
+        """
+        reader = self._context.reader
+        while True:
+            text, at, ended = reader.text, reader.at, reader.ended
+            best: tuple[regex.Match[str], TemplateField] | None = None
+            hold = len(text)
+            for anchor, field in anchors:
+                match = anchor.pattern.search(text, at, partial=not ended)
+                if match is None or (match.start() == match.end() and not match.partial):
+                    continue
+                if not ended and (match.partial or (match.end() == len(text) and anchor.extensible)):
+                    hold = min(hold, match.start())
+                elif best is None or (match.start(), -match.end()) < (best[0].start(), -best[0].end()):
+                    best = (match, field)
+            if best is not None and best[0].start() < hold:
+                write(text[at : best[0].start()])
+                reader.at = best[0].end()
+                return best
+            if hold > at:
+                write(text[at:hold])
+                reader.at = hold
+            if ended:
+                return None
+            yield
+
+    def _write_calls(self, field: TemplateField, captures: Mapping[str, str], text: str) -> bool:
+        """Yield the calls of a region; return whether it has any that can be understood."""
+        try:
+            value = parse_content(field.content, text, field.options)
+            value = transform_value(value, field.transform, field.each, captures)
+            calls = [self._call(item) for item in (value if isinstance(value, list) else [value])]
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, regex.error):
+            return False
+        for name, arguments in calls:
+            self._context.out.start_call(name)
+            self._context.out.write_arguments(arguments)
+            self._context.out.end_call()
+        if calls:
+            self._context.out.text.start()
+        return bool(calls)
+
+    def _call(self, item: Any) -> tuple[str, str]:
+        """Return the name and arguments of one call. Raises ValueError."""
+        function = item.get("function", item)
+        name, arguments = function["name"], function.get("arguments", function.get("parameters"))
+        if not isinstance(name, str) or not name:
+            raise ValueError("no name")
+        if isinstance(arguments, str) and is_object(arguments):
+            return name, arguments
+        if not isinstance(arguments, dict):
+            if arguments:
+                raise ValueError("no arguments")
+            arguments = {}
+        schema = self._context.offered.get(name, {})
+        typed = {key: _typed(value, types_of_parameter(schema, key)) for key, value in arguments.items()}
+        return name, json.dumps(typed, ensure_ascii=False, allow_nan=False)
+
+
+def _typed(value: Any, types: frozenset[str]) -> Any:
+    """Cast a value that is text but was declared to be something else."""
+    if isinstance(value, str) and types and types != _STRING:
+        return json.loads(cast(value, types))
+    return value

@@ -1,1 +1,0 @@
-"""Which parser an answer gets: by the names of formats, by other servers' names for them, by a model's folder."""

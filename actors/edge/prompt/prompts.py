@@ -1,0 +1,417 @@
+"""Messages and texts to prompt tokens.
+
+`tool_choice` "required" and a named tool are enforced by structured output: the whole answer is JSON then, whatever
+format the model would write calls in.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from hashlib import blake2b
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import numpy as np
+
+from headwater.actors.edge.model.catalog import Model
+from headwater.actors.edge.model.chat_template import ChatTemplate, LiteralText, fill_in_middle
+from headwater.actors.edge.model.template_form import described
+from headwater.actors.edge.parsing.events import OutputParser
+from headwater.actors.edge.parsing.forced import forced_schema
+from headwater.actors.edge.parsing.formats import REASONING_FORMATS, TOOL_FORMATS
+from headwater.actors.edge.parsing.response_template import ResponseTemplate
+from headwater.actors.edge.parsing.selection import RESPONSE_TEMPLATE, make_parser, starts_in_reasoning
+from headwater.actors.edge.prompt.conversation import (
+    template_messages,
+    template_variables,
+    tools_as_text,
+)
+from headwater.actors.edge.prompt.guides import check_schema
+from headwater.actors.edge.prompt.messages import (
+    NO_MEDIA,
+    LoadedMedia,
+    TextPart,
+    Turn,
+    given_of,
+    prompt_shape,
+    shown_as,
+)
+from headwater.actors.edge.prompt.request import GenerationRequest, Tool
+from headwater.actors.http.errors import ApiError, bad_request
+from headwater.actors.media.item import ID_BYTES
+from headwater.schemas.hashing import U32
+from headwater.schemas.media_kind import ONE, SEVERAL, PromptMediaKind
+from headwater.schemas.messages.inference import Guide
+from headwater.schemas.messages.media import PromptMedia
+from headwater.schemas.tables import ModelCard
+
+
+def expand_placeholders(
+    tokens: U32, loaded: LoadedMedia, model: Model, param: str
+) -> tuple[U32, tuple[PromptMedia, ...]]:
+    """The prompt with each item's placeholder token repeated, and where each item is. Raises `ApiError` 400."""
+    placeholders = model.card.media.placeholders
+    if not loaded.items and not any((tokens == token).any() for token in placeholders.values()):
+        return tokens, ()
+    is_place = np.zeros(len(tokens), np.bool_)
+    for token in placeholders.values():
+        is_place |= tokens == token
+    places = np.flatnonzero(is_place)
+    kinds = [shown_as(item.kind) for item in loaded.items]
+    if tokens[places].tolist() != [placeholders[kind] for kind in kinds]:
+        raise _unmatched(tokens[places].tolist(), loaded, placeholders, param)
+    repeats = np.ones(len(tokens), np.int64)
+    repeats[places] = loaded.tokens
+    starts = (np.cumsum(repeats) - repeats)[places].tolist()
+    media = tuple(
+        PromptMedia(
+            kind,
+            item.id,
+            start,
+            count,
+            prompt_shape(item, model.card),
+            given=given_of(item) if item.kind == "embedding" else None,
+        )
+        for kind, item, start, count in zip(kinds, loaded.items, starts, loaded.tokens, strict=True)
+    )
+    return np.repeat(tokens, repeats).astype(np.uint32, copy=False), media
+
+
+def of_tenant(media: Sequence[PromptMedia], salt: str) -> tuple[PromptMedia, ...]:
+    """The media under ids that tenants with other salts cannot have.
+
+    Blocks are kept apart by the salt of their hashes, but engines and workers also keep media and embeddings by their ids alone: how soon
+    an answer begins would reveal that another tenant has sent the same.
+    """
+    key = blake2b(salt.encode(), digest_size=ID_BYTES, person=b"headwater-tenant").digest()
+    return tuple(
+        msgspec.structs.replace(item, id=blake2b(item.id.encode(), digest_size=ID_BYTES, key=key).hexdigest())
+        for item in media
+    )
+
+
+def _unmatched(
+    found: Sequence[int], loaded: LoadedMedia, placeholders: dict[PromptMediaKind, int], param: str
+) -> ApiError:
+    places, items = Counter(found), Counter[str](shown_as(item.kind) for item in loaded.items)
+    for kind, token in placeholders.items():
+        count = items[kind]
+        if places[token] == count:
+            continue
+        if not count:
+            return bad_request(
+                f"The prompt spells the token that stands for {ONE[kind]}, without {ONE[kind]}.", param=param
+            )
+        return bad_request(
+            f"The model's chat template made {places[token]} places for {count} {SEVERAL[kind]}; it does not take "
+            f"{SEVERAL[kind]} here.",
+            param=param,
+        )
+    return bad_request("The model's chat template puts media in another order than the request.", param=param)
+
+
+# How the answer to a request is read: as plain text, or by a parser that finds reasoning and tool calls. Pure.
+
+
+class AnswerFormat(NamedTuple):
+    """The formats of tool calls and reasoning ("" for none), the tools on offer, and whether several calls are wanted.
+
+    `guide` enforces a tool choice. `response_template` is the model's own description of its answers, if it has one.
+    """
+
+    tool_format: str = ""
+    reasoning_format: str = ""
+    tools: tuple[dict[str, Any], ...] = ()
+    parallel: bool = True
+    guide: Guide | None = None
+    starts_in_reasoning: bool = False
+    response_template: ResponseTemplate | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the answer is text and nothing else."""
+        return not self.tool_format and not self.reasoning_format
+
+    def after(self, prompt: str, *, guided: bool = False) -> "AnswerFormat":
+        """The same for an answer that follows this rendered prompt. `guided`: it conforms to a guide from its first token on.
+
+        Such an answer is no reasoning, also where the prompt opens some, or the model always begins with it.
+        """
+        if not self.reasoning_format or guided:
+            return self
+        inside = starts_in_reasoning(self.reasoning_format, prompt, self.response_template)
+        return self._replace(starts_in_reasoning=inside)
+
+    def parser(self) -> OutputParser:
+        """A parser for one answer."""
+        return make_parser(
+            self.tool_format,
+            self.reasoning_format,
+            tools=self.tools,
+            parse_tools=bool(self.tool_format),
+            parse_reasoning=True,
+            starts_in_reasoning=self.starts_in_reasoning,
+            response_template=self.response_template,
+        )
+
+
+PLAIN = AnswerFormat()
+
+
+def answer_format(
+    request: GenerationRequest, card: ModelCard, response_template: ResponseTemplate | None = None
+) -> AnswerFormat:
+    """How the answer is read. Raises `ApiError` 400 for a tool choice that this model cannot serve."""
+    if request.raw_answer or not request.messages:
+        return PLAIN
+    own = {RESPONSE_TEMPLATE} if response_template is not None else set()
+    reasoning = card.reasoning_parser if card.reasoning_parser in REASONING_FORMATS.keys() | own else ""
+    choice = request.tool_choice
+    tools = tuple(tool_definition(tool) for tool in request.tools)
+    if choice.mode in ("required", "named"):
+        named = choice.name if choice.mode == "named" else ""
+        if named:
+            tools = tuple(tool for tool in tools if tool["function"]["name"] == named)
+        return AnswerFormat(
+            "forced_call" if named else "forced_calls",
+            tools=tools,
+            parallel=choice.parallel,
+            guide=_guide(request, named),
+        )
+    if not tools or choice.mode == "none":
+        return AnswerFormat(reasoning_format=reasoning, response_template=response_template)
+    if card.tool_parser not in TOOL_FORMATS.keys() | own:
+        raise bad_request(
+            f"The format in which {card.name} writes tool calls is not known, so tool_choice auto is not supported for"
+            " it; the operator sets --tool-parser on its workers. tool_choice required, or naming a tool, works"
+            " without.",
+            param="tools",
+        )
+    return AnswerFormat(
+        card.tool_parser, reasoning, tools, choice.parallel, response_template=response_template
+    )
+
+
+def tool_definition(tool: Tool) -> dict[str, Any]:
+    """A tool as chat templates and parsers expect it."""
+    function: dict[str, Any] = {"name": tool.name, "description": tool.description}
+    function["parameters"] = tool.parameters or {"type": "object", "properties": {}}
+    return {"type": "function", "function": function}
+
+
+def _guide(request: GenerationRequest, named: str) -> Guide:
+    if not request.tools:
+        raise bad_request("tool_choice asks for a call, but there are no tools.", param="tool_choice")
+    if named and named not in {tool.name for tool in request.tools}:
+        raise bad_request(
+            f"tool_choice names {named[:64]!r}, which is not among the tools.", param="tool_choice"
+        )
+    for number, tool in enumerate(request.tools):
+        if not named or tool.name == named:
+            check_schema(tool.parameters, f"tools[{number}].function.parameters")
+    definitions = [tool_definition(tool) for tool in request.tools]
+    try:
+        schema = forced_schema(definitions, named, request.tool_choice.parallel)
+    except ValueError as error:
+        raise bad_request(f"{error}.", param="tools") from error
+    return Guide("json_schema", msgspec.json.encode(schema).decode())
+
+
+# Messages and texts to prompt tokens.
+
+RENDERED_INLINE_MAX: Final = 65_536
+"""Longer conversations, in characters, are rendered in a thread."""
+
+
+async def text_prompts(request: GenerationRequest, model: Model, context: int) -> list[U32]:
+    """Texts and lists of token ids as token ids. Raises `ApiError` 400.
+
+    `context`: tokens that this client may use. What cannot fit is refused before it is tokenized.
+    """
+    for entry in request.prompts:
+        if request.prompt_options.truncate_tokens is None:
+            _check_length(model, context, entry, request.param)
+    special = request.prompt_options.add_special_tokens is not False
+    if request.suffix:
+        found = [
+            await _around(model, context, entry, request.suffix, special=special) for entry in request.prompts
+        ]
+    else:
+        found = [await tokens_of(model, entry, request.param, special=special) for entry in request.prompts]
+    if takes_media(model):
+        for tokens in found:
+            # Such a model ends on a placeholder without an item.
+            expand_placeholders(tokens, NO_MEDIA, model, request.param)
+    return found
+
+
+async def _around(model: Model, context: int, prefix: str | list[int], suffix: str, *, special: bool) -> U32:
+    if not isinstance(prefix, str):
+        raise bad_request("suffix needs a prompt that is text.", param="suffix")
+    _check_length(model, context, suffix, "suffix")
+    prompt = await fill_in_middle(model.tokenizer, prefix, suffix, special=special)
+    if prompt is None:
+        raise bad_request(
+            f"suffix is not supported for {model.card.name}: its vocabulary has no tokens to fill in the middle.",
+            param="suffix",
+        )
+    return prompt
+
+
+def truncated(prompts: list[U32], request: GenerationRequest, context: int) -> list[U32]:
+    """The prompts' last tokens, as many as the request keeps; -1: as many as leave room for the answer."""
+    keep = request.prompt_options.truncate_tokens
+    if keep is None:
+        return prompts
+    if keep < 0:
+        keep = context - max(1, request.max_tokens or 1)
+    if not 0 < keep <= context:
+        raise bad_request(
+            f"truncate_prompt_tokens must be from 1 to {context}, the context, or -1.",
+            param="truncate_prompt_tokens",
+        )
+    return [prompt[-keep:] for prompt in prompts]
+
+
+async def tokens_of(model: Model, entry: str | list[int], param: str, *, special: bool = True) -> U32:
+    """Tokens of a text, or a list of token ids checked against the vocabulary. Raises `ApiError` 400 naming `param`."""
+    if isinstance(entry, str):
+        return await model.tokenizer.encode(entry, add_special_tokens=special)
+    vocabulary = model.tokenizer.vocabulary
+    try:
+        tokens = np.array(entry, np.int64)
+        outside = np.flatnonzero((tokens < 0) | (tokens >= vocabulary))
+        bad = int(tokens[outside[0]]) if len(outside) else None
+    except OverflowError:
+        bad = next(token for token in entry if not 0 <= token < vocabulary)
+    if bad is not None:
+        raise bad_request(f"Token id {bad} is outside the vocabulary of {vocabulary}.", param=param)
+    return tokens.astype(np.uint32)
+
+
+class ChatPrompt(NamedTuple):
+    """A conversation as `text` and as token ids, and where its media are among these."""
+
+    text: str
+    tokens: U32
+    media: tuple[PromptMedia, ...] = ()
+
+
+async def chat_prompt(
+    request: GenerationRequest,
+    model: Model,
+    context: int,
+    loaded: LoadedMedia = NO_MEDIA,
+    *,
+    special_tokens_in_text: bool = False,
+) -> ChatPrompt:
+    """The rendered conversation, with its `loaded` media. `context` as in `text_prompts`. Raises `ApiError` 400."""
+    template = model.template
+    if template is None:
+        raise bad_request(
+            f"{request.model} has no chat template: use /v1/completions, or start its workers with --chat-template.",
+            param="model",
+        )
+    is_limited = request.prompt_options.truncate_tokens is None
+    texts = _texts(request.messages)
+    if is_limited:
+        _check_texts(model, context, texts, request.param)
+    definitions = _size_of_tools(request)
+    if definitions > context * model.tokenizer.token_bytes_max:
+        raise too_long(model, context, f"{definitions} bytes of tools", "tools")
+    literal = LiteralText(model.tokenizer)
+    size = definitions + sum(map(len, texts))
+    arguments = request, template, literal, not special_tokens_in_text
+    # A template may do anything with what it renders.
+    text = render(*arguments) if size <= RENDERED_INLINE_MAX else await asyncio.to_thread(render, *arguments)
+    if is_limited:
+        _check_texts(model, context, [text], request.param)
+    special = bool(request.prompt_options.add_special_tokens)
+    tokens = await literal.encode(text, add_special_tokens=special)
+    if not takes_media(model):
+        return ChatPrompt(text, tokens)
+    return ChatPrompt(text, *expand_placeholders(tokens, loaded, model, request.param))
+
+
+def takes_media(model: Model) -> bool:
+    """Has the model tokens that stand for items of media?"""
+    card = model.card
+    return card.images is not None or card.videos is not None or card.audio is not None
+
+
+def render(
+    request: GenerationRequest, template: ChatTemplate, literal: LiteralText | None = None, mark: bool = False
+) -> str:
+    """The conversation as text; `mark`: with marks for the control tokens that are spelled in it. Raises `ApiError` 400."""
+    options = request.prompt_options
+    tools = [tool_definition(tool) for tool in request.tools] if request.tool_choice.mode != "none" else []
+    variables = template_variables(request)
+    turns = request.messages
+    if mark:
+        assert literal is not None, "marks need it"
+        # Most requests have neither.
+        tools, variables = tools and literal.mark(tools), variables and literal.mark(variables)
+    if template.form.descriptions:
+        tools = [described(tool) for tool in tools]
+    if tools and not template.form.tools:
+        turns, tools = (Turn(role="system", parts=(TextPart(tools_as_text(tools)),)), *turns), []
+    if mark and literal is not None:
+        messages = template_messages(turns, template.form, literal.mark)
+        messages = [literal.mark_message(message) for message in messages]
+    else:
+        messages = template_messages(turns, template.form)
+    end = literal.mark_end(messages[-1]) if options.continue_final and literal is not None else ""
+    text = template.render(
+        messages,
+        tools=tools or None,
+        add_generation_prompt=options.add_generation_prompt and not end,
+        variables=variables,
+    )
+    if end:
+        text, found, _ = text.partition(end)
+        if not found:
+            raise bad_request(
+                "continue_final_message: the model's chat template changes the last message's text.",
+                param="continue_final_message",
+            )
+    return text
+
+
+def _size_of_tools(request: GenerationRequest) -> int:
+    """Bytes of the tools' definitions and of the template's variables as JSON: texts that no message contains."""
+    given = (request.tools, request.prompt_options.variables)
+    return len(msgspec.json.encode(given)) if any(given) else 0
+
+
+def _check_length(model: Model, context: int, given: str | list[int], param: str) -> None:
+    """Refuse a prompt that cannot fit the context before it is tokenized. Raises `ApiError` 400."""
+    if isinstance(given, list):
+        if len(given) > context:
+            raise too_long(model, context, f"{len(given)} tokens", param, tokens=len(given))
+        return
+    _check_texts(model, context, [given], param)
+
+
+def _check_texts(model: Model, context: int, texts: list[str], param: str) -> None:
+    """Refuse texts that cannot fit the context together. Raises `ApiError` 400."""
+    size = sum(
+        [len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass")) for text in texts]
+    )
+    if size > context * model.tokenizer.token_bytes_max:
+        raise too_long(model, context, f"{size} bytes of text", param)
+
+
+def _texts(turns: Iterable[Turn]) -> list[str]:
+    return [part.text for turn in turns for part in turn.parts if isinstance(part, TextPart)]
+
+
+def too_long(model: Model, context: int, has: str, param: str, *, tokens: int | None = None) -> ApiError:
+    """400: the request does not fit the context, the model's or that of its client. `tokens`: the prompt's, if they were counted.
+
+    Agents shorten a conversation when they read the words of the API that they speak: OpenAI's and Anthropic's are in the message.
+    """
+    whose = "This model's" if context == model.card.context_length else "Your"
+    message = f"{whose} maximum context length is {context} tokens. However, you requested {has}."
+    if tokens is not None:
+        message += f" The prompt is too long: {tokens} tokens > {context} maximum."
+    return bad_request(message, param=param, code="context_length_exceeded")

@@ -1,1 +1,0 @@
-"""One request at the edge, from its first routing query to its last token, across migrations."""

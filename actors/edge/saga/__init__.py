@@ -1,0 +1,1 @@
+"""A request's life: placed, dispatched, followed, migrated and recorded."""

@@ -1,0 +1,145 @@
+"""The parts of an edge that its endpoints share, and one HTTP call to them."""
+
+import asyncio
+import re
+from collections.abc import Coroutine
+from typing import Any, Final, NamedTuple, TypeVar
+
+from headwater.actors.edge.admit.limiter import NO_QUOTA, RequestQuota, time_limit_reached
+from headwater.actors.edge.admit.principal import ANONYMOUS, Principal, permitted_model
+from headwater.actors.edge.admit.salts import CacheSalts
+from headwater.actors.edge.model.catalog import Model, ModelCatalog
+from headwater.actors.edge.saga.fields import FieldChecker
+from headwater.actors.edge.saga.open_requests import OpenRequests
+from headwater.actors.edge.saga.record import RequestLogWriter
+from headwater.actors.edge.saga.routing_hints import tenant_of
+from headwater.actors.edge.saga.workers import WorkerRegistry
+from headwater.actors.edge.settings import ClientLimits, HostedTools, ReasoningField
+from headwater.actors.http.asgi import ClientGone, Disconnect, Headers, Receive, Scope, Send
+from headwater.actors.http.errors import ApiError, overloaded
+from headwater.actors.media.intake import MediaIntake, TenantIntake
+from headwater.schemas.events.request import PayloadKind
+from headwater.schemas.failure import failure_place
+
+T = TypeVar("T")
+
+_TRACEPARENT = re.compile(
+    rb"(?P<version>(?!ff)[0-9a-f]{2})-(?P<trace>(?!0{32})[0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
+    rb"(?P<more>-.*)?"
+)
+
+
+NO_SALTS: Final = CacheSalts()
+"""Salts without authentication: the clients' own."""
+
+
+class Call(NamedTuple):
+    """One POST: its body, its W3C trace id, its ASGI channels, its headers, its sender, what that may use, and http or https."""
+
+    body: bytes
+    trace: str
+    receive: Receive
+    send: Send
+    headers: Headers
+    principal: Principal = ANONYMOUS
+    quota: RequestQuota = NO_QUOTA
+    scheme: str = "http"
+
+
+class Serving(NamedTuple):
+    """The parts of one edge. `payload`: what of requests is recorded.
+
+    `limits` bound the routing options of clients. `special_tokens_in_text`: control tokens that users and tools spell
+    in messages count as such. `salts` keep the cached prompts of tenants apart. `request_timeout_s`: the time limit of
+    a request, 0 for none. `reasoning_field` names reasoning in OpenAI's chat completions. `intake` fetches and decodes media, None: there is
+    text only. `hosted_tools`: what is done with tools that nothing here runs.
+    """
+
+    workers: WorkerRegistry
+    models: ModelCatalog
+    ledger: OpenRequests
+    payload: PayloadKind
+    fields: FieldChecker
+    limits: ClientLimits = ClientLimits()
+    special_tokens_in_text: bool = False
+    salts: CacheSalts = NO_SALTS
+    request_timeout_s: float = 0.0
+    reasoning_field: ReasoningField = "both"
+    intake: MediaIntake | None = None
+    hosted_tools: HostedTools = "omit"
+
+    def intake_of(self, headers: Headers, principal: Principal) -> TenantIntake | None:
+        """The media intake for the items of a client's call. Raises `ApiError` 400 for a header that names no tenant."""
+        if self.intake is None:
+            return None
+        return TenantIntake(self.intake, tenant_of(headers, principal))
+
+    def model(self, name: str, principal: Principal) -> Model:
+        """The model that a request names. Raises `ApiError` 403 and 404."""
+        return permitted_model(self.models, principal, name)
+
+    def record(
+        self, request: str, model: Model, endpoint: str, trace: str, *, answers: int = 0
+    ) -> RequestLogWriter:
+        """The account of a request. `answers` counts the texts that it returns."""
+        return RequestLogWriter(
+            self.ledger,
+            self.workers.ports.clock,
+            request,
+            model.card.name,
+            endpoint,
+            payload=self.payload,
+            trace=trace,
+            answers=answers,
+        )
+
+    async def compute(
+        self, call: Call, record: RequestLogWriter, tokens: int, work: Coroutine[Any, Any, T]
+    ) -> T:
+        """The result of `work` for a request of so many tokens that was accepted, unless its client disconnects before.
+
+        The end of the request is recorded, whatever happens. Raises what `work` does, `ApiError` 504 at the time limit, and
+        `ClientGone`.
+        """
+        client = Disconnect(call.receive)
+        running = asyncio.ensure_future(work)
+        reason, why = "cancelled", ""
+        try:
+            call.quota.settle(tokens)
+            if await client.or_done(running, self.request_timeout_s or None):
+                raise ClientGone
+            if not running.done():
+                raise time_limit_reached(self.request_timeout_s)
+            result = running.result()
+            reason = "stop"
+            return result
+        except ClientGone:
+            raise
+        except Exception as error:
+            reason, why = "error", error.logged if isinstance(error, ApiError) else failure_place(error)
+            raise
+        finally:
+            client.stop()
+            if not running.done():
+                running.cancel()
+                await asyncio.gather(running, return_exceptions=True)
+            record.ended(reason, why)
+
+    def require_open(self) -> None:
+        """Raises `ApiError` 503 while no request can be accepted."""
+        if self.workers.closed:
+            raise overloaded("This edge is restarting; retry.", 1.0)
+        if not self.ledger.takes_requests:
+            raise overloaded("Request log is unavailable; retry.", 1.0)
+
+
+def trace_of(scope: Scope) -> str:
+    """Trace id of the `traceparent` header (W3C Trace Context), empty where there is none or it is malformed."""
+    for name, value in scope["headers"]:
+        if name == b"traceparent":
+            parent = _TRACEPARENT.fullmatch(value)
+            # Only versions after 00 may have further fields after the flags.
+            if parent is None or (parent["version"] == b"00" and parent["more"]):
+                return ""
+            return parent["trace"].decode()
+    return ""

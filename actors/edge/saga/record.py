@@ -1,0 +1,168 @@
+"""What one request leaves in the request log and the metrics: accepted, routed, started, how far it got, how it ended."""
+
+from collections.abc import Sequence
+from hashlib import sha256
+from typing import Final
+
+from headwater.actors import metrics
+from headwater.actors.edge.saga.open_requests import OpenRequests
+from headwater.actors.http.decoding import whole_body
+from headwater.schemas.clock import Clock
+from headwater.schemas.events.request import (
+    MediaPlace,
+    PayloadKind,
+    RequestAccepted,
+    RequestCheckpoint,
+    RequestEnded,
+    RequestEvent,
+    RequestRouted,
+    RequestStarted,
+)
+from headwater.schemas.hashing import pack_tokens
+from headwater.schemas.messages.media import PromptMedia
+
+CHECKPOINT_TOKENS: Final = 64
+
+
+class RequestLogWriter:
+    """Writes the account of one request. `payload` says what of its body and answers is recorded.
+
+    A request that generates has `answers` choices. For one that pools vectors, which are never recorded, it has none.
+    """
+
+    def __init__(
+        self,
+        ledger: OpenRequests,
+        clock: Clock,
+        request: str,
+        model: str,
+        endpoint: str,
+        *,
+        payload: PayloadKind,
+        trace: str,
+        answers: int = 0,
+    ) -> None:
+        self.began_s = clock.monotonic_s()
+        self._ledger = ledger
+        self._clock = clock
+        self._request = request
+        self._model = model
+        self._endpoint = endpoint
+        self._payload_kind: PayloadKind = payload
+        self._trace = trace
+        self._prompt_tokens = 0
+        self._checkpoints = [0] * answers
+        self._answers: list[list[str]] = [[] for _ in range(answers)]
+        self._routes: dict[int, int] = {}
+        self._ended = False
+
+    def accepted(
+        self,
+        prompt_tokens: int,
+        choices: int,
+        body: bytes,
+        *,
+        max_tokens: int = 0,
+        stream: bool = False,
+        media: Sequence[PromptMedia] = (),
+    ) -> None:
+        """The edge must end this request, whatever happens. `choices` counts prompts where it pools; `media` is the first one's."""
+        self._prompt_tokens = prompt_tokens
+        metrics.ACTIVE.inc()
+        self.write(
+            RequestAccepted(
+                self._request,
+                self._model,
+                self._endpoint,
+                prompt_tokens,
+                max_tokens,
+                stream,
+                choices,
+                self._payload_kind,
+                self._payload(body),
+                media=tuple(
+                    [
+                        MediaPlace(item.kind, item.id, item.start, item.tokens)
+                        for item in media
+                        if item.kind != "recording"
+                    ]
+                ),
+                trace=self._trace,
+            )
+        )
+
+    def routed(self, message: int, attempt: str, worker: str, epoch: int) -> None:
+        """A message of prompts to pool was sent to a worker; from its second time on it counts as migrated."""
+        self._routes[message] = self._routes.get(message, 0) + 1
+        self.write(RequestRouted(self._request, message, attempt, worker, epoch, 0))
+
+    def started(self, choice: int, worker: str, epoch: int, cached_tokens: int) -> None:
+        """The first tokens of a choice arrived."""
+        ttft_ms = round((self._clock.monotonic_s() - self.began_s) * 1000, 3)
+        self.write(RequestStarted(self._request, choice, worker, epoch, cached_tokens, ttft_ms))
+
+    def generated(self, choice: int, emitted: Sequence[int], text: str) -> None:
+        """A choice has the tokens `emitted` by now, and its client was sent `text` for the new ones."""
+        if text and self._payload_kind != "off":
+            self._answers[choice].append(text)
+        total, marked = len(emitted), self._checkpoints[choice]
+        if total - marked >= CHECKPOINT_TOKENS:
+            new = pack_tokens(emitted[marked:]) if self._payload_kind == "full" else b""
+            self._checkpoints[choice] = total
+            self.write(RequestCheckpoint(self._request, choice, total, new))
+
+    def ended(
+        self,
+        reason: str,
+        error: str,
+        *,
+        completion_tokens: int = 0,
+        cached_tokens: int = 0,
+        migrations: int = 0,
+        ttft_s: float = 0.0,
+    ) -> None:
+        """The one terminal event. A second call is a programming error and raises."""
+        if self._ended:
+            raise RuntimeError(f"{self._request} ended twice")
+        self._ended = True
+        duration_s = self._clock.monotonic_s() - self.began_s
+        migrations += sum([routes - 1 for routes in self._routes.values()])
+        answers: tuple[bytes, ...] = ()
+        if self._payload_kind != "off":
+            answers = tuple([self._payload("".join(parts).encode()) for parts in self._answers])
+        self.write(
+            RequestEnded(
+                self._request,
+                reason,
+                completion_tokens,
+                cached_tokens,
+                migrations,
+                round(ttft_s * 1000, 3),
+                round(duration_s * 1000, 3),
+                error,
+                self._payload_kind,
+                answers,
+            )
+        )
+        metrics.ACTIVE.dec()
+        counted = metrics.model_metrics(self._model)
+        counted.ended(self._endpoint, reason).inc()
+        counted.prompt_tokens.inc(self._prompt_tokens)
+        if cached_tokens:
+            counted.cached_tokens.inc(cached_tokens)
+        counted.completion_tokens.inc(completion_tokens)
+        if migrations:
+            counted.migrations.inc(migrations)
+        counted.request_seconds.observe(duration_s)
+        if ttft_s:
+            counted.ttft_seconds.observe(ttft_s)
+
+    def write(self, event: RequestEvent) -> None:
+        """Write any event of the request. Never blocks."""
+        self._ledger.write(event, self._trace)
+
+    def _payload(self, data: bytes) -> bytes:
+        if self._payload_kind == "off":
+            return b""
+        data = whole_body(data)
+        return sha256(data).digest() if self._payload_kind == "hashed" else data

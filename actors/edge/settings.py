@@ -1,0 +1,202 @@
+"""Settings of the edge. Light to import: the command line reads them."""
+
+from typing import Annotated, Final, Literal, NamedTuple
+from urllib.parse import urlsplit
+
+import msgspec
+from msgspec import Meta
+
+from headwater.events.table import STORED_BYTES_MAX
+from headwater.schemas.constraints import CLIENT_POLICIES
+
+AuthMode = Literal["none", "keys", "oidc", "keys,oidc"]
+HideCachedTokens = Literal["never", "shared", "always"]
+
+
+class OidcSettings(NamedTuple):
+    """Tokens of an OpenID Connect identity provider."""
+
+    issuer: Annotated[str, Meta(description="issuer of accepted tokens, as in their `iss`")] = ""
+    audience: Annotated[
+        tuple[str, ...],
+        Meta(description="audiences of accepted tokens, of which a token's `aud` must contain one"),
+    ] = ()
+    jwks_url: Annotated[
+        str, Meta(description="URL of the issuer's public keys (JWKS); https, or http on loopback")
+    ] = ""
+    jwks_file: Annotated[
+        str, Meta(description="file with the issuer's public keys (JWKS), instead of a URL; read at start")
+    ] = ""
+    tenant_claim: Annotated[str, Meta(description="claim that names the tenant; required in every token")] = (
+        "tenant"
+    )
+    scopes_claim: Annotated[
+        str,
+        Meta(
+            description="claim with the token's scopes: a list, or words separated by spaces, such as "
+            "`models:NAME endpoints:chat tier`; others are ignored"
+        ),
+    ] = "scope"
+    default_scopes: Annotated[
+        tuple[str, ...],
+        Meta(description="scopes that every token has, such as models:*,endpoints:*; comma-separated"),
+    ] = ()
+
+
+class AccessSettings(NamedTuple):
+    """Who may use an edge, and what tenants may learn of each other."""
+
+    mode: Annotated[
+        AuthMode,
+        Meta(
+            description="credentials that the edge accepts: API keys, tokens of an identity provider (OIDC), both, or "
+            "none at all, which is possible on a loopback address only"
+        ),
+    ] = "none"
+    hide_cached_tokens: Annotated[
+        HideCachedTokens,
+        Meta(
+            description="when responses omit how much of the prompt was cached: never, always, or for prompts that "
+            "tenants share"
+        ),
+    ] = "shared"
+    allow_unsalted_engines: Annotated[
+        bool,
+        Meta(
+            description="serve authenticated tenants by engines without cache salts, where they can detect each "
+            "other's prompts"
+        ),
+    ] = False
+    shared_prompts_dir: Annotated[
+        str,
+        Meta(
+            description="folder of system prompts (*.txt) whose cached blocks the tenants share that opted in "
+            "(`keys create --cache-sharing`)"
+        ),
+    ] = ""
+    oidc: OidcSettings = OidcSettings()
+
+
+def check_jwks_url(url: str) -> None:
+    """Raises `ValueError` for a URL whose answer could be altered on its way."""
+    parts = urlsplit(url)
+    local = parts.hostname in ("localhost", "127.0.0.1", "::1")
+    if not parts.hostname or not (parts.scheme == "https" or (parts.scheme == "http" and local)):
+        raise ValueError(
+            "must be an https URL (http on loopback only): a server that can alter the keys can make tokens"
+        )
+
+
+# Settings of rate limits: types, defaults and descriptions only. Light to import: the command line reads them.
+
+_PER = "of one API key, or of one tenant without keys; a key's own limit replaces it; 0: unlimited"
+
+
+class RateLimits(NamedTuple):
+    """Limits of one holder of limits. 0 is unlimited."""
+
+    requests_per_minute: Annotated[int, Meta(ge=0, description=f"requests per minute {_PER}")] = 0
+    tokens_per_minute: Annotated[
+        int, Meta(ge=0, description=f"prompt and generated tokens per minute {_PER}")
+    ] = 0
+    concurrent_requests: Annotated[int, Meta(ge=0, description=f"requests in flight {_PER}")] = 0
+    context_tokens: Annotated[
+        int, Meta(ge=0, description=f"tokens of the prompt and the answer of one request {_PER}")
+    ] = 0
+
+    @property
+    def any_rate(self) -> bool:
+        """Whether anything must be counted."""
+        return bool(self.requests_per_minute or self.tokens_per_minute or self.concurrent_requests)
+
+
+UNLIMITED: Final = RateLimits()
+
+REQUEST_TIMEOUT_S: Final = 3600.0
+
+
+class ServiceLimits(NamedTuple):
+    """What one edge lets a request use: rates shared with the other edges, and time."""
+
+    rates: RateLimits = UNLIMITED
+    request_timeout_s: float = 0.0
+
+
+UNLIMITED_SERVICE: Final = ServiceLimits()
+
+
+# Settings of an edge: types, defaults and descriptions only. Light to import: the command line reads them.
+
+ReasoningField = Literal["both", "reasoning_content", "reasoning"]
+"""The name of reasoning in OpenAI's chat completions: that of DeepSeek and SGLang, that of vLLM, or both."""
+
+HostedTools = Literal["omit", "reject"]
+"""What is done with tools that an API's own servers would run."""
+
+
+class ClientLimits(NamedTuple):
+    """Which routing options clients may use."""
+
+    policies: Annotated[
+        tuple[str, ...],
+        msgspec.Meta(
+            description="routing policies that a request may name (x-headwater-policy), comma-separated; empty: none"
+        ),
+    ] = CLIENT_POLICIES
+    temperature_max: Annotated[
+        float,
+        msgspec.Meta(
+            ge=0,
+            description="maximum routing temperature that a request may ask for (x-headwater-router-temperature)",
+        ),
+    ] = 1.0
+
+
+# Settings of stored responses: types, defaults and descriptions only. Light to import: the command line reads them.
+
+
+class HistorySettings(NamedTuple):
+    """What the edge stores for `/v1/responses`, `/v1/conversations` and image URLs, and how long a connection lasts."""
+
+    store: Annotated[
+        bool,
+        Meta(
+            description="store responses and conversations, with their prompts and answers, for clients that refer "
+            "to them (Responses API); off: nothing is stored, and `store: true` is ignored"
+        ),
+    ] = True
+    ttl_s: Annotated[
+        int, Meta(ge=1, description="seconds after which a stored response or conversation item expires")
+    ] = 72 * 3600
+    tenant_bytes_max: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="maximum bytes of what one tenant has stored; beyond it its own oldest objects are discarded; "
+            "0: no bound of its own. Without authentication there is one tenant, and no such bound",
+        ),
+    ] = STORED_BYTES_MAX // 4
+    image_ttl_s: int = 3600
+    """Seconds after which a generated image that has a URL expires."""
+    connection_s: Annotated[
+        float,
+        Meta(
+            gt=0,
+            description="seconds after which a WebSocket of the Responses API is closed, once it is idle",
+        ),
+    ] = 3600.0
+
+
+# Settings of video jobs: types, defaults and descriptions only. Light to import: the command line reads them.
+
+
+class VideoSettings(NamedTuple):
+    """How many videos a tenant may have generated at once, how long that may take, and how long the results are kept."""
+
+    jobs_max: int = 16
+    """Video jobs of one tenant that have not ended; one more is refused; 0: no bound."""
+    timeout_s: int = 7200
+    """Seconds after which a video job that has not completed fails, its time in queues included."""
+    ttl_s: Annotated[
+        int, Meta(ge=1, description="seconds after which a video that is completed, or failed, expires")
+    ] = 24 * 3600

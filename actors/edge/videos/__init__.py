@@ -1,1 +1,0 @@
-"""Videos: jobs that outlive their client's connection and the edge that accepted them."""

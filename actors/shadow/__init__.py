@@ -1,1 +1,0 @@
-"""Another routing policy, evaluated live on the log of the router in use."""

@@ -1,0 +1,172 @@
+"""Executes control commands on a worker: one at a time, each with a reply and a record in the log.
+
+Subjects in
+    hw.<ns>.worker.<worker>.control, while the worker holds its lease
+While a command runs
+    another gets 409, with the one that runs. Read-only commands are answered at once; `resume` and `stop` abandon a
+    drain that waits
+If a command takes longer than `ANSWER_S`
+    the reply is 202 with a ticket, and `status` reports the result: a server lets a worker answer a message for a
+    minute only
+While the worker stops
+    every command but the read-only ones gets 409
+"""
+
+import asyncio
+from typing import Any, Final
+
+import msgspec
+import structlog
+
+from headwater.actors.bus import BusError, Message
+from headwater.actors.worker.control_commands import (
+    CommandRefused,
+    Commands,
+    WorkerContext,
+    WrongArguments,
+    parse,
+    without_secrets,
+)
+from headwater.actors.worker.incarnation import CommandAudit
+from headwater.engines.engine import EngineError, NotSupported, RequestRejected
+from headwater.schemas.messages.control import Command, ControlReply, ControlRequest
+
+ANSWER_S = 45.0
+BY_MAX = 200
+
+READ_ONLY: Final[tuple[Command, ...]] = ("status", "list-loras")
+"""Commands that change nothing: executed concurrently with any other, and not in the audit."""
+
+ABANDONS_A_DRAIN: Final[tuple[Command, ...]] = ("resume", "stop")
+
+_encode = msgspec.msgpack.Encoder().encode
+_request = msgspec.msgpack.Decoder(ControlRequest)
+
+_log = structlog.get_logger("headwater.control")
+
+
+class WorkerControl:
+    """See the module. Executed commands are recorded in `audit`."""
+
+    def __init__(self, worker: WorkerContext, audit: CommandAudit) -> None:
+        self._worker = worker
+        self._audit = audit
+        self._commands = Commands(worker)
+        self._lock = asyncio.Lock()
+        self._busy: Command | None = None
+        self._ticket = ""
+        self._last: dict[str, Any] = {}
+
+    async def on_message(self, message: Message) -> None:
+        """Accept one command. Does not wait for it."""
+        try:
+            request = _request.decode(message.data)
+        except msgspec.DecodeError as error:
+            _log.warning("control_unreadable", worker=self._worker.name, reason=str(error))
+            await self._reply(message, ControlReply(400, f"unreadable command: {error}"))
+            return
+        request = msgspec.structs.replace(request, by=_printable(request.by))
+        self._worker.spawn(self._serve(request, message), "control")
+
+    async def _serve(self, request: ControlRequest, message: Message) -> None:
+        ticket = self._worker.ports.ids()
+        outcome: asyncio.Future[ControlReply] = asyncio.get_running_loop().create_future()
+
+        async def execute() -> None:
+            reply = await self._execute_in_turn(request, ticket)
+            if not outcome.done():
+                outcome.set_result(reply)
+
+        self._worker.spawn(execute(), f"control {request.command}")
+        await asyncio.wait({outcome}, timeout=ANSWER_S)
+        if outcome.done():
+            reply = outcome.result()
+        else:
+            detail = f"{request.command} is in progress; `status` reports its result"
+            reply = ControlReply(202, detail, {"ticket": ticket})
+        await self._reply(message, reply)
+        if request.command == "stop" and reply.status == 200:
+            self._worker.stop()
+
+    async def _execute_in_turn(self, request: ControlRequest, ticket: str) -> ControlReply:
+        """Execute the command, or refuse it while another runs; never raises."""
+        command = request.command
+        if command in READ_ONLY:
+            reply = await self._execute(request)
+            return self._with_progress(reply) if command == "status" else reply
+        if self._busy == "drain" and command in ABANDONS_A_DRAIN:
+            self._commands.abandon_drain.set()
+        elif self._busy is not None:
+            detail = f"{self._busy} is in progress: wait for it"
+            return self._record(request, ControlReply(409, detail, {"busy": self._busy}))
+        async with self._lock:
+            self._busy, self._ticket = command, ticket
+            try:
+                reply = await self._execute(request)
+            finally:
+                self._busy, self._ticket = None, ""
+            self._last = {"ticket": ticket, "command": command, **msgspec.to_builtins(_fields_of(reply))}
+        return self._record(request, reply)
+
+    async def _execute(self, request: ControlRequest) -> ControlReply:
+        if self._worker.status.stopping and request.command not in READ_ONLY:
+            return ControlReply(409, "the worker is stopping")
+        try:
+            return await self._commands.execute(request.command, parse(request.command, request.arguments))
+        except WrongArguments as error:
+            return ControlReply(400, str(error))
+        except CommandRefused as error:
+            return ControlReply(error.status, str(error))
+        except NotSupported as error:
+            return ControlReply(501, str(error), {"capability": error.capability})
+        except ValueError as error:
+            return ControlReply(400, f"{request.command}: {error}")
+        except LookupError as error:
+            return ControlReply(404, f"{request.command}: {error.args[0] if error.args else error}")
+        except EngineError as error:
+            # Errors of LoRA adapters have a status of their own.
+            status = getattr(error, "status", 400 if isinstance(error, RequestRejected) else 502)
+            return ControlReply(status, f"{request.command}: {error}")
+        except TimeoutError as error:
+            return ControlReply(504, f"{request.command}: {error or 'it took too long'}")
+        except Exception as error:
+            _log.exception("control_failed", worker=self._worker.name, command=request.command)
+            return ControlReply(
+                500, f"{request.command}: {type(error).__name__}; see the worker's log for details"
+            )
+
+    def _with_progress(self, reply: ControlReply) -> ControlReply:
+        progress = {"busy": self._busy or "", "ticket": self._ticket, "last": self._last}
+        return msgspec.structs.replace(reply, data={**reply.data, **progress})
+
+    def _record(self, request: ControlRequest, reply: ControlReply) -> ControlReply:
+        """In the pool log, and in the process's own."""
+        _log.info(
+            "command_executed",
+            worker=self._worker.name,
+            command=request.command,
+            by=request.by,
+            status=reply.status,
+            detail=reply.detail,
+        )
+        self._audit.record(
+            msgspec.structs.replace(request, arguments=without_secrets(request.arguments)), reply
+        )
+        return reply
+
+    async def _reply(self, message: Message, reply: ControlReply) -> None:
+        if not message.reply:
+            return
+        try:
+            await self._worker.ports.bus.publish(message.reply, _encode(reply))
+        except BusError as error:
+            _log.warning("control_reply_publish_failed", worker=self._worker.name, reason=str(error))
+
+
+def _fields_of(reply: ControlReply) -> dict[str, Any]:
+    return {"status": reply.status, "detail": reply.detail, "data": reply.data}
+
+
+def _printable(by: str) -> str:
+    """Without characters that could change a terminal or a log line."""
+    return "".join(char if char.isprintable() else "?" for char in by)[:BY_MAX]

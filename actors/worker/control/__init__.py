@@ -1,1 +1,0 @@
-"""Commands to a worker: drain, sleep, wake, pause, role, LoRA."""

@@ -1,0 +1,263 @@
+"""Requests to encode an image: its pixels are fetched from the edge, its embedding is computed, kept, and offered to one reader.
+
+Whatever fails, the request continues: its images are then fetched from the edge, and the engine encodes them itself.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple, Protocol
+
+import msgspec
+import numpy as np
+import structlog
+from msgspec.structs import replace
+
+from headwater.actors import metrics
+from headwater.actors.bus import Bus, BusError, Message
+from headwater.actors.runtime.actor import Spawn
+from headwater.actors.runtime.lease import OwnerChannel
+from headwater.actors.worker.handoffs import RequestsByEdge, by_edge
+from headwater.actors.worker.inflight import Inflight, WorkerStatus
+from headwater.actors.worker.media import MediaCache, MediaMissing
+from headwater.actors.worker.requests import refusal_of
+from headwater.engines.engine import EncodedImage, Engine, EngineError
+from headwater.engines.transfer.port import SlabFull, TensorTransfer, TransferError
+from headwater.schemas import subjects
+from headwater.schemas.clock import Clock
+from headwater.schemas.failure import failure_place
+from headwater.schemas.messages.encode import Declined, Encoded, EncodeReply, EncodeRequest
+from headwater.schemas.messages.inference import Refused, WaitingEdge
+from headwater.schemas.messages.media import ClientEmbedding, ImageEmbedding, PromptMedia
+
+OFFER_S: Final = 15.0
+"""How long an offer waits for its reader, which is sent the request at once."""
+
+ACTIVE_MAX: Final = 256
+
+_encode = msgspec.msgpack.Encoder().encode
+_request = msgspec.msgpack.Decoder(EncodeRequest)
+_log = structlog.get_logger("headwater.encoding")
+
+
+class _Encoding(NamedTuple):
+    task: asyncio.Task[None]
+    waiter: WaitingEdge | None
+
+
+class EncodeRequests:
+    """The requests of one encode worker, counted in `inflight`. `transfer` is set before the first one arrives."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        engine: Engine,
+        spawn: Spawn,
+        status: WorkerStatus,
+        inflight: Inflight,
+        media: MediaCache,
+    ) -> None:
+        self.epoch = 0
+        self.transfer: TensorTransfer | None = None
+        self._bus = bus
+        self._engine = engine
+        self._spawn = spawn
+        self._status = status
+        self._inflight = inflight
+        self._media = media
+        self._running: dict[str, _Encoding] = {}
+        self._wanted: dict[str, tuple[int, int]] = {}
+        """Of the images that are being encoded, by id: their tokens, and how many requests wait for them."""
+
+    async def on_encode(self, message: Message) -> None:
+        """Accept a request, or refuse it. The reply is sent once the embedding is there."""
+        try:
+            request = _request.decode(message.data)
+        except msgspec.DecodeError as error:
+            return await self._reply(message, Refused(f"unreadable request: {error}", False))
+        if self._inflight.knows(request.request):
+            # A copy: there is one answer.
+            return None
+        refusal = self._status.refusal()
+        if not refusal and len(self._running) >= ACTIVE_MAX:
+            refusal = f"it encodes {ACTIVE_MAX} images already"
+        if refusal:
+            return await self._reply(message, self._status.refuse(refusal))
+        # Also before it is declined: the report ends what the router counted for its decision.
+        self._inflight.accept_encoding(request.request, request.item.tokens)
+        ahead = self._ahead(request)
+        if ahead > request.ahead_max:
+            self._inflight.finish_encoding(request.request)
+            metrics.IMAGES_ENCODED.labels("declined").inc()
+            return await self._reply(message, Declined(ahead))
+        task = self._spawn(self._encode(message, request), "encode")
+        self._running[request.request] = _Encoding(task, request.waiter)
+        task.add_done_callback(lambda _: self._end(request.request))
+        return None
+
+    def _ahead(self, request: EncodeRequest) -> int:
+        """Tokens of images that are encoded before this one; 0 if it is at hand, or one of them."""
+        if self._engine.holds_embedding(request.item) or request.item.id in self._wanted:
+            return 0
+        return sum(tokens for tokens, _ in self._wanted.values())
+
+    async def _encode(self, message: Message, request: EncodeRequest) -> None:
+        reply: EncodeReply
+        epoch = self.epoch
+        try:
+            reply = await self._encoded(request, epoch)
+        except (MediaMissing, SlabFull) as error:
+            reply = Refused(str(error), True)
+        except TransferError as error:
+            reply = Refused(str(error), True)
+        except Exception as error:
+            reply = refusal_of(error, request.request, self._status)
+        outcome = ("cached" if reply.cached else "computed") if isinstance(reply, Encoded) else "refused"
+        metrics.IMAGES_ENCODED.labels(outcome).inc()
+        try:
+            await self._reply(message, reply)
+        except BusError as error:
+            _log.warning("encode_reply_failed", request=request.request, reason=str(error))
+
+    async def _encoded(self, request: EncodeRequest, epoch: int) -> EncodeReply:
+        item = request.item
+        if self.transfer is None:
+            return Refused("it has no transport for embeddings", True)
+        _, waiting = self._wanted.get(item.id, (0, 0))
+        is_computed = not self._engine.holds_embedding(item) or waiting > 0
+        if is_computed:
+            self._wanted[item.id] = item.tokens, waiting + 1
+        try:
+            if not self._engine.holds_embedding(item):
+                (item,) = await self._media.load(request.edge, [item])
+            image = await self._engine.encode(item)
+        finally:
+            if is_computed:
+                self._leave(item)
+        self._inflight.note_encoded(request.request, item.tokens if image.cached else 0)
+        offer = await self.transfer.offer(image.values, ttl_s=OFFER_S, dtype=image.dtype)
+        if epoch != self.epoch:
+            self.transfer.withdraw(offer.lease)
+            return Refused("it started a new incarnation", True)
+        return Encoded(ImageEmbedding(offer, epoch, image.fields), image.cached)
+
+    def _leave(self, item: PromptMedia) -> None:
+        """A request no longer waits for this image. The others do, and it is ahead of later ones until the last has left."""
+        tokens, waiting = self._wanted.pop(item.id)
+        if waiting > 1:
+            self._wanted[item.id] = tokens, waiting - 1
+
+    def _end(self, request: str) -> None:
+        del self._running[request]
+        self._inflight.finish_encoding(request)
+
+    def requests_by_edge(self) -> RequestsByEdge:
+        """See `EdgeRequests`."""
+        return by_edge((request, running.waiter) for request, running in self._running.items())
+
+    def abort(self, requests: Sequence[str]) -> None:
+        """See `EdgeRequests`."""
+        for request in requests:
+            if request in self._running:
+                self._running[request].task.cancel()
+
+    def abort_all(self) -> None:
+        """Stop all requests: their edges do without an embedding."""
+        self.abort(list(self._running))
+
+    async def _reply(self, message: Message, reply: EncodeReply) -> None:
+        await self._bus.publish(message.reply, _encode(reply))
+
+
+# Embeddings of a request's images, read from the workers that encoded them.
+
+READ_S_MAX: Final = 2.0
+"""That all embeddings of a request may take: there is time left to fetch the images before the edge stops waiting."""
+
+_embeddings_log = structlog.get_logger("headwater.worker.embeddings")
+
+
+class EmbeddingEngine(Protocol):
+    """The part of an engine that takes embeddings: see `Engine`."""
+
+    def holds_embedding(self, item: PromptMedia) -> bool:
+        """See `Engine.holds_embedding`."""
+        ...
+
+    async def put_embedding(self, item: PromptMedia, image: EncodedImage) -> None:
+        """See `Engine.put_embedding`."""
+        ...
+
+
+class EmbeddingReader:
+    """One per worker. `transfer` is None for a worker that reads none."""
+
+    def __init__(self, bus: Bus, ns: str, engine: EmbeddingEngine, clock: Clock) -> None:
+        self.transfer: TensorTransfer | None = None
+        self._bus = bus
+        self._ns = ns
+        self._engine = engine
+        self._clock = clock
+        self.on_read: Callable[[int, float], None] = lambda tokens, seconds: None
+        """Called with an image's tokens, and how long it took from the claim until the engine had the embedding."""
+        self._reading: dict[str, asyncio.Future[None]] = {}
+
+    async def read(self, media: Sequence[PromptMedia]) -> bool:
+        """Read the embeddings on offer; returns whether the engine needs no pixels of these images."""
+        if self.transfer is None:
+            return False
+        try:
+            async with asyncio.timeout(READ_S_MAX):
+                await asyncio.gather(*(self._read(self.transfer, item) for item in media))
+        except (EngineError, TimeoutError) as error:
+            # A reading that was cancelled has reported so to the owner.
+            metrics.EMBEDDINGS_READ.labels("failed").inc()
+            _embeddings_log.warning("embedding_not_read", reason=str(error) or "it took too long")
+        except Exception as error:
+            # A bug in an engine's integration costs time, not the worker.
+            metrics.EMBEDDINGS_READ.labels("failed").inc()
+            _embeddings_log.error("embedding_read_failed", failure=failure_place(error))
+            _embeddings_log.debug("embedding_read_failure", exc_info=True)
+        return all(self._engine.holds_embedding(item) for item in media)
+
+    async def put_given(self, media: tuple[PromptMedia, ...]) -> tuple[PromptMedia, ...]:
+        """Give the engine the embeddings that a client sent; returns the media without those. Raises `EngineError`."""
+        for item in media:
+            if item.given is not None and not self._engine.holds_embedding(item):
+                await self._engine.put_embedding(item, given_image(item, item.given))
+        return tuple([item if item.given is None else replace(item, data=b"") for item in media])
+
+    async def _read(self, transfer: TensorTransfer, item: PromptMedia) -> None:
+        embedding = item.embedding
+        if embedding is None or self._engine.holds_embedding(item):
+            # An offer that is not claimed expires at its owner.
+            return
+        reading = self._reading.get(item.id)
+        if reading is not None:
+            await asyncio.wait({reading})
+            if self._engine.holds_embedding(item):
+                return
+        reading = asyncio.ensure_future(self._fetch(transfer, item, embedding))
+        self._reading[item.id] = reading
+        try:
+            await reading
+        finally:
+            if self._reading.get(item.id) is reading:
+                del self._reading[item.id]
+
+    async def _fetch(self, transfer: TensorTransfer, item: PromptMedia, embedding: ImageEmbedding) -> None:
+        # Of a later incarnation of the worker there is nothing under this subject.
+        subject = subjects.engine(self._ns, embedding.offer.owner, embedding.epoch, "offer")
+        channel = OwnerChannel(self._bus, subject)
+        began_s = self._clock.monotonic_s()
+        values = await transfer.read(embedding.offer, channel)
+        await self._engine.put_embedding(item, EncodedImage(values, embedding.offer.dtype, embedding.fields))
+        self.on_read(item.tokens, self._clock.monotonic_s() - began_s)
+        metrics.EMBEDDINGS_READ.labels("read").inc()
+        metrics.EMBEDDING_BYTES.inc(embedding.offer.nbytes)
+
+
+def given_image(item: PromptMedia, given: ClientEmbedding) -> EncodedImage:
+    """An embedding that a client sent, as engines take them."""
+    dtype = np.dtype(np.uint16 if given.dtype == "bfloat16" else given.dtype)
+    values = np.frombuffer(item.data, dtype).reshape(item.tokens, given.width)
+    return EncodedImage(values, given.dtype, given.fields)

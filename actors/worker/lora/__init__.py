@@ -1,1 +1,0 @@
-"""LoRA adapters of a worker: registry, slots, load and unload."""

@@ -1,0 +1,561 @@
+"""Where adapters come from: folders, web servers, buckets and hubs, and which of them are allowed.
+
+An adapter's weights generate answers for the fleet's users, and fetching one makes a worker access an address named by a
+client. So only listed sources are allowed: folders, hosts, organisations of a hub.
+
+The address is checked when the socket is created. This covers names that resolve to private addresses, names that resolve
+differently the second time, numeric addresses, and every hop of a redirect.
+"""
+
+import hashlib
+import socket
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from ipaddress import ip_network
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import unquote, urljoin, urlsplit
+
+import msgspec
+
+from headwater.engines.engine import EngineError, EngineUnavailable
+from headwater.engines.limits import LORA_CACHE_MIB, LORA_FETCH_S, LORA_MIB
+from headwater.engines.public_address import Network, may_connect
+from headwater.schemas.addresses import host_port
+
+if TYPE_CHECKING:
+    import aiohttp
+
+
+import asyncio
+import os
+import shutil
+import stat
+from typing import Protocol
+
+
+class LoraError(EngineError):
+    """An adapter cannot be fetched or loaded. `status` follows HTTP, as in `schemas.messages.control`."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+class SourceMissing(LoraError):
+    """The file does not exist at the source."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(404, f"there is no {what}")
+
+
+# Allowed sources of LoRA adapters.
+
+SCHEMES = ("file", "http", "https", "s3", "hf")
+PORTS = {"http": 80, "https": 443}
+ARCHIVES = (".tar.gz", ".tgz", ".tar", ".zip")
+
+
+class Source(NamedTuple):
+    """A parsed source. `path` has no trailing slash; of a local one it is absolute, links resolved.
+
+    `host` is a host with its port, a bucket, or a hub's organisation; `text` is the original text.
+    """
+
+    scheme: str
+    host: str
+    path: str
+    text: str
+
+    @property
+    def archive(self) -> bool:
+        """Is it an archive?"""
+        return self.path.endswith(ARCHIVES)
+
+    def within(self, prefix: "Source") -> bool:
+        """Is it `prefix` or below it? Compares whole segments of the path."""
+        if self.scheme != prefix.scheme or prefix.host not in ("", self.host):
+            return False
+        mine, wanted = _segments(self.path), _segments(prefix.path)
+        return mine[: len(wanted)] == wanted
+
+
+class LoraPolicy(NamedTuple):
+    """What may be fetched. `sources` are prefixes, `networks` are private addresses that HTTP may access.
+
+    One adapter has at most `bytes_max`, also decompressed, and is fetched within `fetch_s` seconds. The cache is kept
+    below `cache_bytes_max` by removing the least recently used adapters.
+    """
+
+    sources: tuple[Source, ...] = ()
+    networks: tuple[Network, ...] = ()
+    bytes_max: int = LORA_MIB << 20
+    fetch_s: float = LORA_FETCH_S
+    cache_bytes_max: int = LORA_CACHE_MIB << 20
+
+    def admit(self, text: str) -> Source:
+        """The source, if it is allowed. Raises `LoraError`."""
+        source = parse(text)
+        if not any(source.within(prefix) for prefix in self.sources):
+            allowed = ", ".join(prefix.text for prefix in self.sources) or "nothing"
+            raise LoraError(403, f"{text} is not an allowed source; --lora-sources allows {allowed}")
+        return source
+
+
+def parse(text: str, *, prefix: bool = False) -> Source:
+    """Parse a source, or a `prefix` of sources. Raises `LoraError` 400."""
+    scheme, mark, _ = text.partition("://")
+    if not mark:
+        return _local(text, text)
+    if scheme not in SCHEMES:
+        raise _bad(text, f"use a folder or {', '.join(f'{one}://' for one in SCHEMES)}")
+    if scheme == "hf":
+        return _hub(text, prefix=prefix)
+    parts = urlsplit(text)
+    if parts.username is not None or parts.password is not None:
+        raise _bad(
+            text.replace(parts.netloc, "…"),
+            "a user name or password in it would be stored in the card and the log",
+        )
+    if parts.query or parts.fragment:
+        raise _bad(
+            f"{scheme}://{parts.netloc}{parts.path}", "a query would be stored in the card and the log"
+        )
+    if scheme == "file":
+        if parts.netloc not in ("", "localhost"):
+            raise _bad(text, "write file:///folder")
+        return _local(unquote(parts.path), text)
+    try:
+        host, port = (parts.hostname or "").lower(), parts.port
+    except ValueError as error:
+        raise _bad(text, str(error)) from error
+    path = unquote(parts.path)
+    if not host and not prefix:
+        raise _bad(text, "it has no host" if scheme != "s3" else "it has no bucket")
+    if "\\" in path or "\0" in path or any(part in (".", "..") for part in path.split("/")):
+        raise _bad(text, "its path must not contain '..'")
+    number = port or PORTS.get(scheme, 0)
+    return Source(scheme, host_port(host, number) if host and number else host, path.rstrip("/"), text)
+
+
+def parse_sources(texts: Sequence[str]) -> tuple[Source, ...]:
+    """The prefixes of a list of allowed sources. Raises `LoraError`."""
+    return tuple(parse(text, prefix=True) for text in texts)
+
+
+def parse_networks(texts: Sequence[str]) -> tuple[Network, ...]:
+    """Networks in CIDR form. Raises `LoraError`."""
+    try:
+        return tuple(ip_network(text) for text in texts)
+    except ValueError as error:
+        raise LoraError(400, f"--lora-networks: {error}; write networks as 10.0.0.0/8") from error
+
+
+def _local(path: str, text: str) -> Source:
+    folder = Path(path).expanduser()
+    if not folder.is_absolute() or "\0" in path:
+        raise _bad(text, "a folder must be an absolute path")
+    return Source("file", "", str(folder.resolve()), text)
+
+
+def _hub(text: str, *, prefix: bool) -> Source:
+    """hf://organisation/name[@revision]; a revision may contain slashes."""
+    name, _, revision = text.removeprefix("hf://").rstrip("/").partition("@")
+    organisation, _, repository = name.partition("/")
+    parts = [part for part in (organisation, repository) if part]
+    usable = all(part.replace("-", "").replace("_", "").replace(".", "").isalnum() for part in parts)
+    if (
+        not usable
+        or (len(parts) < 2 and not prefix)
+        or any(one in (".", "..") for one in revision.split("/"))
+    ):
+        raise _bad(text, "write hf://organisation/name or hf://organisation/name@revision")
+    return Source("hf", organisation, repository + (f"/@{revision}" if revision else ""), text)
+
+
+def _segments(path: str) -> list[str]:
+    return [part for part in path.split("/") if part]
+
+
+def _bad(text: str, why: str) -> LoraError:
+    return LoraError(400, f"source {text} is not valid: {why}")
+
+
+# The byte budget of fetching one adapter, shared by all its readers, including threads.
+
+
+class Budget:
+    """Remaining bytes. An archive counts twice: compressed and decompressed."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._left = limit
+        self._given_up = False
+
+    def spend(self, count: int) -> None:
+        """Count bytes read. Raises `LoraError` beyond the limit, or after `cancel`."""
+        self._left -= count
+        if self._left < 0:
+            raise LoraError(
+                400, f"it has more than {self._limit >> 20} MiB, the limit for one adapter (--lora-max-mib)"
+            )
+        if self._given_up:
+            raise LoraError(502, "it was cancelled")
+
+    def reset(self) -> None:
+        """Reset to the full limit."""
+        self._left = self._limit
+
+    def cancel(self) -> None:
+        """Make every reading thread end soon: a thread cannot be cancelled directly."""
+        self._given_up = True
+
+
+# Validation of an adapter's two files in PEFT's layout, and its rank.
+
+CONFIG = "adapter_config.json"
+WEIGHTS = "adapter_model.safetensors"
+FILES = (CONFIG, WEIGHTS)
+PICKLED = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
+
+CONFIG_BYTES_MAX = 1 << 20
+HEADER_BYTES_MAX = 64 << 20
+"""Of an adapter's safetensors file."""
+CHUNK_BYTES = 1 << 20
+
+
+class Peft(NamedTuple):
+    """An adapter's configuration. `base` is the model it was trained on, as its author named it, or empty."""
+
+    rank: int
+    base: str
+
+
+def no_weights(source: str, seen: list[str]) -> LoraError:
+    """The error for a source without `WEIGHTS`; `seen` are names of its other files, where known."""
+    pickled = sorted(name for name in seen if name.startswith("adapter_") and name.endswith(PICKLED))
+    if pickled:
+        return LoraError(
+            400,
+            f"{source} has its weights in {pickled[0]}, which may run code when loaded: rejected. "
+            f"Save them as {WEIGHTS}",
+        )
+    return LoraError(404, f"{source} has no {WEIGHTS} (weights are accepted as safetensors only)")
+
+
+def read(folder: Path) -> Peft:
+    """Check both files. Raises `LoraError` 400."""
+    config = _config(folder / CONFIG)
+    if config.get("peft_type", "LORA") != "LORA":
+        raise LoraError(400, f"{CONFIG} is of a {config['peft_type']!r} adapter, not LoRA")
+    ranks = [config.get("r"), *_patterns(config.get("rank_pattern"))]
+    if not all(isinstance(rank, int) and rank > 0 for rank in ranks):
+        raise LoraError(400, f"{CONFIG} has no valid rank: r = {config.get('r')!r}")
+    rank = max(ranks)
+    found = _rank_of_weights(folder / WEIGHTS)
+    if found > rank:
+        raise LoraError(400, f"{CONFIG} says rank {rank}, and {WEIGHTS} has matrices of rank {found}")
+    base = config.get("base_model_name_or_path")
+    return Peft(rank, base if isinstance(base, str) else "")
+
+
+def digest(folder: Path) -> str:
+    """SHA-256 over names and contents of both files."""
+    whole = hashlib.sha256()
+    for name in FILES:
+        one = hashlib.sha256()
+        with (folder / name).open("rb") as file:
+            while chunk := file.read(CHUNK_BYTES):
+                one.update(chunk)
+        whole.update(name.encode() + b"\0" + one.digest())
+    return whole.hexdigest()
+
+
+def same_base(base: str, names: tuple[str, ...]) -> bool:
+    """Is `base` one of these models? Compares the last part of the name: hubs and folders have different prefixes."""
+    last = base.rstrip("/").rpartition("/")[2].lower()
+    return not last or last in {name.rstrip("/").rpartition("/")[2].lower() for name in names}
+
+
+def _config(path: Path) -> dict[str, Any]:
+    if path.stat().st_size > CONFIG_BYTES_MAX:
+        raise LoraError(400, f"{CONFIG} is larger than {CONFIG_BYTES_MAX >> 20} MiB")
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise LoraError(400, f"{CONFIG} is not readable: {error}") from error
+
+
+def _patterns(value: Any) -> list[Any]:
+    return list(value.values()) if isinstance(value, dict) else []
+
+
+def _rank_of_weights(path: Path) -> int:
+    """The largest rank among the A matrices (rank × inputs). Also checks that it is a safetensors file."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if not 2 <= length <= min(HEADER_BYTES_MAX, size - 8):
+            raise LoraError(400, f"{WEIGHTS} is not a safetensors file")
+        header = file.read(length)
+    rank = 0
+    try:
+        for name, tensor in msgspec.json.decode(header, type=dict[str, dict[str, Any]]).items():
+            if name == "__metadata__":
+                continue
+            _, end = tensor["data_offsets"]
+            if not 0 <= end <= size - 8 - length:
+                raise LoraError(400, f"{WEIGHTS} is truncated")
+            if ".lora_A" in name:
+                rank = max(rank, int(tensor["shape"][0]))
+    except (msgspec.DecodeError, LookupError, TypeError, ValueError) as error:
+        raise LoraError(400, f"{WEIGHTS} is not a safetensors file: {error}") from error
+    if not rank:
+        raise LoraError(400, f"{WEIGHTS} has no LoRA matrices")
+    return rank
+
+
+# Files over HTTP(S), from public addresses only: a source must not make a worker access its private network.
+
+REDIRECTS_MAX = 5
+CONNECT_S = 10.0
+SILENCE_S = 30.0
+
+
+class HttpOrigin:
+    """Files below a base URL, or an archive at it. A redirect must lead to an allowed source."""
+
+    def __init__(self, source: Source, policy: LoraPolicy) -> None:
+        self._source = source
+        self._policy = policy
+
+    async def save(self, name: str, to: Path, budget: Budget) -> None:
+        """See `origins.Origin.save`."""
+        url = self._source.text.rstrip("/") + (f"/{name}" if name else "")
+        async with _session(self._policy) as (session, refused):
+            for _ in range(REDIRECTS_MAX + 1):
+                try:
+                    onward = await _get(session, url, to, budget)
+                except (OSError, _client_error()) as error:
+                    if refused:
+                        raise LoraError(403, _not_public(url, refused[0])) from error
+                    raise LoraError(502, f"{url}: {error}") from error
+                if not onward:
+                    return
+                url = urljoin(url, onward)
+                self._policy.admit(url)
+        raise LoraError(502, f"{self._source.text} redirects more than {REDIRECTS_MAX} times")
+
+    async def names(self) -> list[str]:
+        """See `origins.Origin.names`: a web server has no listing."""
+        return []
+
+
+@asynccontextmanager
+async def _session(policy: LoraPolicy) -> AsyncIterator[tuple["aiohttp.ClientSession", list[str]]]:
+    """A session for one file, and the addresses that were rejected."""
+    aiohttp = _aiohttp()
+    refused: list[str] = []
+
+    def make(info: Any) -> socket.socket:
+        family, kind, protocol, _, address = info
+        if not may_connect(address[0], policy.networks):
+            refused.append(address[0])
+            raise PermissionError(f"{address[0]} is not a public address")
+        return socket.socket(family, kind, protocol)
+
+    timeout = aiohttp.ClientTimeout(total=None, connect=CONNECT_S, sock_read=SILENCE_S)
+    connector = aiohttp.TCPConnector(socket_factory=make, limit=1)
+    # Without the environment's proxies: with one, the checked address would be the proxy's.
+    async with aiohttp.ClientSession(
+        connector=connector, timeout=timeout, trust_env=False, auto_decompress=False
+    ) as session:
+        yield session, refused
+
+
+async def _get(session: "aiohttp.ClientSession", url: str, to: Path, budget: Budget) -> str:
+    """Save the file at `url`; returns the target of a redirect instead."""
+    headers = {"accept-encoding": "identity"}
+    async with session.get(url, allow_redirects=False, headers=headers) as response:
+        if response.status in (301, 302, 303, 307, 308) and "location" in response.headers:
+            return response.headers["location"]
+        if response.status in (404, 410):
+            raise SourceMissing(url)
+        if response.status != 200:
+            raise LoraError(502, f"{url} answers {response.status} {response.reason}")
+        with to.open("xb") as file:
+            async for chunk in response.content.iter_chunked(CHUNK_BYTES):
+                budget.spend(len(chunk))
+                file.write(chunk)
+    return ""
+
+
+def _not_public(url: str, address: str) -> str:
+    return f"{url} is at {address}, which is not a public address; --lora-networks allows further networks"
+
+
+def _client_error() -> type[Exception]:
+    error: type[Exception] = _aiohttp().ClientError
+    return error
+
+
+def _aiohttp() -> Any:
+    try:
+        import aiohttp
+    except ImportError as error:
+        raise EngineUnavailable("adapters over HTTP need aiohttp: pip install 'headwater[lora]'") from error
+    return aiohttp
+
+
+# Origins of LoRA files: a folder, a bucket, a hub (HTTP has its own module).
+
+
+class Origin(Protocol):
+    """One source."""
+
+    async def save(self, name: str, to: Path, budget: Budget) -> None:
+        """Write the file `name` of the adapter to `to`, which must not exist; "" is the source itself.
+
+        Raises `SourceMissing` where there is none, `LoraError` for other errors.
+        """
+        ...
+
+    async def names(self) -> list[str]:
+        """Names of all files, where they can be listed, for error messages. Never fails."""
+        ...
+
+
+def origin(source: Source, policy: LoraPolicy) -> Origin:
+    """The reader of a source that `policy` admitted. Raises `EngineUnavailable` naming a missing package."""
+    match source.scheme:
+        case "file":
+            return FolderOrigin(source, policy)
+        case "s3":
+            return BucketOrigin(source)
+        case "hf":
+            return HubOrigin(source)
+        case _:
+            return HttpOrigin(source, policy)
+
+
+class FolderOrigin:
+    """A local folder, or one that all machines mount."""
+
+    def __init__(self, source: Source, policy: LoraPolicy) -> None:
+        self._path = Path(source.path)
+        self._policy = policy
+
+    async def save(self, name: str, to: Path, budget: Budget) -> None:
+        """See `Origin.save`. A link may not lead out of the allowed folders."""
+        path = self._path / name if name else self._path
+        # Links are resolved and checked again: the folder's files may be links themselves.
+        self._policy.admit(str(path.resolve()))
+        await asyncio.to_thread(_copy, path, to, budget)
+
+    async def names(self) -> list[str]:
+        """See `Origin.names`."""
+        return os.listdir(self._path) if self._path.is_dir() else []
+
+
+class BucketOrigin:
+    """Objects of an S3 bucket. Keys and endpoint come from AWS's own environment variables."""
+
+    def __init__(self, source: Source) -> None:
+        try:
+            import obstore
+            from obstore.store import S3Store
+        except ImportError as error:
+            raise EngineUnavailable("adapters on S3 need obstore: pip install 'headwater[lora]'") from error
+        self._obstore: Any = obstore
+        self._source = source
+        self._store: Any = S3Store(source.host)
+
+    async def save(self, name: str, to: Path, budget: Budget) -> None:
+        """See `Origin.save`."""
+        key = "/".join(part for part in (self._source.path.strip("/"), name) if part)
+        try:
+            result = await self._obstore.get_async(self._store, key)
+            with to.open("xb") as file:
+                async for chunk in result.stream(min_chunk_size=CHUNK_BYTES):
+                    budget.spend(len(chunk))
+                    file.write(chunk)
+        except FileNotFoundError as error:
+            raise SourceMissing(f"s3://{self._source.host}/{key}") from error
+        except self._obstore.exceptions.BaseError as error:
+            raise LoraError(502, f"s3://{self._source.host}/{key}: {error}") from error
+
+    async def names(self) -> list[str]:
+        """See `Origin.names`: listing a bucket requires another permission than reading it."""
+        return []
+
+
+class HubOrigin:
+    """A repository of a Hugging Face hub. Token and endpoint come from its library's own settings."""
+
+    def __init__(self, source: Source) -> None:
+        try:
+            import huggingface_hub
+            from huggingface_hub import errors
+        except ImportError as error:
+            raise EngineUnavailable(
+                "adapters of a hub need huggingface_hub: pip install 'headwater[lora]'"
+            ) from error
+        self._hub: Any = huggingface_hub
+        self._errors: Any = errors
+        name, _, revision = source.path.partition("/@")
+        self._source = source
+        self._repository = f"{source.host}/{name}"
+        self._revision = revision or None
+
+    async def save(self, name: str, to: Path, budget: Budget) -> None:
+        """See `Origin.save`. The size is requested first, as the library reads a whole file."""
+        await asyncio.to_thread(self._save, name, to, budget)
+
+    def _save(self, name: str, to: Path, budget: Budget) -> None:
+        hub, errors = self._hub, self._errors
+        folder = to.parent / ".hub"
+        try:
+            url = hub.hf_hub_url(self._repository, name, revision=self._revision)
+            size = hub.get_hf_file_metadata(url).size
+            budget.spend(size or 0)
+            got = hub.hf_hub_download(self._repository, name, revision=self._revision, local_dir=str(folder))
+            if os.path.getsize(got) != size:
+                raise LoraError(502, f"{self._source.text}: {name} does not have the announced size")
+            os.rename(got, to)
+        except errors.LocalEntryNotFoundError as error:
+            # The library's error for an unreachable hub, which would count as a missing file below.
+            raise LoraError(502, f"{self._source.text}: {error}") from error
+        except errors.EntryNotFoundError as error:
+            raise SourceMissing(f"{name} in {self._source.text}") from error
+        except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError) as error:
+            raise SourceMissing(f"{self._source.text} (or it needs a token: HF_TOKEN)") from error
+        except (errors.HfHubHTTPError, ValueError, OSError) as error:
+            raise LoraError(502, f"{self._source.text}: {error}") from error
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    async def names(self) -> list[str]:
+        """See `Origin.names`."""
+        try:
+            return await asyncio.to_thread(
+                self._hub.HfApi().list_repo_files, self._repository, revision=self._revision
+            )
+        except (self._errors.HfHubHTTPError, OSError, ValueError):
+            return []  # only used for a better message
+
+
+def _copy(path: Path, to: Path, budget: Budget) -> None:
+    try:
+        # Does not wait for a writer if it is a pipe.
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise SourceMissing(str(path)) from error
+    except OSError as error:
+        raise LoraError(502, f"{path}: {error.strerror}") from error
+    with os.fdopen(handle, "rb") as read:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise LoraError(400, f"{path} is not a regular file")
+        with to.open("xb") as file:
+            while chunk := read.read(CHUNK_BYTES):
+                budget.spend(len(chunk))
+                file.write(chunk)

@@ -1,0 +1,385 @@
+"""The process of an engine: interrupting its load, its first failure, a blocked event loop, and its private folder.
+
+Loading vLLM, SGLang or TensorRT-LLM blocks the thread of the event loop for seconds to minutes, or until it is killed where a node that it
+waits for does not come: a handler of the event loop would run only after that.
+
+To its client an engine says only that one of its processes died, and that the cause is in the log above. Here the process that
+fails writes the cause into a file of the engine's own folder, and one that was killed is known by its exit code.
+
+A worker whose event loop is blocked neither renews its lease nor answers edges. What blocks it is a file, a line and a
+function of the engine. Only time in which this thread runs counts: a process that was stopped blocked nothing.
+
+A process holds the lock of its folder until it ends, however it ends: a folder whose lock is free has no owner.
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import gc
+import logging
+import multiprocessing
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import traceback
+from collections.abc import Iterable, Iterator, Sequence
+from multiprocessing import resource_tracker
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final, NamedTuple
+
+import structlog
+
+from headwater.schemas.clock import Clock, SystemClock
+
+ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals that ask a process to end in order. One that the process was started to ignore, as by `nohup`, stays ignored."""
+
+CLEAN_UP_S: Final = 10.0
+"""Time that a library has to end its own processes after an interruption: vLLM waits 5 s for its own before it kills them."""
+
+
+class EngineInterrupted(Exception):
+    """Signal `number`, which asks the process to end, interrupted what blocked its main thread: an engine, or a download."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"signal {number} asked the process to end while its main thread was blocked")
+        self.number = number
+
+
+class _Interrupted(BaseException):
+    """Not an `Exception`: libraries catch those and continue."""
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """Within this block a signal of `ENDING` interrupts the main thread wherever it is; in other threads it does nothing.
+
+    Raises `EngineInterrupted` after the processes that were started within the block have ended. If the block has not ended
+    `CLEAN_UP_S` after the signal, as in a library that drops the exception, these processes are killed and this one exits.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    owner, older = os.getpid(), frozenset(_children())
+    timers: list[threading.Timer] = []
+    received: list[int] = []
+
+    def exit_now(number: int) -> None:
+        _kill_children(older)
+        os._exit(128 + number)
+
+    def interrupt(number: int, _: FrameType | None) -> None:
+        if os.getpid() != owner:
+            # A fork of this process that has no handlers of its own yet.
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        elif not timers:
+            timer = threading.Timer(CLEAN_UP_S, exit_now, (number,))
+            timer.daemon = True
+            timers.append(timer)
+            received.append(number)
+            timer.start()
+            raise _Interrupted
+        elif number == signal.SIGINT:
+            exit_now(number)
+
+    replaced = {
+        number: signal.signal(number, interrupt)
+        for number in ENDING
+        if signal.getsignal(number) is not signal.SIG_IGN
+    }
+    try:
+        yield
+    except BaseException:
+        # Whatever the library made of the interruption.
+        if not timers:
+            raise
+    finally:
+        if timers:
+            _kill_children(older)
+        for timer in timers:
+            timer.cancel()
+        for number, handler in replaced.items():
+            signal.signal(number, handler)
+    if timers:
+        # Also where the library dropped the exception.
+        raise EngineInterrupted(received[0])
+
+
+def _children() -> list[int]:
+    """All processes below this one, but not the one that frees what the others leave in shared memory."""
+    import psutil
+
+    tracker = getattr(resource_tracker._resource_tracker, "_pid", None)
+    return [child.pid for child in psutil.Process().children(recursive=True) if child.pid != tracker]
+
+
+def _kill_children(older: frozenset[int]) -> None:
+    """Kill all processes below this one that are not among `older`."""
+    for pid in _children():
+        if pid not in older:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    # Reaps those that Python started.
+    for process in multiprocessing.active_children():
+        if process.pid not in older:
+            process.join()
+
+
+# The first cause of the death of an engine's processes.
+
+VARIABLE: Final = "HEADWATER_FIRST_FAILURE"
+"""Environment variable with the path of the file, for the engine's processes."""
+
+TEXT_MAX: Final = 1_000
+
+
+class _Keeper(logging.Handler):
+    """Writes the first fatal exception that is logged; later ones are its consequences."""
+
+    def __init__(self, path: str, fatal: Sequence[str]) -> None:
+        super().__init__(logging.ERROR)
+        self._path = path
+        self._fatal = fatal
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """See `logging.Handler`. The exception is the record's, or the one that is handled while it is logged."""
+        error = record.exc_info[1] if record.exc_info else sys.exc_info()[1]
+        if error is None or not any(text in record.getMessage() for text in self._fatal):
+            return
+        # Another process was first, or the folder is gone.
+        with contextlib.suppress(OSError), open(self._path, "x") as file:
+            file.write(f"{type(error).__name__}: {error}"[:TEXT_MAX])
+
+
+def prepare(folder: Path) -> str:
+    """The path of the file, which the engine's processes find in their environment."""
+    path = os.environ[VARIABLE] = str(folder / "first-failure")
+    return path
+
+
+def keep(logger: str, fatal: Sequence[str]) -> None:
+    """In one of the engine's processes: write the cause of its death.
+
+    `fatal` are parts of what `logger` says, with the exception, before a process ends. Other logged exceptions are answers to calls.
+    """
+    path = os.environ.get(VARIABLE)
+    if path:
+        logging.getLogger(logger).addHandler(_Keeper(path, fatal))
+
+
+def read(path: str, processes: Iterable[Any]) -> str:
+    """The first cause of the death of an engine with these child processes (`multiprocessing`), "" if it is not known."""
+    try:
+        return Path(path).read_text()
+    except OSError:
+        pass
+    for process in processes:
+        code = process.exitcode
+        if code is not None and code < 0:
+            return f"its process {process.pid} was ended by {signal.Signals(-code).name}"
+        if code:
+            return f"its process {process.pid} ended with code {code}"
+    return ""
+
+
+# Notices code that blocks an event loop, from a thread, and says which: a call that does not return cannot say it itself.
+
+BLOCKED_S: Final = 1.0
+"""Shorter than a lease lives after a renewal that was due: the message is in the log before the lease has lapsed."""
+
+SAMPLES: Final = 8
+"""Of the loop's stack within `BLOCKED_S`."""
+
+_log = structlog.get_logger("headwater.engine")
+
+
+class LoopBlock(NamedTuple):
+    """A call that kept an event loop from running: the innermost frame of the engine's, and for how long."""
+
+    file: str
+    line: int
+    function: str
+    seconds: float
+
+
+class LoopWatch:
+    """Watches the running loop from `start` on. `blocks` are all so far; `folder` holds the engine's code, "" for any."""
+
+    def __init__(
+        self, engine: str, folder: str = "", *, blocked_s: float = BLOCKED_S, clock: Clock | None = None
+    ) -> None:
+        self.blocks: list[LoopBlock] = []
+        self._engine = engine
+        self._folder = folder
+        self._blocked_s = blocked_s
+        self._clock = clock or SystemClock()
+        self._stop = threading.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ident = 0
+        self._thread = threading.Thread(target=self._run, name=f"{engine} loop watch", daemon=True)
+
+    def start(self) -> None:
+        """Begin to watch the loop that this is called on."""
+        self._loop, self._ident = asyncio.get_running_loop(), threading.get_ident()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End. Does not wait for the thread."""
+        self._stop.set()
+
+    def _run(self) -> None:
+        period_s = self._blocked_s / SAMPLES
+        while not self._stop.wait(period_s):
+            asked_s, beat = self._clock.monotonic_s(), threading.Event()
+            try:
+                assert self._loop is not None
+                self._loop.call_soon_threadsafe(beat.set)
+            except RuntimeError:
+                # The loop is closed.
+                return
+            samples = 0
+            where: LoopBlock | None = None
+            while not beat.wait(period_s) and not self._stop.is_set():
+                samples += 1
+                if samples == SAMPLES:
+                    where = self._place()
+                    if where is not None:
+                        _log.error("event_loop_blocked", engine=self._engine, **where._asdict())
+            if where is not None:
+                waited_s = round(self._clock.monotonic_s() - asked_s, 3)
+                self.blocks.append(where._replace(seconds=waited_s))
+                _log.warning("event_loop_released", engine=self._engine, **self.blocks[-1]._asdict())
+
+    def _place(self) -> LoopBlock | None:
+        """The engine's innermost frame on the loop's stack; None if the loop does not run any code of it."""
+        frame = sys._current_frames().get(self._ident)
+        if frame is None:
+            return None
+        stack = traceback.extract_stack(frame)
+        own = [one for one in stack if one.filename.startswith(self._folder)]
+        if not own:
+            return None
+        at = own[-1]
+        return LoopBlock(at.filename, at.lineno or 0, at.name, self._blocked_s)
+
+
+def folder_of(kind: type) -> str:
+    """The folder of a class's code, as a prefix of the paths of its files; "" for a class without a file."""
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    return f"{Path(file).parent}/" if file else ""
+
+
+# Excludes objects that live as long as the process from garbage collection.
+
+YOUNG_OBJECTS: Final = 10_000
+"""More than an edge's requests in flight have. Python's own threshold is 700: a few requests."""
+
+
+def freeze_heap() -> None:
+    """Collect once, then exclude all existing objects from later collections.
+
+    Call it once a process has loaded its modules and models. A full collection over the objects created by importing vLLM
+    takes about 0.4 s, during which no token is sent; over those of the compiled kernels, 0.1 s.
+    """
+    gc.collect()
+    gc.freeze()
+
+
+def collect_rarely() -> None:
+    """Look for unreachable cycles only once many objects are left over, for a process whose requests leave none.
+
+    A collection goes through the objects of all requests in flight, which it will not free: at 32 of them that took 4 % of an
+    edge's time.
+    """
+    gc.set_threshold(YOUNG_OBJECTS, *gc.get_threshold()[1:])
+
+
+# Folders of one process in a place for temporary files, which the next process removes if this one is killed.
+
+LOCK: Final = "lock"
+NAME: Final = "headwater-"
+
+
+class _Lock(NamedTuple):
+    """A lock that is held: by the process of this number, and not by its forks, which inherit it."""
+
+    pid: int
+    handle: int
+
+
+_held: dict[Path, _Lock] = {}
+
+
+def take(kind: str, parent: Path | None = None) -> Path:
+    """A new folder of this process alone, `headwater-<kind>-…` in `parent` (default: the system's folder for temporary files).
+
+    Removes those of the same kind that processes of this user have left.
+    """
+    where, prefix = parent or Path(tempfile.gettempdir()), f"{NAME}{kind}-"
+    remove_leftovers(where, prefix)
+    return make(where, prefix)
+
+
+def make(parent: Path, prefix: str) -> Path:
+    """A new, locked folder."""
+    folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+    # Locked before it has its name: between the two another process would take this folder for a leftover.
+    unnamed = folder / f"{LOCK}.new"
+    handle = os.open(unnamed, os.O_RDWR | os.O_CREAT, 0o600)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    unnamed.rename(folder / LOCK)
+    _held[folder] = _Lock(os.getpid(), handle)
+    return folder
+
+
+def give_up(folder: Path) -> None:
+    """Remove it. Again is fine."""
+    lock = _held.pop(folder, None)
+    shutil.rmtree(folder, ignore_errors=True)
+    if lock is not None:
+        os.close(lock.handle)
+
+
+def is_private(folder: Path) -> bool:
+    """Whether this is the name of such a folder, of whatever process."""
+    return folder.name.startswith(NAME)
+
+
+def is_own(folder: Path) -> bool:
+    """Whether this process, and not one that it was forked from, took this folder."""
+    lock = _held.get(folder)
+    return lock is not None and lock.pid == os.getpid()
+
+
+def give_up_own() -> None:
+    """Remove all that this process took; those of the process that it was forked from stay."""
+    for folder in [folder for folder in _held if is_own(folder)]:
+        give_up(folder)
+
+
+def remove_leftovers(parent: Path, prefix: str = "") -> list[str]:
+    """Remove the folders of processes that are gone whose names begin with `prefix`; returns their names."""
+    removed = []
+    for entry in parent.iterdir():
+        if not entry.name.startswith(prefix):
+            continue
+        try:
+            handle = os.open(entry / LOCK, os.O_RDWR)
+        except OSError:
+            # One that is being made, another user's, or no folder of ours.
+            continue
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            continue
+        else:
+            shutil.rmtree(entry, ignore_errors=True)
+            removed.append(entry.name)
+        finally:
+            os.close(handle)
+    return removed

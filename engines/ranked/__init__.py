@@ -1,1 +1,0 @@
-"""What engines of Python libraries with data-parallel ranks have in common."""

@@ -1,0 +1,402 @@
+"""SGLang's configuration: its arguments, what follows from them, and the releases that are known.
+
+Where both set a value they must agree. Unset values are SGLang's defaults, except those that the adapter relies on, and
+on a CPU, where SGLang's are for a GPU.
+"""
+
+import json
+import socket
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from typing import Any, Final, Literal, NamedTuple
+
+from headwater.engines import native_arguments
+from headwater.engines import native_arguments as engine_native_arguments
+from headwater.engines.engine import EngineUnavailable
+from headwater.engines.limits import EMBEDDINGS_MIB
+from headwater.engines.releases import SGLANG_DIFFUSION_BROKER, Vulnerability, check_release
+from headwater.engines.sglang.signatures import Signatures
+from headwater.schemas.events.fleet import Role
+from headwater.schemas.tables import Capability
+
+Mode = Literal["prefill", "decode"]
+
+ENVIRONMENT: Final[Mapping[str, str]] = {
+    # SGLang's default, 5 s, twice: a dead prefill engine is noticed after 10 s. 2 s is the least that it takes.
+    "SGLANG_DISAGGREGATION_HEARTBEAT_INTERVAL": "2",
+    # Else UCX keeps the GPU memory of a dead prefill engine mapped, and it could not start again.
+    "UCX_CUDA_IPC_CACHE": "n",
+}
+CPU_ENVIRONMENT: Final[Mapping[str, str]] = {
+    # It uses CUDA events, also without CUDA.
+    "SGLANG_DISAGG_PREFILL_EARLY_SEND_CACHED_PREFIX": "0"
+}
+
+
+def mode_of(role: Role, native: Mapping[str, Any]) -> Mode | None:
+    """The mode of an engine whose worker has this role, None for whole requests. Raises `EngineUnavailable`."""
+    given = native.get("disaggregation_mode")
+    # An encode worker has no KV.
+    wanted: Mode | None = None if role == "both" or role == "encode" else role
+    if given is not None and given != (wanted or "null"):
+        raise EngineUnavailable(
+            f"--role {role} and, among SGLang's own arguments, --disaggregation-mode {given} disagree: omit the latter"
+        )
+    if wanted is not None and int(native.get("dp_size") or 1) > 1:
+        raise EngineUnavailable(
+            f"--role {role} with --dp-size {native['dp_size']} is not implemented: start one worker for each rank"
+        )
+    return wanted
+
+
+def disaggregation_arguments(mode: Mode | None, host: str, port: int, *, cpu: bool) -> dict[str, Any]:
+    """Arguments of an engine that prefills or decodes. `host` is where other workers reach it."""
+    if mode is None:
+        return {}
+    found: dict[str, Any] = {
+        "disaggregation_mode": mode,
+        "disaggregation_transfer_backend": "nixl",
+        "host": host,
+        "disaggregation_bootstrap_port": port,
+    }
+    if cpu and mode == "decode":
+        # Where requests go that are retracted for lack of memory; its default needs CUDA.
+        found["disaggregation_decode_retraction_backup"] = "cpu_tensor"
+    return found
+
+
+def environment(host: str, *, cpu: bool) -> dict[str, str]:
+    """Environment variables of an engine that prefills or decodes."""
+    return {"SGLANG_HOST_IP": host, **ENVIRONMENT, **(CPU_ENVIRONMENT if cpu else {})}
+
+
+def free_port(host: str) -> int:
+    """A TCP port of this machine that is free now."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.bind((host, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+# Conversion of Headwater's settings and SGLang's own arguments to the keyword arguments of its `Engine`.
+
+CPU_PAGE_SIZE: Final = 32
+"""As vLLM's blocks on a CPU: workers of both engines may then serve one pool."""
+
+PAGE_SIZE: Final = 16
+"""SGLang's own default is pages of one token: an event, a hash and an index entry for each token."""
+
+CPU_TOKENS: Final = 32_768
+CPU_RUNNING: Final = 16
+
+CPU: Final[Mapping[str, Any]] = {
+    "device": "cpu",
+    "attention_backend": "torch_native",
+    "sampling_backend": "pytorch",
+    "disable_cuda_graph": True,
+    # Most CPUs have no bf16 arithmetic and emulate it.
+    "dtype": "float32",
+    "page_size": CPU_PAGE_SIZE,
+    "max_total_tokens": CPU_TOKENS,
+    "max_running_requests": CPU_RUNNING,
+    # An idle scheduler would keep a core busy.
+    "sleep_on_idle": True,
+}
+
+OWNED: Final[Mapping[str, str]] = {
+    "incremental_streaming_output": "the adapter reads new tokens only",
+    "tokenizer_worker_num": "the adapter is the only one that sends requests",
+    "grpc_port": "Headwater's edge replaces SGLang's servers",
+    "sidecar": "Headwater's edge replaces SGLang's servers",
+    "config": "Headwater reads SGLang's arguments from a table of its own file (--config-key)",
+}
+"""Arguments that are rejected, with the reason."""
+
+
+class SglangSettings(NamedTuple):
+    """Headwater's settings of SGLang; all others are SGLang's defaults. Zero and empty mean: choose for this machine.
+
+    `native` are SGLang's own arguments as words of a command line. `metrics`: SGLang's Prometheus metrics are exported.
+    `ranks` is SGLang's dp_size. `processors` are logits processors that requests may use, "module:Class" by name.
+    With `reads_embeddings` it takes those of encode workers; `embeddings_mib` bounds the image embeddings that the worker keeps.
+    `overrides` are arguments of `Engine` with the highest precedence.
+    """
+
+    model: str
+    name: str
+    worker: str
+    block_size: int = 0
+    max_model_len: int = 0
+    role: Role = "both"
+    native: tuple[str, ...] = ()
+    metrics: bool = False
+    ranks: int = 1
+    processors: Mapping[str, str] = {}
+    overrides: Mapping[str, Any] = {}
+    host: str = "127.0.0.1"
+    """Where other workers reach this one, if it prefills or decodes only."""
+    embeddings_mib: int = EMBEDDINGS_MIB
+    reads_embeddings: bool = False
+    bootstrap_port: int = 0
+    """Of the server on which the legs of its prompts meet; 0: a free one."""
+
+
+def keyword_arguments(
+    settings: SglangSettings, given: Mapping[str, Any], events: str, replay: str, *, cpu: bool
+) -> dict[str, Any]:
+    """All arguments of `Engine`. `given` are the parsed native ones; `events` and `replay` the sockets for KV events.
+
+    Raises `EngineUnavailable` naming the invalid argument.
+    """
+    _reject_owned(given)
+    _agree(settings, given)
+    _check_nodes(settings, given)
+    mode = mode_of(settings.role, given)
+    arguments: dict[str, Any] = {"page_size": PAGE_SIZE, **(CPU if cpu else {})}
+    arguments |= {
+        "log_level": "warning",
+        # New tokens only: otherwise each chunk has all tokens of its request so far.
+        "incremental_streaming_output": True,
+        # Left to the model, JSON may be white space without end.
+        "constrained_json_disable_any_whitespace": True,
+        # The adapter sends no request before it is ready.
+        "skip_server_warmup": True,
+        # It rejects what does not fit: nothing is cut off silently.
+        "allow_auto_truncate": False,
+    }
+    arguments |= disaggregation_arguments(mode, settings.host, settings.bootstrap_port, cpu=cpu)
+    if settings.block_size:
+        arguments["page_size"] = settings.block_size
+    if settings.max_model_len:
+        arguments["context_length"] = settings.max_model_len
+    if settings.ranks > 1:
+        arguments["dp_size"] = settings.ranks
+    if settings.reads_embeddings:
+        # Its only effect here: a batch may have requests with embeddings next to others with pixels, on which the scheduler would end.
+        arguments["enable_adaptive_dispatch_to_encoder"] = True
+    if settings.metrics:
+        arguments["enable_metrics"] = True
+    if settings.processors:
+        arguments["enable_custom_logit_processor"] = True
+    if given.get("enable_priority_scheduling"):
+        # As in vLLM and in the API: a lower number is more urgent.
+        arguments["schedule_low_priority_values_first"] = True
+    if given.get("enable_memory_saver"):
+        # Without it the weights of an engine that slept are zeros, and no error says so.
+        arguments["enable_weights_cpu_backup"] = True
+    return (
+        arguments
+        | dict(given)
+        | {"model_path": settings.model, "kv_events_config": _kv_events(given, events, replay)}
+        | dict(settings.overrides)
+    )
+
+
+def _reject_owned(given: Mapping[str, Any]) -> None:
+    for name, reason in OWNED.items():
+        if name in given:
+            raise EngineUnavailable(f"--{name.replace('_', '-')} is not supported here: {reason}; omit it")
+
+
+def _check_nodes(settings: SglangSettings, given: Mapping[str, Any]) -> None:
+    """Raise for what an engine of several nodes cannot do here."""
+    nodes = int(given.get("nnodes") or 1)
+    if nodes == 1:
+        return
+    if not given.get("dist_init_addr"):
+        raise EngineUnavailable(
+            f"--nnodes {nodes} without --dist-init-addr: give all nodes HOST:PORT of the first one, with a free port"
+        )
+    if settings.ranks > 1:
+        raise EngineUnavailable(
+            f"--dp-size {settings.ranks} with --nnodes {nodes} is not implemented, since each rank publishes its KV events "
+            "on its own node: start one worker for each rank"
+        )
+    if settings.role != "both":
+        raise EngineUnavailable(
+            f"--role {settings.role} with --nnodes {nodes} is not implemented: prefill and decode workers have one node each"
+        )
+
+
+def _agree(settings: SglangSettings, given: Mapping[str, Any]) -> None:
+    """Raise if a setting and the corresponding native argument differ."""
+    pairs = (
+        ("--block-size", settings.block_size, "page_size"),
+        ("--max-model-len", settings.max_model_len, "context_length"),
+    )
+    for flag, ours, name in pairs:
+        theirs = given.get(name)
+        if ours and theirs is not None and ours != theirs:
+            raise EngineUnavailable(
+                f"{flag} {ours} and, among SGLang's own arguments, --{name.replace('_', '-')} {theirs} disagree: "
+                "omit one"
+            )
+
+
+def _kv_events(given: Mapping[str, Any], events: str, replay: str) -> str:
+    """The configuration of KV events: the default, or a native one that publishes them."""
+    text = given.get("kv_events_config")
+    if not text:
+        return json.dumps(
+            {"publisher": "zmq", "endpoint": events, "replay_endpoint": replay, "topic": "kv-events"}
+        )
+    try:
+        native = json.loads(text)
+    except ValueError as error:
+        raise EngineUnavailable(f"--kv-events-config {text}: {error}. Give a JSON object") from error
+    if not isinstance(native, dict) or native.get("publisher") != "zmq":
+        raise EngineUnavailable(
+            '--kv-events-config disables KV events, which routing requires: set "publisher": "zmq", or omit it'
+        )
+    return json.dumps({"endpoint": events, "replay_endpoint": replay, **native})
+
+
+# Capabilities of a started SGLang, from its actual configuration and release.
+
+POSSIBLE: frozenset[Capability] = frozenset(
+    {
+        "generate",
+        "transcription",
+        "allowed_tokens",
+        "images",
+        "videos",
+        "audio",
+        "image_embeddings",
+        "logprobs",
+        "prompt_logprobs",
+        "logit_bias",
+        "thinking_budget",
+        "seed",
+        "priority",
+        "cache_salt",
+        "guide",
+        "processors",
+        "embed",
+        "lora",
+        "sleep",
+        "pause",
+        "profile",
+        "kv_events",
+        "kv_dump",
+        "clear_kv",
+    }
+)
+"""What an engine can do in some configuration."""
+
+
+def capabilities(
+    config: Mapping[str, Any], *, generates: bool, processors: Mapping[str, str], signatures: Signatures
+) -> frozenset[Capability]:
+    """What an engine with these resolved arguments (by `ServerArgs`' names) can do, except media: its model decides about these.
+
+    SGLang has no allowed tokens and no bad words.
+    """
+    found: set[Capability] = {"pause", "profile"}
+    if generates:
+        found |= {"generate", "logprobs", "prompt_logprobs"}
+        # A grammar is compiled for the tokenizer's vocabulary.
+        if not config.get("skip_tokenizer_init") and config.get("grammar_backend") not in (None, "none"):
+            found.add("guide")
+        if not config.get("speculative_algorithm"):
+            found.add("logit_bias")
+            if processors:
+                found.add("processors")
+        # Other requests are sampled without seeds.
+        if config.get("enable_deterministic_inference"):
+            found.add("seed")
+        if config.get("enable_strict_thinking") and signatures.has("GenerateReqInput", "max_thinking_tokens"):
+            found.add("thinking_budget")
+        if _names_salts(signatures):
+            found.add("cache_salt")
+    else:
+        found.add("embed")
+    if not config.get("disable_radix_cache"):
+        found |= {"kv_events", "kv_dump", "clear_kv"}
+    if config.get("enable_priority_scheduling"):
+        found.add("priority")
+    # Adapters share block hashes in events that do not name them: what one stored would count for another.
+    named = signatures.has("BlockStored", "lora_name")
+    if config.get("enable_lora") and int(config.get("dp_size") or 1) == 1 and named:
+        found.add("lora")
+    if config.get("enable_memory_saver"):
+        found.add("sleep")
+    if config.get("disaggregation_mode") in ("prefill", "decode"):
+        found |= {"handoff", "split_only"}
+    return frozenset(found)
+
+
+def _names_salts(signatures: Signatures) -> bool:
+    return signatures.has("GenerateReqInput", "cache_salt") and signatures.has("BlockStored", "cache_salt")
+
+
+# SGLang's own arguments: words of a command line, parsed by SGLang's parser.
+
+ALIASES: Final[Mapping[str, tuple[str, ...]]] = {
+    "tp_size": ("tp_size", "tensor_parallel_size"),
+    "pp_size": ("pp_size", "pipeline_parallel_size"),
+    "dp_size": ("dp_size", "data_parallel_size"),
+    "model_path": ("model_path", "model"),
+}
+"""Arguments that are looked up by name without SGLang, with all their spellings."""
+
+
+def value(words: Sequence[str], name: str) -> str | None:
+    """The value of an argument in any of its spellings, None if it is absent."""
+    for spelling in ALIASES.get(name, (name,)):
+        found = native_arguments.value(words, spelling)
+        if found is not None:
+            return found
+    return None
+
+
+def number(words: Sequence[str], name: str, default: int) -> int:
+    """`value` as a number. Raises `EngineUnavailable` for anything else."""
+    for spelling in ALIASES.get(name, (name,)):
+        if native_arguments.has(words, spelling):
+            return native_arguments.number(words, spelling, default)
+    return default
+
+
+def is_follower(words: Sequence[str]) -> bool:
+    """Is this a node other than the first of an engine of several? It has no requests of its own."""
+    return number(words, "node_rank", 0) > 0
+
+
+def parse(words: Sequence[str]) -> dict[str, Any]:
+    """The values that these words set, by `ServerArgs`' names: see `native_parser`. Raises `EngineUnavailable`."""
+    from sglang.srt.server_args import ServerArgs
+
+    return engine_native_arguments.parse("SGLang", words, ServerArgs.add_cli_args)
+
+
+# The installed SGLang, and releases with known vulnerabilities.
+
+OLDEST: Final = (0, 5, 17)
+"""The first release that this adapter was used with."""
+
+
+VULNERABILITIES: Final[tuple[Vulnerability, ...]] = (
+    SGLANG_DIFFUSION_BROKER,
+    Vulnerability(
+        "CVE-2026-3060", (0, 5, 10), "unpickles data from an open port (encoder disaggregation)", refused=True
+    ),
+)
+"""Vulnerabilities that matter behind Headwater's edge.
+
+CVE-2026-5760 (a chat template of a GGUF file, at a rerank request) and CVE-2026-3989 (a replay script for dumped requests)
+are not among them: the edge renders templates itself, in a sandbox, and the script is not part of a worker.
+"""
+
+
+def installed() -> str:
+    """The installed version of SGLang, "" without one."""
+    try:
+        return metadata.version("sglang")
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def check(version: str, *, allow: bool) -> None:
+    """See `check_release`. Raises `EngineUnavailable`."""
+    flag = "--sglang-allow-vulnerable-engine"
+    check_release("SGLang", version, VULNERABILITIES, allow=allow, flag=flag, oldest=OLDEST)

@@ -1,0 +1,250 @@
+"""TensorRT-LLM's configuration: its arguments, what follows from them, and the releases that are known.
+
+A later layer replaces values of an earlier one, key by key in nested tables. An unknown key is an error with the nearest
+known one; TensorRT-LLM itself would report it only when the model is loaded.
+
+The numbers are those of its issues.
+"""
+
+import difflib
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+import yaml
+
+from headwater.engines.engine import EngineUnavailable
+from headwater.engines.releases import Vulnerability, check_release
+from headwater.engines.tensorrt_llm.recorded import LLM_ARGUMENTS, NESTED_ARGUMENTS
+from headwater.engines.tensorrt_llm.settings import TensorRtSettings
+
+EVENT_BUFFER: Final = 16_384
+"""KV events that are kept until they are polled: at 5 ms between polls, of far more blocks than a step stores."""
+
+BLOCK_SIZE: Final = 32
+"""TensorRT-LLM's own default of tokens per block."""
+
+TRANSFER_TIMEOUT_MS: Final = 60_000
+
+_log = structlog.get_logger("headwater.tensorrt_llm")
+
+
+def arguments(settings: TensorRtSettings) -> dict[str, Any]:
+    """The arguments of all layers. Raises `EngineUnavailable` for an unknown key or a contradiction."""
+    file = _read(settings.file) if settings.file else {}
+    _check_known(file, settings.file)
+    _check_known(settings.overrides, "--tensorrt-llm-overrides")
+    for key in _collisions(file, settings.overrides):
+        _log.info("engine_argument_overridden", argument=key, file=settings.file)
+    merged = merge(merge(_defaults(settings), file), settings.overrides)
+    _set_own(merged, "model", settings.model)
+    if settings.max_model_len:
+        _set_own(merged, "max_seq_len", settings.max_model_len)
+    if settings.block_size:
+        _set_own(merged["kv_cache_config"], "tokens_per_block", settings.block_size)
+    return merged
+
+
+def _defaults(settings: TensorRtSettings) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "backend": "pytorch",
+        # Tokens in, tokens out: only guided decoding needs a tokenizer.
+        "skip_tokenizer_init": True,
+        "enable_iter_perf_stats": True,
+        "return_perf_metrics": True,
+        "kv_cache_config": {
+            "enable_block_reuse": True,
+            # With a logits processor the events freeze the engine (TensorRT-LLM 3857): see `checks`.
+            "event_buffer_max_size": 0 if settings.processors else EVENT_BUFFER,
+            "tokens_per_block": BLOCK_SIZE,
+        },
+    }
+    if settings.role != "both":
+        found["cache_transceiver_config"] = {
+            "backend": "DEFAULT",
+            "kv_transfer_timeout_ms": TRANSFER_TIMEOUT_MS,
+        }
+    return found
+
+
+def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Both tables; where both have a value that of `above`, and nested tables merged likewise."""
+    merged = dict(below)
+    for key, value in above.items():
+        under = merged.get(key)
+        is_nested = isinstance(under, Mapping) and isinstance(value, Mapping)
+        merged[key] = merge(under, value) if is_nested else value  # type: ignore[arg-type]  # not narrowed by `is_nested`
+    return merged
+
+
+def _read(path: str) -> dict[str, Any]:
+    try:
+        document = yaml.safe_load(Path(path).expanduser().read_text())
+    except (OSError, yaml.YAMLError) as error:
+        raise EngineUnavailable(f"--tensorrt-llm-file {path}: {error}") from error
+    if not isinstance(document, dict):
+        raise EngineUnavailable(f"--tensorrt-llm-file {path}: it is no table of arguments")
+    return document
+
+
+def _check_known(given: Mapping[str, Any], where: str) -> None:
+    for key, value in given.items():
+        _check_key(key, LLM_ARGUMENTS, "", where)
+        if key in NESTED_ARGUMENTS and isinstance(value, Mapping):
+            for inner in value:
+                _check_key(inner, NESTED_ARGUMENTS[key], f"{key}.", where)
+
+
+def _check_key(key: str, known: frozenset[str], prefix: str, where: str) -> None:
+    if key not in known:
+        near = difflib.get_close_matches(str(key), known, n=1)
+        hint = f"did you mean {prefix}{near[0]}?" if near else "see the documentation of its LLM class"
+        raise EngineUnavailable(f"{where}: TensorRT-LLM has no argument {prefix}{key}: {hint}")
+
+
+def _collisions(file: Mapping[str, Any], above: Mapping[str, Any], prefix: str = "") -> list[str]:
+    found: list[str] = []
+    for key, value in above.items():
+        if key not in file or file[key] == value:
+            continue
+        if isinstance(value, Mapping) and isinstance(file[key], Mapping):
+            found += _collisions(file[key], value, f"{prefix}{key}.")
+        else:
+            found.append(f"{prefix}{key}")
+    return found
+
+
+def _set_own(arguments: dict[str, Any], key: str, value: Any) -> None:
+    """A setting of ours. It may not contradict the other layers."""
+    given = arguments.get(key)
+    if given not in (None, value) and not (key == "tokens_per_block" and given == BLOCK_SIZE):
+        raise EngineUnavailable(
+            f"{key} is {given} among TensorRT-LLM's arguments, and {value} among ours: leave one out"
+        )
+    arguments[key] = value
+
+
+def gpus_needed(arguments: Mapping[str, Any]) -> int:
+    """GPUs of one engine: all parts of the model. Experts are spread over the same ones."""
+    sizes = ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size")
+    product = 1
+    for name in sizes:
+        product *= int(arguments.get(name) or 1)
+    return product
+
+
+def attention_ranks(arguments: Mapping[str, Any]) -> int:
+    """Attention data-parallel ranks: each has a KV cache of its own."""
+    return int(arguments.get("tensor_parallel_size") or 1) if arguments.get("enable_attention_dp") else 1
+
+
+# Arguments that are known to stop, hang or end TensorRT-LLM: rejected before anything is loaded.
+
+
+def check(settings: TensorRtSettings, arguments: Mapping[str, Any], *, gpus: int = 0) -> None:
+    """Raises `EngineUnavailable` for the first problem. `gpus`: how many are visible, 0: unknown."""
+    if arguments.get("backend") != "pytorch":
+        raise EngineUnavailable(
+            f"backend {arguments.get('backend')!r} is not supported: only 'pytorch' is, leave it out"
+        )
+    if int(arguments.get("max_beam_width") or 1) > 1:
+        raise EngineUnavailable("max_beam_width: beam search is not supported, leave it out")
+    _check_parallel(arguments, gpus)
+    if settings.role != "both":
+        _check_transceiver(arguments)
+    if not settings.allow_faults:
+        _check_faults(settings, arguments)
+
+
+def _check_parallel(arguments: Mapping[str, Any], gpus: int) -> None:
+    tensor = int(arguments.get("tensor_parallel_size") or 1)
+    experts = int(arguments.get("moe_expert_parallel_size") or 0)
+    expert_tensor = int(arguments.get("moe_tensor_parallel_size") or 0)
+    clusters = int(arguments.get("moe_cluster_parallel_size") or 1)
+    if experts and tensor % experts:
+        raise EngineUnavailable(
+            f"moe_expert_parallel_size {experts} does not divide tensor_parallel_size {tensor}: experts are spread "
+            "over the GPUs of the tensor-parallel group"
+        )
+    if experts and expert_tensor and experts * expert_tensor * clusters != tensor:
+        raise EngineUnavailable(
+            f"moe_tensor_parallel_size {expert_tensor} × moe_expert_parallel_size {experts} × "
+            f"moe_cluster_parallel_size {clusters} is not tensor_parallel_size {tensor}: leave one of them out"
+        )
+    needed = gpus_needed(arguments)
+    if gpus and needed > gpus:
+        raise EngineUnavailable(
+            f"tensor, pipeline and context parallelism need {needed} GPUs, and {gpus} are visible"
+        )
+
+
+def _check_transceiver(arguments: Mapping[str, Any]) -> None:
+    """A prompt that does not fit the transfer buffer leaves its decode leg waiting indefinitely (dynamo 4327, 5801)."""
+    transceiver = arguments.get("cache_transceiver_config")
+    if not isinstance(transceiver, Mapping) or not transceiver.get("backend"):
+        raise EngineUnavailable(
+            "a worker with a role needs cache_transceiver_config with a backend, such as DEFAULT"
+        )
+    longest = arguments.get("max_seq_len")
+    if not longest:
+        raise EngineUnavailable("a worker with a role needs max_seq_len: give --max-model-len")
+    buffer = transceiver.get("max_tokens_in_buffer")
+    if not buffer or int(buffer) < int(longest):
+        raise EngineUnavailable(
+            f"cache_transceiver_config.max_tokens_in_buffer is {buffer or 'not set'}: give at least max_seq_len "
+            f"({longest}), or the decode leg of a longer prompt waits indefinitely"
+        )
+    timeout = transceiver.get("kv_transfer_timeout_ms")
+    if not timeout:
+        raise EngineUnavailable(
+            "cache_transceiver_config.kv_transfer_timeout_ms is not set: without it KV that no worker fetches is kept"
+        )
+
+
+def _check_faults(settings: TensorRtSettings, arguments: Mapping[str, Any]) -> None:
+    cache = arguments.get("kv_cache_config") or {}
+    if settings.processors and int(cache.get("event_buffer_max_size") or 0) > 0:
+        raise EngineUnavailable(
+            "logits processors freeze an engine that reports KV events (TensorRT-LLM 3857): set "
+            "kv_cache_config.event_buffer_max_size to 0, or leave the processors out; --tensorrt-llm-allow-faults overrides"
+        )
+    if int(cache.get("host_cache_size") or 0) > 0 and arguments.get("enable_chunked_prefill"):
+        raise EngineUnavailable(
+            "kv_cache_config.host_cache_size with enable_chunked_prefill ends the engine with an assertion "
+            "(TensorRT-LLM 13318): leave one out; --tensorrt-llm-allow-faults overrides"
+        )
+
+
+# The installed TensorRT-LLM, and releases with known vulnerabilities.
+
+OLDEST: Final = (1, 2, 0)
+"""The first release whose API this adapter was written from."""
+
+VULNERABILITIES: Final[tuple[Vulnerability, ...]] = (
+    Vulnerability(
+        "CVE-2025-23254", (0, 18, 2), "unpickles what any local user sends to its executor", refused=True
+    ),
+)
+"""Vulnerabilities that matter behind Headwater's edge."""
+
+
+def installed() -> str:
+    """The installed version of TensorRT-LLM, "" without one."""
+    try:
+        return metadata.version("tensorrt-llm")
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def check_version(version: str, *, allow: bool) -> None:
+    """Raises `EngineUnavailable` for a release with a vulnerability, unless that is allowed."""
+    check_release(
+        "TensorRT-LLM",
+        version,
+        VULNERABILITIES,
+        allow=allow,
+        flag="--tensorrt-llm-allow-vulnerable-engine",
+        oldest=OLDEST,
+    )

@@ -1,0 +1,466 @@
+"""VLLM's configuration: its arguments, what follows from them, and the releases that are known.
+
+Everything except `parse` works without vLLM, so that mistakes are found without an import of half a minute.
+
+Where both set a value they must agree. Unset values are vLLM's defaults, except on a CPU, where these are for servers with
+hundreds of cores.
+"""
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Final, NamedTuple, get_args
+
+from headwater.engines import native_arguments
+from headwater.engines.engine import EngineUnavailable, RequestRejected
+from headwater.engines.limits import EMBEDDINGS_MIB
+from headwater.engines.native_arguments import has, name_of, number, tokens_of, value, without
+from headwater.engines.releases import Vulnerability, check_release, release
+from headwater.engines.vllm import connectors
+from headwater.engines.vllm.connectors import can_hand_over
+from headwater.schemas.events.fleet import Role
+from headwater.schemas.names import pool_name
+from headwater.schemas.tables import Capability, ModelCard
+
+
+def parse(words: Sequence[str]) -> dict[str, Any]:
+    """The values that these words set, by `AsyncEngineArgs`'s names: see `native_parser`. Raises `EngineUnavailable`."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    return native_arguments.parse(
+        "vLLM", words, AsyncEngineArgs.add_cli_args, base=FlexibleArgumentParser, explain=_of_http_server
+    )
+
+
+def _of_http_server(flag: str) -> str:
+    """What to do with a flag of vLLM's HTTP server, "" for another."""
+    try:
+        from vllm.entrypoints.launchers.cli_args import FrontendArgs
+    except ImportError:
+        return ""
+    if name_of(flag) not in getattr(FrontendArgs, "__dataclass_fields__", {}):
+        return ""
+    return "it belongs to vLLM's HTTP server, which Headwater's edge replaces: omit it"
+
+
+# Conversion of Headwater's settings and vLLM's own arguments to the keyword arguments of AsyncEngineArgs.
+
+CPU_BLOCK_SIZE = 32
+CPU_KV_CACHE_MIB = 512
+MIB = 1024 * 1024
+_SAME_TYPES = {"float": "float32", "half": "float16"}
+
+
+class VllmSettings(NamedTuple):
+    """Headwater's settings of vLLM; all others are vLLM's defaults. Zero and empty mean: choose for this machine.
+
+    `native` are vLLM's own arguments as words of a command line. `connectors` are short names in order, with their
+    options. `metrics`: vLLM's Prometheus metrics are exported. `ranks` is vLLM's data_parallel_size.
+    `embeddings_mib` bounds the image embeddings that the worker keeps; with `reads_embeddings` it takes those of encode workers, with
+    `accepts_embeddings` those of clients too.
+    `processors` are logits processors that requests may use, "module:Class" by name; see
+    `headwater.engines.vllm.sampling.arguments`. `overrides` are arguments of AsyncEngineArgs with the highest precedence.
+    """
+
+    model: str
+    name: str
+    worker: str
+    block_size: int = 0
+    max_model_len: int = 0
+    dtype: str = ""
+    kv_cache_mib: int = 0
+    role: Role = "both"
+    native: tuple[str, ...] = ()
+    connectors: tuple[str, ...] = ()
+    connector_options: Mapping[str, Mapping[str, Any]] = {}
+    nixl_host: str = "127.0.0.1"
+    nixl_port: int = 0
+    metrics: bool = False
+    ranks: int = 1
+    processors: Mapping[str, str] = {}
+    embeddings_mib: int = EMBEDDINGS_MIB
+    reads_embeddings: bool = False
+    accepts_embeddings: bool = False
+    overrides: Mapping[str, Any] = {}
+
+
+KEPT_MAPPINGS: Final = "UCX_CUDA_IPC_CACHE"
+"""UCX keeps mappings of GPU memory of other processes, and so the memory of dead ones: a prefill worker could not start again until its
+decode workers had ended."""
+
+
+def environment(settings: VllmSettings) -> None:
+    """Set what vLLM, and UCX below NIXL, read only from the environment. Call before the engine is created."""
+    if connectors.hands_over(settings.connectors) or has(settings.native, "kv_transfer_config"):
+        os.environ.setdefault(KEPT_MAPPINGS, "n")
+    # In the environment it is in whole GiB, and would override the argument.
+    os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)
+    if settings.nixl_port:
+        os.environ["VLLM_NIXL_SIDE_CHANNEL_HOST"] = settings.nixl_host
+        os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(settings.nixl_port)
+
+
+def keyword_arguments(settings: VllmSettings, events: str, replay: str, *, cpu: bool) -> dict[str, Any]:
+    """All arguments of AsyncEngineArgs. `events` and `replay` are the sockets for KV events unless native ones are.
+
+    Raises `EngineUnavailable` naming the invalid argument.
+    """
+    given = parse(settings.native)
+    _agree(settings, given)
+    # Prefix caching stays vLLM's default: on, except for models that it would crash or make wrong, as encoders that attend to both sides.
+    arguments: dict[str, Any] = {
+        # Headwater logs its own; vLLM's would be printed every ten seconds.
+        "disable_log_stats": True,
+        "use_tqdm_on_load": False,
+    } | shared_arguments(settings, cpu=cpu)
+    # One backend for checking and for compiling. With vLLM's default, "auto", the first guided request of an engine
+    # decides what compiles all later ones, whatever each of them was checked with.
+    arguments["structured_outputs_config"] = {"backend": "guidance"}
+    transfer = connectors.transfer_config(settings.connectors, settings.connector_options, cpu=cpu)
+    if transfer is not None:
+        from vllm.config.kv_transfer import KVTransferConfig
+
+        arguments["kv_transfer_config"] = KVTransferConfig(**transfer)
+    return (
+        arguments
+        | given
+        | {
+            "model": settings.model,
+            "kv_events_config": _kv_events(given.get("kv_events_config"), events, replay),
+        }
+    )
+
+
+def shared_arguments(settings: VllmSettings, *, cpu: bool) -> dict[str, Any]:
+    """What every process of an engine must be started with, its headless ranks and further nodes too; native arguments go first."""
+    arguments: dict[str, Any] = {}
+    if settings.max_model_len:
+        arguments["max_model_len"] = settings.max_model_len
+    if settings.dtype or cpu:
+        # Most CPUs have no bf16 arithmetic and emulate it at a third of float32's speed.
+        arguments["dtype"] = settings.dtype or "float32"
+    if settings.block_size or cpu:
+        arguments["block_size"] = settings.block_size or CPU_BLOCK_SIZE
+    if cpu:
+        arguments["enforce_eager"] = True
+    if settings.kv_cache_mib or cpu:
+        arguments["kv_cache_memory_bytes"] = (settings.kv_cache_mib or CPU_KV_CACHE_MIB) * MIB
+    return arguments
+
+
+def _agree(settings: VllmSettings, given: Mapping[str, Any]) -> None:
+    """Raise if a setting and the corresponding native argument differ."""
+    pairs = (
+        ("--block-size", settings.block_size, "block_size", 1),
+        ("--max-model-len", settings.max_model_len, "max_model_len", 1),
+        ("--dtype", settings.dtype, "dtype", 1),
+        ("--kv-cache-mib", settings.kv_cache_mib, "kv_cache_memory_bytes", MIB),
+    )
+    for flag, ours, name, unit in pairs:
+        theirs = given.get(name)
+        if not ours or theirs is None:
+            continue
+        wanted = ours * unit if isinstance(ours, int) else _SAME_TYPES.get(ours, ours)
+        if wanted != _SAME_TYPES.get(theirs, theirs):
+            raise EngineUnavailable(
+                f"{flag} {ours} and, among vLLM's own arguments, --{name.replace('_', '-')} {theirs} disagree: "
+                "omit one"
+            )
+
+
+def _kv_events(theirs: Any, events: str, replay: str) -> Any:
+    """The configuration of KV events: the default, or a native one that publishes them."""
+    from vllm.config.kv_events import KVEventsConfig
+
+    if theirs is None:
+        return KVEventsConfig(
+            enable_kv_cache_events=True, publisher="zmq", endpoint=events, replay_endpoint=replay
+        )
+    if not theirs.enable_kv_cache_events or theirs.publisher != "zmq":
+        raise EngineUnavailable(
+            '--kv-events-config disables KV events, which routing requires: set "enable_kv_cache_events": true '
+            'and "publisher": "zmq", or omit it'
+        )
+    if theirs.replay_endpoint is None:
+        theirs.replay_endpoint = replay
+    return theirs
+
+
+# What a pooling model of vLLM computes of a prompt: its tasks, and the parameters that they need.
+
+POOLING: Final = ("embed", "classify", "score", "token_embed", "token_classify")
+"""Tasks of vLLM's pooling models that return vectors."""
+
+
+class VllmPooling(NamedTuple):
+    """`tasks` of `Engine.embed` that the model supports, `score_task` is vLLM's name of the task that scores pairs.
+
+    `segmented`: its tokens have types, which distinguish the texts of a pair.
+    """
+
+    tasks: tuple[str, ...] = ()
+    score_task: str = "score"
+    segmented: bool = False
+
+    def params(self, task: str, dimensions: int, segment: int) -> dict[str, Any]:
+        """The arguments of vLLM's `PoolingParams` for a prompt whose second text starts at `segment`, 0: it has none. Raises `RequestRejected`."""
+        if task not in self.tasks:
+            raise RequestRejected(
+                f"{task!r} is not supported by this model; supported: {', '.join(self.tasks)}"
+            )
+        params: dict[str, Any] = {"task": self.score_task if task == "score" else task}
+        if dimensions:
+            params["dimensions"] = dimensions
+        if self.segmented and segment:
+            # What vLLM's own API makes of a tokenizer's type ids: the position of the first 1.
+            params["extra_kwargs"] = {"compressed_token_type_ids": segment}
+        return params
+
+
+def pooling_of(tasks: Sequence[str], config: Any) -> VllmPooling:
+    """The tasks of the model with these tasks of vLLM and this configuration of Hugging Face.
+
+    A classifier with one class scores pairs: the task that vLLM had for it is `classify` since.
+    """
+    found = [task for task in POOLING if task in tasks]
+    score_task = "score" if "score" in tasks else "classify"
+    if "score" not in found and "classify" in found and getattr(config, "num_labels", 0) == 1:
+        found.append("score")
+    segmented = int(getattr(config, "type_vocab_size", 0) or 0) > 1
+    return VllmPooling(tuple(found), score_task, segmented)
+
+
+# Capabilities of a started vLLM, from its actual configuration.
+
+GENERATES: frozenset[Capability] = frozenset(
+    {"generate", "logprobs", "prompt_logprobs", "allowed_tokens", "seed", "cache_salt"}
+)
+
+POSSIBLE: Final[frozenset[Capability]] = frozenset(get_args(Capability))
+"""What it has depends on its arguments: no capability is out of reach."""
+
+
+def capabilities(
+    config: Any, tasks: tuple[str, ...], processors: Mapping[str, str], engine: Any
+) -> frozenset[Capability]:
+    """Capabilities of an AsyncLLM `engine` with this VllmConfig and these supported tasks."""
+    found: set[Capability] = set()
+    if "generate" in tasks:
+        found |= GENERATES
+        # With speculative decoding vLLM ignores biases and logits processors.
+        if getattr(config, "speculative_config", None) is None:
+            found.add("logit_bias")
+            if processors:
+                found.add("processors")
+        # A grammar is compiled for the tokenizer's vocabulary.
+        if not getattr(config.model_config, "skip_tokenizer_init", False):
+            found |= {"guide", "bad_words"}
+        if getattr(getattr(config, "reasoning_config", None), "enabled", False):
+            found.add("thinking_budget")
+        if can_hand_over(config):
+            found.add("handoff")
+    if "transcription" in tasks and config.model_config.hf_config.model_type == "whisper":
+        found |= {"transcription", "logprobs", "allowed_tokens", "seed", "cache_salt"}
+    if any(task in POOLING for task in tasks):
+        found |= {"embed", "cache_salt"}
+    events = config.kv_events_config
+    if config.cache_config.enable_prefix_caching and events and events.enable_kv_cache_events:
+        found |= {"kv_events", "kv_dump", "clear_kv"}
+    if config.scheduler_config.policy == "priority":
+        found.add("priority")
+    if config.lora_config is not None:
+        found.add("lora")
+    if config.model_config.enable_sleep_mode:
+        found.add("sleep")
+    if hasattr(engine, "pause_generation"):
+        found.add("pause")
+    if _profiles(config):
+        found.add("profile")
+    return frozenset(found)
+
+
+def _profiles(config: Any) -> bool:
+    profiler = getattr(config, "profiler_config", None)
+    return bool(profiler and profiler.profiler)
+
+
+# Validation before anything is loaded. Every error names the flag and the fix. Pure.
+
+LEAST_PORT, MOST_PORT = 1024, 65535
+
+
+class PortRange(NamedTuple):
+    """`size` ports starting at `first`, assigned to `owner` by `flag`."""
+
+    flag: str
+    owner: str
+    first: int
+    size: int = 1
+
+
+def template(path: str) -> str:
+    """The chat template in this file."""
+    try:
+        text = Path(path).expanduser().read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not text"
+        raise EngineUnavailable(
+            f"--chat-template {path}: {reason}. Use a readable Jinja file, or omit it for the model's own"
+        ) from error
+    if not text.strip():
+        raise EngineUnavailable(f"--chat-template {path}: the file is empty. Omit it for the model's own")
+    return text
+
+
+def role(wanted: Role, connector: str, words: Sequence[str], *, needs_vllm: bool = True) -> tuple[str, ...]:
+    """The connectors of a worker with this role, from `--connector` and its native arguments.
+
+    A prefill or decode worker of vLLM without any gets NIXL.
+    """
+    if wanted == "encode":
+        # It has no KV.
+        return ()
+    chosen = connectors.names(connector)
+    explicit = has(words, "kv_transfer_config")
+    headless = is_follower(words)
+    if headless and wanted != "both":
+        raise EngineUnavailable(
+            f"--role {wanted} with {headless}: such a process accepts no requests and has no role; give the role to "
+            "its leader"
+        )
+    if connector and explicit:
+        raise EngineUnavailable(
+            f"--connector {connector} and --kv-transfer-config both set the connectors: use one of them"
+        )
+    if (
+        explicit
+        and wanted != "both"
+        and not connectors.may_hand_over(value(words, "kv_transfer_config") or "")
+    ):
+        raise EngineUnavailable(
+            f"--role {wanted} with a --kv-transfer-config whose connectors do not hand KV over from prefill to decode: name "
+            f"{' or '.join(sorted(connectors.PULLING))} in it, or leave it out for nixl"
+        )
+    if wanted == "both" or explicit or not needs_vllm:
+        return chosen
+    if not connector:
+        return ("nixl",)
+    if not connectors.hands_over(chosen):
+        able = ", ".join(name for name, entry in connectors.CONNECTORS.items() if entry.hands_over)
+        raise EngineUnavailable(
+            f"--role {wanted} with --connector {connector}: none of these hands KV over from prefill to decode; "
+            f"add one of {able}, or omit --connector for nixl"
+        )
+    return chosen
+
+
+def is_follower(words: Sequence[str]) -> str:
+    """The argument that makes this a process without requests of its own, "" without one."""
+    if has(words, "headless"):
+        return "--headless"
+    node = number(words, "node_rank", 0)
+    return f"--node-rank {node}" if node else ""
+
+
+def ports(ranges: Iterable[PortRange]) -> None:
+    """Check that all are within 1024 to 65535, and that none overlap."""
+    taken: list[PortRange] = []
+    for found in sorted(ranges, key=lambda entry: entry.first):
+        last = found.first + found.size - 1
+        what = f"port {found.first}" if found.size == 1 else f"ports {found.first} to {last}"
+        if found.first < LEAST_PORT or last > MOST_PORT:
+            raise EngineUnavailable(
+                f"{found.flag} {found.first}: {found.owner} would use {what}, and only {LEAST_PORT} to {MOST_PORT} "
+                f"are valid; choose one up to {MOST_PORT - found.size + 1}"
+            )
+        before = taken[-1] if taken else None
+        if before is not None and found.first < before.first + before.size:
+            raise EngineUnavailable(
+                f"{found.flag} {found.first}: {found.owner} would use {what}, which {before.owner} uses "
+                f"({before.flag} {before.first}, {before.size} from there); move one of them by "
+                f"{before.first + before.size - found.first} or more"
+            )
+        taken.append(found)
+
+
+def kv_event_ports(owner: str, endpoint: str, ranks: int, flag: str) -> list[PortRange]:
+    """The ports of a native KV event endpoint; none for other sockets than TCP. Rank N adds N to its number."""
+    scheme, _, rest = endpoint.partition("://")
+    if scheme != "tcp":
+        return []
+    port = rest.rpartition(":")[2]
+    if not port.isdigit():
+        raise EngineUnavailable(f"{flag}: {endpoint} has no port number; write it as tcp://*:5557")
+    return [PortRange(flag, owner, int(port), ranks)]
+
+
+def versions(
+    wanted: Role, version: str, model: str, cards: Iterable[ModelCard], live: set[str], *, allow: bool
+) -> None:
+    """Reject a prefill or decode worker whose vLLM version differs from that of its pool's workers."""
+    if wanted == "both" or allow or not version:
+        return
+    for card in cards:
+        if card.pool != pool_name(model, card.block_size) or card.pool not in live or card.engine != "vllm":
+            continue
+        if card.engine_version and card.engine_version != version:
+            raise EngineUnavailable(
+                f"--role {wanted}: vLLM {version} here, {card.engine_version} in pool {card.pool}, and KV moves "
+                f"between equal versions only; install vllm=={card.engine_version}, or start with "
+                "--allow-mixed-versions and the other role's workers of this version next"
+            )
+
+
+# The installed vLLM, and releases with known vulnerabilities.
+
+RELOADS_WITH_LORA: Final = (0, 32, 0)
+
+VULNERABILITIES: tuple[Vulnerability, ...] = (
+    Vulnerability("CVE-2025-32444", (0, 8, 5), "unpickles data from an open port (Mooncake)", refused=True),
+    Vulnerability(
+        "CVE-2025-47277", (0, 8, 5), "unpickles data from all interfaces (PyNcclPipe)", refused=True
+    ),
+    Vulnerability("CVE-2025-30202", (0, 8, 5), "publishes its work on all interfaces", refused=True),
+    Vulnerability(
+        "CVE-2025-48942", (0, 9, 0), "crashes on a request's schema or regular expression", refused=True
+    ),
+    Vulnerability("CVE-2025-62164", (0, 11, 1), "loads tensors of requests unchecked", refused=True),
+    Vulnerability(
+        "CVE-2026-22807",
+        (0, 14, 0),
+        "runs a model repository's code even where that is disabled",
+        refused=True,
+    ),
+    Vulnerability("CVE-2026-22778", (0, 14, 0), "runs code from a video", refused=True),
+    Vulnerability(
+        "CVE-2026-24779", (0, 14, 1), "fetches addresses outside its allow-list; the edge fetches none"
+    ),
+    Vulnerability("CVE-2026-34756", (0, 19, 0), "accepts any `n`; the edge limits it"),
+)
+"""Vulnerabilities that matter behind Headwater's edge; the `refused` ones were fixed before 0.14.0."""
+
+
+def installed() -> str:
+    """The installed version of vLLM, "" without one."""
+    for name in ("vllm", "vllm-cpu"):
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return ""
+
+
+def reloads_weights_with_lora() -> bool:
+    """Does this release read its weights again where layers have LoRA adapters? 0.24 does not find them (measured on a GPU)."""
+    found = release(installed())
+    return found is None or found >= RELOADS_WITH_LORA
+
+
+def check(version: str, *, allow: bool) -> None:
+    """See `check_release`. Raises `EngineUnavailable`."""
+    check_release("vLLM", version, VULNERABILITIES, allow=allow, flag="--allow-vulnerable-engine")
+
+
+__all__ = ["has", "number", "parse", "tokens_of", "value", "without"]

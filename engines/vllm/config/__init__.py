@@ -1,1 +1,0 @@
-"""vLLM's arguments: how they are built from settings, checked, and what they enable."""

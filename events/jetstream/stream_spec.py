@@ -1,0 +1,351 @@
+"""Specifications of the streams of a namespace, as values.
+
+Operators' settings are kept: where a stream has more than Headwater requires (a larger limit, more replicas, a further
+subject or capability, a stricter protection), the difference is reported with `operators` set and needs no repair.
+Fields that Headwater does not set are ignored.
+
+The server's behaviour (2.15) is verified by tests/contract/log/test_stream_repair.py.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+import msgspec
+
+from headwater.events.jetstream.api import SECOND_NS, parse_time_ns
+from headwater.events.table import STREAM_SIZES, StreamSizes
+from headwater.schemas import subjects
+
+POOL_MAX_AGE_S = 24 * 3600
+REQUEST_MAX_AGE_S = 72 * 3600
+DUPLICATE_WINDOW_S = 30
+
+UNLIMITED = -1
+
+What = Literal[
+    "pool log",
+    "request log",
+    "leases",
+    "model cards",
+    "API keys",
+    "secrets",
+    "objects",
+    "stored responses",
+    "video jobs",
+]
+
+
+class StreamSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """The specification of one stream. Field names are the server's; times are in nanoseconds.
+
+    Other fields belong to the operator: placement, metadata, compression, republish and the like are neither
+    compared nor changed.
+    """
+
+    name: str
+    what: What
+    pool: str = ""
+    subjects: tuple[str, ...]
+    discard: Literal["old", "new"]
+    num_replicas: int = 1
+    max_age: int = 0
+    max_bytes: int = UNLIMITED
+    max_msgs_per_subject: int = UNLIMITED
+    duplicate_window: int = 0
+    """0: the server's default."""
+    subject_delete_marker_ttl: int = 0
+    deny_delete: bool = False
+    allow_direct: bool = True
+    allow_rollup_hdrs: bool = False
+    allow_msg_ttl: bool = False
+    allow_atomic: bool = False
+    """Atomic batches; server 2.12."""
+    allow_batched: bool = False
+    """Fast-ingest batches; server 2.14."""
+
+    def config(self) -> dict[str, Any]:
+        """The body of STREAM.CREATE, without values that are the server's defaults."""
+        given = msgspec.structs.asdict(self)
+        del given["what"], given["pool"]
+        body = {key: value for key, value in given.items() if value not in (0, False, UNLIMITED)}
+        return body | {"subjects": list(self.subjects), "retention": "limits", "storage": "file"}
+
+
+def log_stream(
+    name: str,
+    subject: str,
+    *,
+    max_age_s: int,
+    max_bytes: int,
+    replicas: int,
+    what: What = "request log",
+    pool: str = "",
+) -> StreamSpec:
+    """A stream that keeps events until they are too old or too many."""
+    return StreamSpec(
+        name=name,
+        what=what,
+        pool=pool,
+        subjects=(subject,),
+        discard="old",
+        num_replicas=replicas,
+        max_age=max_age_s * SECOND_NS,
+        max_bytes=max_bytes,
+        duplicate_window=DUPLICATE_WINDOW_S * SECOND_NS,
+        allow_atomic=True,
+        allow_batched=True,
+    )
+
+
+def table_stream(bucket: str, replicas: int, what: What = "leases") -> StreamSpec:
+    """A KV bucket, readable by the stock tools: one value per key, per-key time to live, delete markers."""
+    return StreamSpec(
+        name=subjects.table_stream(bucket),
+        what=what,
+        subjects=(subjects.table_subject(bucket, ">"),),
+        discard="new",
+        num_replicas=replicas,
+        max_msgs_per_subject=1,
+        subject_delete_marker_ttl=SECOND_NS,
+        deny_delete=True,
+        allow_rollup_hdrs=True,
+        allow_msg_ttl=True,
+    )
+
+
+def blob_stream(bucket: str, replicas: int) -> StreamSpec:
+    """An object store bucket, readable by the stock tools."""
+    return StreamSpec(
+        name=subjects.object_stream(bucket),
+        what="objects",
+        subjects=(subjects.object_chunks(bucket, ">"), subjects.object_meta(bucket, ">")),
+        discard="new",
+        num_replicas=replicas,
+        allow_rollup_hdrs=True,
+    )
+
+
+def stored_stream(bucket: str, replicas: int, max_bytes: int) -> StreamSpec:
+    """A KV bucket with a byte bound, at which it discards the oldest values. Expired values leave no markers, as it is not watched."""
+    return StreamSpec(
+        name=subjects.table_stream(bucket),
+        what="stored responses",
+        subjects=(subjects.table_subject(bucket, ">"),),
+        discard="old",
+        num_replicas=replicas,
+        max_bytes=max_bytes,
+        max_msgs_per_subject=1,
+        deny_delete=True,
+        allow_rollup_hdrs=True,
+        allow_msg_ttl=True,
+    )
+
+
+def namespace_streams(ns: str, replicas: int, sizes: StreamSizes = STREAM_SIZES) -> list[StreamSpec]:
+    """The streams that every process of a namespace needs."""
+    return [
+        table_stream(subjects.lease_bucket(ns), replicas, "leases"),
+        table_stream(subjects.card_bucket(ns), replicas, "model cards"),
+        table_stream(subjects.api_key_bucket(ns), replicas, "API keys"),
+        table_stream(subjects.secret_bucket(ns), replicas, "secrets"),
+        table_stream(subjects.video_bucket(ns), replicas, "video jobs"),
+        blob_stream(subjects.blob_bucket(ns), replicas),
+        stored_stream(subjects.stored_bucket(ns), replicas, sizes.stored),
+        log_stream(
+            subjects.request_stream(ns),
+            subjects.request_filter(ns),
+            max_age_s=REQUEST_MAX_AGE_S,
+            max_bytes=sizes.requests,
+            replicas=replicas,
+        ),
+    ]
+
+
+def pool_log_stream(ns: str, pool: str, replicas: int, sizes: StreamSizes = STREAM_SIZES) -> StreamSpec:
+    """The log of one pool."""
+    return log_stream(
+        subjects.pool_stream(ns, pool),
+        subjects.pool_filter(ns, pool),
+        max_age_s=POOL_MAX_AGE_S,
+        max_bytes=sizes.pool,
+        replicas=replicas,
+        what="pool log",
+        pool=pool,
+    )
+
+
+# How a stream differs from its specification, and the consequences of altering it. Pure.
+
+Cost = Literal["safe", "would lose", "cannot"]
+"""safe: altered in place, without loss of messages. would lose: the server would accept it and delete stored
+messages. cannot: the server rejects it on an existing stream."""
+
+
+class StreamDifference(msgspec.Struct, frozen=True):
+    """One field that differs from the specification. `wanted` is the value that an alteration would write."""
+
+    field: str
+    has: Any
+    wanted: Any
+    cost: Cost
+    operators: bool = False
+    """More than required: kept."""
+    limit: bool = False
+    """A limit and not a capability: start-up does not change it, only an explicit repair raises it."""
+
+
+CAPABILITIES = ("allow_direct", "allow_rollup_hdrs", "allow_msg_ttl", "allow_atomic", "allow_batched")
+FORBIDDEN = ("no_ack", "discard_new_per_subject")
+"""Settings that prevent acknowledged writes or rewriting a key: Headwater's writers need both."""
+
+_PER_SUBJECT = "max_msgs_per_subject"
+
+
+def compare(wanted: StreamSpec, info: Mapping[str, Any]) -> list[StreamDifference]:
+    """Every difference between `wanted` and the stream in a STREAM.INFO reply."""
+    config, state = info["config"], info["state"]
+    found = [
+        *_kind(config),
+        *_subjects(wanted, config),
+        *_limits(wanted, config, state, info.get("ts", "")),
+        *_flags(wanted, config),
+    ]
+    return [_as_the_server_takes_it(one, config) for one in found]
+
+
+def repairable(differences: list[StreamDifference], *, limits: bool = True) -> list[StreamDifference]:
+    """The differences that are altered automatically: without loss, and not set by an operator."""
+    return [
+        one for one in differences if one.cost == "safe" and not one.operators and (limits or not one.limit)
+    ]
+
+
+def _kind(config: Mapping[str, Any]) -> Iterator[StreamDifference]:
+    """The kind of stream, which is fixed at its creation."""
+    if config.get("storage") != "file":
+        yield StreamDifference("storage", config.get("storage"), "file", "cannot")
+    retention = config.get("retention")
+    if retention != "limits":
+        # The server (2.15) can change `interest`, and keeps the messages; it cannot change `workqueue`.
+        yield StreamDifference(
+            "retention", retention, "limits", "safe" if retention == "interest" else "cannot"
+        )
+    if config.get("persist_mode") == "async":
+        yield StreamDifference("persist_mode", "async", "default", "cannot")
+    if config.get("sealed"):
+        yield StreamDifference("sealed", True, False, "cannot")
+    if config.get("mirror"):
+        yield StreamDifference("mirror", config["mirror"].get("name", ""), "", "cannot")
+    if config.get("allow_msg_counter"):
+        yield StreamDifference("allow_msg_counter", True, False, "cannot")
+
+
+def _subjects(wanted: StreamSpec, config: Mapping[str, Any]) -> Iterator[StreamDifference]:
+    has = list(config.get("subjects") or [])
+    missing = [subject for subject in wanted.subjects if not any(covers(other, subject) for other in has)]
+    if missing:
+        # The server rejects overlapping subjects: a narrower one is replaced by ours.
+        kept = [other for other in has if not any(covers(subject, other) for subject in missing)]
+        yield StreamDifference("subjects", has, kept + missing, "safe")
+    elif set(has) != set(wanted.subjects):
+        yield StreamDifference("subjects", has, list(wanted.subjects), "safe", operators=True)
+
+
+def covers(pattern: str, subject: str) -> bool:
+    """Does every subject that `subject` matches also match `pattern`? Both may have wildcards."""
+    ours, theirs = pattern.split("."), subject.split(".")
+    for at, token in enumerate(ours):
+        if token == ">":
+            return len(theirs) > at
+        if at >= len(theirs) or theirs[at] == ">" or (token != "*" and token != theirs[at]):
+            return False
+    return len(ours) == len(theirs)
+
+
+def _limits(
+    wanted: StreamSpec, config: Mapping[str, Any], state: Mapping[str, Any], now: str
+) -> Iterator[StreamDifference]:
+    replicas = int(config.get("num_replicas", 1))
+    if replicas != wanted.num_replicas:
+        more = replicas > wanted.num_replicas
+        yield StreamDifference("num_replicas", replicas, wanted.num_replicas, "safe", operators=more)
+    for field, limit in (
+        ("max_age", wanted.max_age),
+        ("max_bytes", wanted.max_bytes),
+        ("max_msgs", UNLIMITED),
+        (_PER_SUBJECT, wanted.max_msgs_per_subject),
+        ("max_msg_size", UNLIMITED),
+        ("max_consumers", UNLIMITED),
+    ):
+        has = int(config.get(field, 0))
+        if _size(has) == _size(limit):
+            continue
+        if _size(has) < _size(limit):
+            yield StreamDifference(field, has, limit, "safe", limit=True)
+            continue
+        cost: Cost = "would lose" if _drops(field, limit, state, now) else "safe"
+        # A table has one value per key: with a longer history old values could reappear.
+        yield StreamDifference(field, has, limit, cost, operators=field != _PER_SUBJECT, limit=True)
+    window = int(config.get("duplicate_window", 0))
+    if wanted.duplicate_window and window != wanted.duplicate_window:
+        more = window > wanted.duplicate_window
+        yield StreamDifference(
+            "duplicate_window", window, wanted.duplicate_window, "safe", operators=more, limit=True
+        )
+    if config.get("discard") != wanted.discard:
+        yield StreamDifference("discard", config.get("discard"), wanted.discard, "safe", limit=True)
+
+
+def _size(limit: int) -> float:
+    """A limit for comparing: the server represents "none" as 0 or -1."""
+    return limit if limit > 0 else float("inf")
+
+
+def _drops(field: str, limit: int, state: Mapping[str, Any], now: str) -> bool:
+    """Would lowering this limit delete stored messages now? In doubt: yes."""
+    messages = int(state["messages"])
+    match field:
+        case "max_age":
+            return bool(messages) and parse_time_ns(now) - parse_time_ns(state["first_ts"]) >= limit
+        case "max_bytes":
+            return int(state["bytes"]) > limit
+        case "max_msgs_per_subject":
+            # One subject may have all messages except one for each other subject.
+            return messages - int(state.get("num_subjects", 0)) + 1 > limit
+        case _:
+            return False
+
+
+def _flags(wanted: StreamSpec, config: Mapping[str, Any]) -> Iterator[StreamDifference]:
+    for field in CAPABILITIES:
+        want, has = bool(getattr(wanted, field)), bool(config.get(field))
+        if want != has:
+            yield StreamDifference(field, has, want, "safe", operators=has)
+    for field in FORBIDDEN:
+        if config.get(field):
+            yield StreamDifference(field, True, False, "safe")
+    ttl = int(config.get("subject_delete_marker_ttl", 0))
+    if wanted.subject_delete_marker_ttl and ttl != wanted.subject_delete_marker_ttl:
+        yield StreamDifference("subject_delete_marker_ttl", ttl, wanted.subject_delete_marker_ttl, "safe")
+    if bool(config.get("deny_delete")) != wanted.deny_delete:
+        # It cannot be unset; Headwater deletes no single messages.
+        yield StreamDifference(
+            "deny_delete",
+            not wanted.deny_delete,
+            wanted.deny_delete,
+            "safe" if wanted.deny_delete else "cannot",
+            operators=not wanted.deny_delete,
+        )
+    if config.get("deny_purge"):
+        # Replacing a value of a table or an object purges the old one; a log is never purged.
+        yield StreamDifference("deny_purge", True, False, "cannot", operators=not wanted.allow_rollup_hdrs)
+
+
+def _as_the_server_takes_it(one: StreamDifference, config: Mapping[str, Any]) -> StreamDifference:
+    """Alterations that are rejected on a stream with these settings."""
+    purged = one.field in ("allow_rollup_hdrs", "subject_delete_marker_ttl") and config.get("deny_purge")
+    unsynced = one.field == "allow_atomic" and config.get("persist_mode") == "async"
+    mirrored = one.field in ("subjects", "allow_atomic", "allow_batched") and config.get("mirror")
+    if one.cost == "safe" and not one.operators and (purged or unsynced or mirrored):
+        return msgspec.structs.replace(one, cost="cannot")
+    return one

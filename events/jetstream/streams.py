@@ -1,0 +1,431 @@
+"""The streams on the server: made, probed, compared with their wanted form, and repaired.
+
+Nothing here deletes or purges. An alteration sends the server's configuration with our fields replaced: an operator's
+settings are kept, and a server in strict mode (2.12) receives no unknown field. JetStream has no compare-and-set for
+configurations: two concurrent alterations may overwrite each other, and a repetition repairs that.
+
+After a write error a store replies to no publish until its server is restarted (nats-server 2.14 and newer). The probe
+has no effect: in a log it is an empty batch of a reserved writer, in a bucket the purge of a reserved key.
+"""
+
+import asyncio
+import contextlib
+from contextlib import aclosing
+from typing import Any, Final
+
+import msgspec
+import structlog
+from nats.aio.client import Client
+
+from headwater.events.jetstream.api import (
+    INVALID_JSON,
+    SECOND_NS,
+    STREAM_NAME_IN_USE,
+    api,
+    parse_time_ns,
+    publish,
+)
+from headwater.events.jetstream.blobs import JetStreamBlobs
+from headwater.events.jetstream.cursor import bounds_of
+from headwater.events.jetstream.log import JetStreamLog
+from headwater.events.jetstream.stream_spec import (
+    StreamDifference,
+    StreamSpec,
+    compare,
+    namespace_streams,
+    pool_log_stream,
+    repairable,
+)
+from headwater.events.jetstream.table import JetStreamTable
+from headwater.events.ports import (
+    AccessDenied,
+    Bounds,
+    Entry,
+    LogError,
+    LogFull,
+    LogRefused,
+    LogUnavailable,
+    Stored,
+    StreamMissing,
+)
+from headwater.events.snapshot_store import forgotten
+from headwater.events.table import STREAM_SIZES, StreamSizes
+from headwater.schemas import subjects
+from headwater.schemas.clock import Clock
+from headwater.schemas.encoding import SCHEMA_VERSION, Batch, seal
+from headwater.schemas.names import PROBE
+
+_log = structlog.get_logger("headwater.streams")
+
+
+class RepairResult(msgspec.Struct, frozen=True):
+    """The result for one stream. `left` are differences that remain; `refusal` says why, and what to do."""
+
+    name: str
+    created: bool = False
+    altered: tuple[StreamDifference, ...] = ()
+    left: tuple[StreamDifference, ...] = ()
+    refusal: str = ""
+
+    @property
+    def whole(self) -> bool:
+        """Does the stream now match its specification, except for its operator's settings?"""
+        return not self.left and not self.refusal
+
+
+async def repair(
+    client: Client, wanted: StreamSpec, *, limits: bool = True, alter: bool = True
+) -> RepairResult:
+    """Create the stream, or alter what loses no messages; without `limits` limits are not changed.
+
+    Without `alter` an existing stream is only compared: for a client without permission to alter it. Idempotent,
+    and never deletes. What the server rejects is part of the result, except that a stream that cannot be created
+    raises `LogRefused`, or `StreamMissing` when this client may not create it. Raises `LogUnavailable` when the
+    server does not answer.
+    """
+    try:
+        info = await api(client, f"STREAM.INFO.{wanted.name}")
+    except StreamMissing:
+        if await _create(client, wanted):
+            return RepairResult(wanted.name, created=True)
+        info = await api(client, f"STREAM.INFO.{wanted.name}")
+    altered: list[StreamDifference] = []
+    refusals: list[str] = []
+    config: dict[str, Any] = info["config"]
+    to_alter = repairable(compare(wanted, info), limits=limits)
+    if to_alter and not alter:
+        refusals.append(
+            f"{', '.join(one.field for one in to_alter)} should be altered, and only the operator may: "
+            "run `headwater streams --repair` with the operator's key"
+        )
+    for group in _groups(to_alter if alter else []):
+        change = {one.field: one.wanted for one in group}
+        try:
+            config = (await api(client, f"STREAM.UPDATE.{wanted.name}", config | change))["config"]
+        except LogRefused as error:
+            refusals.append(f"the server rejected {', '.join(sorted(change))}: {error}")
+        else:
+            altered += group
+    left = tuple(one for one in compare(wanted, {**info, "config": config}) if not one.operators)
+    refusals += [_refusal(wanted, one) for one in left if one.cost != "safe"]
+    return RepairResult(wanted.name, False, tuple(altered), left, "; ".join(refusals))
+
+
+async def ensure(client: Client, wanted: StreamSpec, *, alter: bool = True) -> None:
+    """Create a missing stream, add missing capabilities and replicas; every process does this at its start.
+
+    Limits are not changed. What cannot be altered is logged and does not prevent the start, as the stream may work
+    nevertheless. Raises as `repair` does.
+    """
+    done = await repair(client, wanted, limits=False, alter=alter)
+    if done.altered:
+        _log.info("stream_altered", stream=wanted.name, fields=[one.field for one in done.altered])
+    if done.refusal:
+        _log.warning("stream_differs", stream=wanted.name, reason=done.refusal)
+
+
+def _groups(differences: list[StreamDifference]) -> list[list[StreamDifference]]:
+    """Groups of alterations: the rejection of one group must not prevent the others."""
+    kinds: dict[int, list[StreamDifference]] = {0: [], 1: [], 2: []}
+    for one in differences:
+        kinds[2 if one.field == "num_replicas" else int(one.limit)].append(one)
+    return [group for group in kinds.values() if group]
+
+
+async def _create(client: Client, wanted: StreamSpec) -> bool:
+    """Create the stream. False when another process just created it with other settings."""
+    try:
+        await api(client, f"STREAM.CREATE.{wanted.name}", wanted.config())
+    except AccessDenied as error:
+        raise StreamMissing(
+            f"stream {wanted.name} does not exist, and only the operator may create it: "
+            "run `headwater pools` with the operator's key"
+        ) from error
+    except LogRefused as error:
+        if error.code == STREAM_NAME_IN_USE:
+            return False
+        if error.code == INVALID_JSON:
+            raise LogRefused(f"{error}; Headwater needs nats-server 2.14 or newer", error.code) from error
+        raise
+    except LogFull as error:
+        # No space will be freed while a process starts: what is reserved has to be less.
+        raise LogRefused(
+            f"stream {wanted.name} reserves {max(wanted.max_bytes, 0)} bytes, which the NATS server's store does not have: {error}. Give "
+            "smaller --pool-bytes-max, --requests-bytes-max or --responses-bytes-max, or the server a larger store"
+        ) from error
+    except LogUnavailable as error:
+        raise LogUnavailable(f"stream {wanted.name} could not be created: {error}") from error
+    return True
+
+
+def _refusal(wanted: StreamSpec, one: StreamDifference) -> str:
+    what = f"{one.field} is {one.has} and should be {one.wanted}"
+    if one.cost == "would lose":
+        return (
+            f"{what}: altering it now would delete stored messages. If that is meant, "
+            f"`nats stream edit {wanted.name}` does it"
+        )
+    return (
+        f"{what}: no server alters that on an existing stream. Stop the fleet, back it up "
+        f"(`nats stream backup {wanted.name} FOLDER`), delete it (`nats stream rm {wanted.name}`) and start again; "
+        f"what is lost with it: {_HOLDS[wanted.what]}"
+    )
+
+
+_HOLDS = {
+    "pool log": "routing history and decisions; workers reannounce themselves and their blocks",
+    "request log": "the record of requests; requests in flight cannot be resumed",
+    "leases": "nothing permanent: every process renews its lease",
+    "model cards": "nothing permanent: workers write their cards again",
+    "stored responses": "stored responses and conversations; clients must send their history again",
+    "video jobs": "the record of videos: those in progress are not finished, finished ones cannot be found",
+    "objects": "snapshots and tokenizer files; routers fold the log from its start, workers store the files again",
+}
+
+
+# Creates the streams of a namespace and of a pool where they are missing, as every process does at its start.
+
+POLL_S = 0.1
+
+
+async def ensure_namespace(
+    client: Client,
+    ns: str,
+    *,
+    replicas: int = 1,
+    alter: bool = True,
+    sizes: StreamSizes = STREAM_SIZES,
+) -> None:
+    """Ensure the streams and buckets that every process of a namespace needs. See `ensure`."""
+    for spec in namespace_streams(ns, replicas, sizes):
+        await ensure(client, spec, alter=alter)
+
+
+async def ensure_pool(
+    client: Client,
+    ns: str,
+    pool: str,
+    *,
+    replicas: int = 1,
+    alter: bool = True,
+    patience_s: float = 0.0,
+    sizes: StreamSizes = STREAM_SIZES,
+) -> None:
+    """Ensure the log of one pool. See `ensure`. Waits up to `patience_s` for the operator to create it first."""
+    await _wait_for(client, subjects.pool_stream(ns, pool), patience_s)
+    await ensure(client, pool_log_stream(ns, pool, replicas, sizes), alter=alter)
+
+
+async def _wait_for(client: Client, name: str, patience_s: float) -> None:
+    """Return once the stream exists, or after `patience_s`."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + patience_s
+    while loop.time() < end:
+        try:
+            await api(client, f"STREAM.INFO.{name}")
+            return
+        except StreamMissing:
+            await asyncio.sleep(POLL_S)
+
+
+async def stream_names(client: Client, prefix: str) -> list[str]:
+    """Names of the streams that start with `prefix`, sorted."""
+    found: list[str] = []
+    while True:
+        answer = await api(client, "STREAM.NAMES", {"offset": len(found)})
+        page = answer.get("streams") or []
+        found += page
+        if len(found) >= int(answer.get("total", 0)) or not page:
+            return sorted(name for name in found if name.startswith(prefix))
+
+
+# Does a stream accept appends? Tested by appending: the stream's information does not show a frozen store.
+
+ANSWER_S: Final = 3.0
+
+FROZEN: Final = (
+    "not persisting: an append was not acknowledged within 3 s. Free space on the server's disk; if it was full or read-only, "
+    "restart that nats-server (`headwater up` restarts its own)"
+)
+
+
+async def probe(client: Client, ns: str, spec: StreamSpec, clock: Clock) -> str:
+    """Append to the stream; returns the problem, empty where it was stored or where this client may not append."""
+    try:
+        if spec.what in ("pool log", "request log"):
+            subject = (
+                subjects.pool_subject(ns, spec.pool, "load", PROBE)
+                if spec.pool
+                else subjects.request_subject(ns, PROBE)
+            )
+            return await _append(JetStreamLog(client, spec.name), subject, clock)
+        bucket = spec.name.partition("_")[2]
+        subject = (
+            subjects.object_chunks(bucket, PROBE)
+            if spec.name == subjects.object_stream(bucket)
+            else subjects.table_subject(bucket, PROBE)
+        )
+        await publish(client, subject, b"", {"KV-Operation": "PURGE", "Nats-Rollup": "sub"}, ANSWER_S)
+    except AccessDenied:
+        return ""
+    except LogError as error:
+        return f"{FROZEN} ({error})"
+    return ""
+
+
+async def _append(log: JetStreamLog, subject: str, clock: Clock) -> str:
+    newest = await log.newest(subject)
+    batch: Batch[None] = Batch(
+        version=SCHEMA_VERSION,
+        writer=PROBE,
+        epoch=newest.epoch + 1,
+        seq=1,
+        wall_ns=clock.wall_ns(),
+        events=(),
+        previous=newest.digest,
+    )
+    result = await log.append(Entry(subject, seal(batch)), deadline_s=ANSWER_S)
+    return "" if isinstance(result, Stored) else FROZEN
+
+
+# The status of every stream of a namespace; creates and changes none.
+
+READ_S = 5.0
+"""Readers wait for a lost server without limit; a survey does not."""
+
+
+class StreamStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """The status of one stream. Of a missing or silent one only name, purpose and `trouble` are known."""
+
+    name: str
+    what: str
+    pool: str = ""
+    trouble: str = ""
+    """`missing`, or why the server reported nothing about it."""
+    messages: int = 0
+    bytes: int = 0
+    oldest_s: float = 0.0
+    first: int = 0
+    last: int = 0
+    consumers: int = 0
+    replicas: int = 0
+    current_replicas: int = 0
+    """Replicas that are online and current, including the leader."""
+    leader: str = ""
+    differences: tuple[StreamDifference, ...] = ()
+    snapshot: int | None = None
+    """Of a pool log: position of its newest snapshot."""
+    forgotten: str = ""
+    """Of a pool log: why a new router cannot continue from its newest snapshot."""
+
+    @property
+    def whole(self) -> bool:
+        """Is no repair needed?"""
+        return not (self.trouble or self.forgotten or self.to_repair)
+
+    @property
+    def to_repair(self) -> tuple[StreamDifference, ...]:
+        """Differences that are not operators' settings."""
+        return tuple(one for one in self.differences if not one.operators)
+
+
+async def wanted_streams(
+    client: Client, ns: str, replicas: int, sizes: StreamSizes = STREAM_SIZES
+) -> list[StreamSpec]:
+    """The streams that a namespace should have: its own, and a log for each pool with a log or a card.
+
+    Raises `LogUnavailable` when the server does not answer.
+    """
+    prefix = subjects.pool_stream_prefix(ns)
+    pools = set()
+    for name in await stream_names(client, prefix):
+        # Another namespace's name may start with ours, so its subjects decide. A stream that this client may not
+        # read is reported by the survey itself.
+        has: list[str] = []
+        with contextlib.suppress(AccessDenied):
+            has = (await api(client, f"STREAM.INFO.{name}"))["config"].get("subjects") or []
+        if not has or any(subjects.in_namespace(ns, subject) for subject in has):
+            pools.add(name.removeprefix(prefix))
+    try:
+        pools |= await _pools_with_a_card(client, ns)
+    except StreamMissing:
+        pass  # no cards yet
+    except (LogRefused, TimeoutError) as error:
+        # The survey reports the problem of the card table itself.
+        _log.warning("cards_unreadable", reason=str(error) or f"no answer within {READ_S:.0f} s")
+    return [
+        *(pool_log_stream(ns, pool, replicas) for pool in sorted(pools)),
+        *namespace_streams(ns, replicas, sizes),
+    ]
+
+
+async def survey(
+    client: Client, ns: str, replicas: int, sizes: StreamSizes = STREAM_SIZES
+) -> list[StreamStatus]:
+    """The status of every wanted stream. Raises `LogUnavailable` when the server does not answer at all."""
+    specs = await wanted_streams(client, ns, replicas, sizes)
+    return [await _status_of(client, ns, spec) for spec in specs]
+
+
+async def _status_of(client: Client, ns: str, spec: StreamSpec) -> StreamStatus:
+    try:
+        info = await api(client, f"STREAM.INFO.{spec.name}")
+        seen = _read(spec, info)
+        if not spec.pool:
+            return seen
+        # Snapshots are read after the log: a newer one may appear in between, never an older one.
+        saved = await _newest_snapshot(client, ns, spec.pool)
+        bounds = Bounds(seen.first, seen.last)
+        if saved is not None and saved > bounds.last:
+            bounds = bounds_of((await api(client, f"STREAM.INFO.{spec.name}"))["state"])
+        return msgspec.structs.replace(seen, snapshot=saved, forgotten=forgotten(*bounds, saved or 0))
+    except StreamMissing:
+        return StreamStatus(name=spec.name, what=spec.what, pool=spec.pool, trouble="missing")
+    except LogError as error:
+        return StreamStatus(name=spec.name, what=spec.what, pool=spec.pool, trouble=str(error))
+    except TimeoutError:
+        trouble = f"the snapshots of pool {spec.pool} cannot be listed within {READ_S:.0f} s"
+        return msgspec.structs.replace(seen, trouble=trouble)
+
+
+def _read(spec: StreamSpec, info: dict[str, Any]) -> StreamStatus:
+    state, cluster = info["state"], info.get("cluster") or {}
+    bounds = bounds_of(state)
+    messages = int(state["messages"])
+    age_ns = parse_time_ns(info["ts"]) - parse_time_ns(state["first_ts"]) if messages else 0
+    followers = cluster.get("replicas") or []
+    return StreamStatus(
+        name=spec.name,
+        what=spec.what,
+        pool=spec.pool,
+        messages=messages,
+        bytes=int(state["bytes"]),
+        oldest_s=max(age_ns / SECOND_NS, 0.0),
+        first=bounds.first,
+        last=bounds.last,
+        consumers=int(state.get("consumer_count", 0)),
+        replicas=int(info["config"]["num_replicas"]),
+        current_replicas=1 + sum(bool(one.get("current")) and not one.get("offline") for one in followers),
+        leader=cluster.get("leader", ""),
+        differences=tuple(compare(spec, info)),
+    )
+
+
+async def _newest_snapshot(client: Client, ns: str, pool: str) -> int | None:
+    blobs = JetStreamBlobs(client, subjects.blob_bucket(ns))
+    try:
+        async with asyncio.timeout(READ_S):
+            names = await blobs.names(subjects.snapshot_prefix(pool))
+    except StreamMissing:
+        return None
+    return subjects.snapshot_position(names[-1]) if names else None
+
+
+async def _pools_with_a_card(client: Client, ns: str) -> set[str]:
+    bucket = subjects.card_bucket(ns)
+    # A watch would wait for a bucket that does not exist.
+    await api(client, f"STREAM.INFO.{subjects.table_stream(bucket)}")
+    table = JetStreamTable(client, bucket)
+    async with asyncio.timeout(READ_S), aclosing(table.watch()) as watch:
+        entries = await anext(watch)
+    return {entry.key for entry in entries if entry.value is not None and subjects.card_pool(entry.key)}

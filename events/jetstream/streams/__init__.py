@@ -1,1 +1,0 @@
-"""The streams of a namespace: specification, status, difference, reconciliation, append probe."""

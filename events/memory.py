@@ -1,0 +1,300 @@
+"""`Log` in memory: the same contract, no server. For tests and the simulator."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import NamedTuple
+
+from headwater.events.ports import (
+    ATOMIC_MESSAGES_MAX,
+    NOTHING,
+    AppendResult,
+    Bounds,
+    Entry,
+    Fenced,
+    Gap,
+    LogRefused,
+    Newest,
+    Record,
+    Retention,
+    Slice,
+    Stored,
+    Unreadable,
+    sha256,
+    wrong_bytes,
+)
+from headwater.events.table import KeySize, TableEntry
+from headwater.schemas.clock import Clock
+from headwater.schemas.encoding import Sealed, UnreadableBatch, decode_batch
+
+SLICE_RECORDS_MAX = 256
+REPLACED = "the stream was replaced"
+
+
+class MemoryMessage(NamedTuple):
+    """One stored message."""
+
+    subject: str
+    stored_ns: int
+    data: bytes
+
+
+class MemoryLog:
+    """`Log` in memory. Messages pass through the real codec, so unreadable ones behave as on JetStream."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._first = 1
+        self._messages: list[MemoryMessage] = []
+        self._newest: dict[str, Newest] = {}
+        self._grown = asyncio.Event()
+        self._life = 1
+
+    async def append(self, *entries: Entry, deadline_s: float = 5.0) -> AppendResult:
+        """See `Log.append`."""
+        if not 1 <= len(entries) <= ATOMIC_MESSAGES_MAX:
+            raise ValueError(f"an append accepts 1 to {ATOMIC_MESSAGES_MAX} messages, got {len(entries)}")
+        for subject, message in entries:
+            known = self._newest.get(subject, NOTHING)
+            if known.epoch > message.epoch:
+                return Fenced(known.epoch)
+        fresh = [entry for entry in entries if not self._has(entry.subject, entry.message)]
+        for subject, message in fresh:
+            self._store(subject, message)
+        if fresh:
+            self._wake_readers()
+        return Stored(self._newest[entries[-1].subject].position, again=not fresh)
+
+    async def ingest(
+        self, subject: str, *messages: Sealed, fence: str, deadline_s: float = 5.0
+    ) -> AppendResult:
+        """See `Log.ingest`."""
+        if not 1 <= len(messages) <= ATOMIC_MESSAGES_MAX:
+            raise ValueError(f"an ingest accepts 1 to {ATOMIC_MESSAGES_MAX} messages, got {len(messages)}")
+        fenced = max(self._newest.get(one, NOTHING).epoch for one in (fence, subject))
+        if fenced > messages[-1].epoch:
+            return Fenced(fenced)
+        fresh = [message for message in messages if not self._has(subject, message)]
+        for message in fresh:
+            self._store(subject, message)
+        if fresh:
+            self._wake_readers()
+        return Stored(self._newest[subject].position, again=not fresh)
+
+    async def newest(self, subject: str) -> Newest:
+        """See `Log.newest`."""
+        return self._newest.get(subject, NOTHING)
+
+    def _has(self, subject: str, message: Sealed) -> bool:
+        known = self._newest.get(subject, NOTHING)
+        return (known.writer, known.epoch) == (message.writer, message.epoch) and known.seq >= message.seq
+
+    def _store(self, subject: str, message: Sealed) -> None:
+        self._messages.append(MemoryMessage(subject, self._clock.wall_ns(), message.data))
+        position = self._first + len(self._messages) - 1
+        self._newest[subject] = Newest(position, message.writer, message.epoch, message.seq, message.digest)
+
+    async def read(self, after: int, *, follow: bool) -> AsyncIterator[Slice]:
+        """See `Log.read`."""
+        until = (await self.bounds()).last
+        reported = False
+        life = self._life
+        while True:
+            first, last = await self.bounds()
+            gap = None
+            if life != self._life:
+                gap, after, life = Gap(1, after, REPLACED), 0, self._life
+            elif after + 1 < first:
+                gap = Gap(after + 1, first - 1, "purged")
+                after = first - 1
+            elif after > last:
+                gap = Gap(last + 1, after, "the log is shorter than the position asked for")
+                after = last
+            stop = min(last, after + SLICE_RECORDS_MAX)
+            records: list[Record] = []
+            unreadable: list[Unreadable] = []
+            for position in range(after + 1, stop + 1):
+                subject, stored_ns, data = self._messages[position - self._first]
+                try:
+                    records.append(Record(position, subject, stored_ns, decode_batch(data)))
+                except UnreadableBatch as error:
+                    unreadable.append(Unreadable(position, subject, str(error)))
+            after = max(after, stop)
+            if records or unreadable or gap or not reported:
+                reported = True
+                yield Slice(records, last - after, gap, tuple(unreadable))
+            elif not follow and after >= until:
+                return
+            else:
+                await self._grown.wait()
+
+    async def bounds(self) -> Bounds:
+        """See `Log.bounds`."""
+        return Bounds(self._first, self._first + len(self._messages) - 1)
+
+    async def identity(self) -> str:
+        """See `Log.identity`."""
+        return f"life {self._life}"
+
+    async def retention(self, after: int) -> Retention:
+        """See `Log.retention`. Memory has no limits."""
+        first, last = await self.bounds()
+        next_age_s = 0.0
+        if after < last:
+            stored_ns = self._messages[max(after + 1, first) - first].stored_ns
+            next_age_s = (self._clock.wall_ns() - stored_ns) / 1e9
+        size = sum(len(message.data) for message in self._messages)
+        return Retention(first, last, size, 0, 0, 0.0, next_age_s)
+
+    def purge(self, before: int) -> None:
+        """Remove positions below `before`, as retention would."""
+        drop = max(0, min(before - self._first, len(self._messages)))
+        del self._messages[:drop]
+        self._first += drop
+        self._wake_readers()
+
+    def replace(self) -> None:
+        """Become another log under the same name, without messages: deleted and re-created."""
+        self._first, self._messages, self._newest = 1, [], {}
+        self._life += 1
+        self._wake_readers()
+
+    def alter(self, position: int, data: bytes) -> None:
+        """Replace a message's bytes, as a faulty disk would."""
+        at = position - self._first
+        self._messages[at] = self._messages[at]._replace(data=data)
+
+    def raw(self, position: int) -> MemoryMessage:
+        """The stored bytes of a message."""
+        return self._messages[position - self._first]
+
+    def _wake_readers(self) -> None:
+        grown, self._grown = self._grown, asyncio.Event()
+        grown.set()
+
+
+# `Table` and `Blobs` in memory: same contracts, no server. For tests and the simulator.
+
+
+class MemoryTable:
+    """`Table` in memory. Entries with a time to live expire on the passed clock."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._revision = 0
+        self._entries: dict[str, tuple[bytes, int, float]] = {}
+        self._changes: list[TableEntry] = []
+        self._changed = asyncio.Event()
+
+    async def create(self, key: str, value: bytes, *, ttl_s: int = 0) -> int | None:
+        """See `Table.create`."""
+        self.expire()
+        return None if key in self._entries else self._store(key, value, ttl_s)
+
+    async def update(self, key: str, value: bytes, *, revision: int, ttl_s: int = 0) -> int | None:
+        """See `Table.update`."""
+        self.expire()
+        held = self._entries.get(key)
+        return self._store(key, value, ttl_s) if held and held[1] == revision else None
+
+    async def put(self, key: str, value: bytes, *, ttl_s: int = 0) -> int:
+        """See `Table.put`."""
+        return self._store(key, value, ttl_s)
+
+    async def delete(self, key: str, *, marker_s: int = 0) -> None:
+        """See `Table.delete`. There are no markers."""
+        del marker_s
+        if self._entries.pop(key, None) is not None:
+            self._note(key, None)
+
+    async def get(self, key: str) -> TableEntry | None:
+        """See `Table.get`."""
+        self.expire()
+        held = self._entries.get(key)
+        return TableEntry(key, held[0], held[1]) if held else None
+
+    async def sizes(self, prefix: str) -> list[KeySize]:
+        """See `Table.sizes`."""
+        self.expire()
+        found = [
+            KeySize(key, len(held[0]), held[1])
+            for key, held in self._entries.items()
+            if key.startswith(prefix + ".")
+        ]
+        return sorted(found, key=lambda one: one.revision)
+
+    async def watch(self) -> AsyncIterator[list[TableEntry]]:
+        """See `Table.watch`."""
+        self.expire()
+        seen = len(self._changes)
+        yield [TableEntry(key, held[0], held[1]) for key, held in self._entries.items()]
+        while True:
+            if seen == len(self._changes):
+                await self._changed.wait()
+            fresh = self._changes[seen:]
+            seen += len(fresh)
+            yield fresh
+
+    def replace(self) -> None:
+        """Delete and re-create the table: it is empty, and revisions start again."""
+        self.expire()
+        for key in [*self._entries]:
+            self._revision = self._entries.pop(key)[1]
+            self._note(key, None, lost=True)
+        self._revision = 0
+
+    def expire(self) -> None:
+        """Remove expired entries. To be called when a virtual clock is advanced."""
+        now = self._clock.monotonic_s()
+        for key in [key for key, held in self._entries.items() if held[2] <= now]:
+            del self._entries[key]
+            self._note(key, None)
+
+    def _store(self, key: str, value: bytes, ttl_s: int) -> int:
+        until = self._clock.monotonic_s() + ttl_s if ttl_s else float("inf")
+        self._entries[key] = (value, self._revision + 1, until)
+        self._note(key, value)
+        return self._revision
+
+    def _note(self, key: str, value: bytes | None, *, lost: bool = False) -> None:
+        self._revision += 1
+        self._changes.append(TableEntry(key, value, self._revision, lost))
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+
+class MemoryBlobs:
+    """`Blobs` in memory."""
+
+    def __init__(self) -> None:
+        self._objects: dict[str, bytes] = {}
+
+    async def put(self, name: str, data: bytes | memoryview) -> str:
+        """See `Blobs.put`."""
+        self._objects[name] = bytes(data)
+        return sha256(data)
+
+    async def get(self, name: str) -> bytes | None:
+        """See `Blobs.get`."""
+        return self._objects.get(name)
+
+    async def read_into(self, name: str, into: memoryview, digest: str) -> bool:
+        """See `Blobs.read_into`."""
+        data = self._objects.get(name)
+        if data is None:
+            return False
+        if len(data) != len(into) or sha256(data) != digest:
+            raise LogRefused(wrong_bytes(name))
+        into[:] = data
+        return True
+
+    async def has(self, name: str) -> bool:
+        """See `Blobs.has`."""
+        return name in self._objects
+
+    async def names(self, prefix: str) -> list[str]:
+        """See `Blobs.names`."""
+        return sorted(name for name in self._objects if name.startswith(prefix))
+
+    async def delete(self, name: str) -> None:
+        """See `Blobs.delete`."""
+        self._objects.pop(name, None)

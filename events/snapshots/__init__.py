@@ -1,1 +1,0 @@
-"""Snapshots of folded state: format, store, local cache, policy, retention, bookmarks."""

@@ -1,1 +1,0 @@
-"""Benchmarks of block hashing and of the prefix index."""

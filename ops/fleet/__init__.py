@@ -1,1 +1,0 @@
-"""A fleet of local processes: plan, start, supervise, stop."""

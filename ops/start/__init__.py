@@ -1,0 +1,1 @@
+"""Starting things: a fleet on this machine, its processes, and workers with their engines."""

@@ -1,0 +1,134 @@
+"""One engine as a process: its worker, or one worker per data-parallel rank."""
+
+import asyncio
+import secrets
+import socket
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from headwater.actors.runtime.actor import Actor, Unrecoverable
+from headwater.actors.runtime.persistence import Ports
+from headwater.actors.worker.actor import WorkerActor
+from headwater.actors.worker.inflight import WorkerCollector, WorkerProfile
+from headwater.actors.worker.lora import LoraSettings
+from headwater.actors.worker.lora_slots import RestartList
+from headwater.engines.engine import Engine, EngineUnavailable
+from headwater.engines.lora_files import LoraCache, LoraError, LoraPolicy
+from headwater.engines.lora_files.sources import parse_networks, parse_sources
+from headwater.engines.transfer.opening import media_transfer, open_transfer
+from headwater.engines.transfer.port import TransferUnavailable
+from headwater.ops.config.processes import EngineProcess
+from headwater.ops.config.setting import ConfigError, cache_folder
+from headwater.ops.process import metrics_folder
+from headwater.ops.process.actor import EXIT_UNRECOVERABLE, Host, run_one
+from headwater.ops.start import make_engine, preflight
+from headwater.ops.start.plan import has_ranks, run_ranks
+from headwater.schemas.names import slug
+
+
+def adapters_of(settings: EngineProcess, worker: str) -> LoraSettings:
+    """How the worker of this name handles adapters. Raises `ConfigError`."""
+    lora = settings.lora
+    try:
+        policy = LoraPolicy(
+            parse_sources(lora.sources),
+            parse_networks(lora.networks),
+            lora.max_mib << 20,
+            lora.fetch_s,
+            lora.cache_mib << 20,
+        )
+    except LoraError as error:
+        raise ConfigError(f"--lora-sources, --lora-networks: {error}") from error
+    if not policy.sources:
+        if lora.loading.on_demand:
+            raise ConfigError(
+                "--lora-on-demand needs --lora-sources: give the locations that adapters may come from"
+            )
+        return LoraSettings()
+    cache = cache_folder(settings.cache_dir)
+    # Without a cache folder adapters live as long as the machine's temporary files.
+    root = cache / "adapters" if cache else Path(tempfile.mkdtemp(prefix="headwater-adapters-"))
+    names = cache / "adapters" / ".workers" / f"{settings.nats.namespace}.{worker}.json" if cache else None
+    return LoraSettings(LoraCache(root, policy), lora.loading, settings.drain_timeout, RestartList(names))
+
+
+# One engine as a process: its worker, or one worker per data-parallel rank.
+
+HOST_CHARACTERS_MAX: Final = 45
+"""With a random part, and the number of a data-parallel rank behind it, a name has at most 64."""
+
+
+def unique_name() -> str:
+    """The end of this host's name, by which replicas differ, and a random part: containers share process ids, and some share names."""
+    host = slug(socket.gethostname())[-HOST_CHARACTERS_MAX:].lstrip("-_") or "host"
+    return f"{host}-{secrets.token_hex(4)}"
+
+
+_log = structlog.get_logger("headwater.main")
+
+
+async def run_engine(settings: EngineProcess, stop: asyncio.Event) -> int:
+    """Run one engine until stopped or until it dies: then the process ends, and its supervisor starts another."""
+    own = settings.worker
+    name = settings.name or unique_name()
+    try:
+        engine, served = make_engine.make(settings, name)
+        media = settings.media_transfer
+        media_transfer(name, media.mib, media.transport)
+    except (EngineUnavailable, TransferUnavailable) as error:
+        _log.error("engine_cannot_start", reason=str(error))
+        return EXIT_UNRECOVERABLE
+    actors: list[WorkerActor] = []
+
+    async def make(ports: Ports, worker: str = name, one: Engine = engine) -> Actor:
+        try:
+            await preflight.against_fleet(ports, settings, served.name, cpu=make_engine.on_cpu())
+        except EngineUnavailable as error:
+            _log.error("engine_cannot_start", reason=str(error))
+            raise Unrecoverable(str(error)) from error
+        actor = WorkerActor(
+            ports,
+            worker,
+            one,
+            served,
+            drain_s=settings.drain_timeout,
+            profile=WorkerProfile(own.role, name, own.tier, own.taints, own.embedding_format),
+            lora=adapters_of(settings, worker),
+            health=settings.health,
+            open_transfer=partial(
+                # The simulated engine needs no NIXL.
+                open_transfer,
+                worker,
+                own.embeddings_mib,
+                "shared" if own.engine == "sim" else "nixl",
+            ),
+            open_media_transfer=media_transfer(worker, media.mib, media.transport),
+        )
+        actors.append(actor)
+        return actor
+
+    def labels() -> dict[str, str]:
+        actor = actors[0] if actors else None
+        pool = str(actor.stats().get("pool", "")) if actor else ""
+        role = actor.status.role if actor else own.role
+        return {"worker": name, "pool": pool, "role": role, "rank": "0"}
+
+    collector = WorkerCollector(lambda: [(actor.name, actor.stats) for actor in list(actors)])
+
+    host = Host(settings.nats, settings.metrics, settings.cache_dir, settings.streams)
+
+    async def run() -> int:
+        if has_ranks(engine):
+            return await run_ranks(host, name, engine, make, stop, partial(run_one, collector=collector))
+        return await run_one(
+            host, "worker", name, make, stop, restarts=False, labels=labels, collector=collector
+        )
+
+    if own.engine in metrics_folder.ENGINES and settings.metrics.port:
+        with metrics_folder.per_life():
+            return await run()
+    return await run()

@@ -1,1 +1,0 @@
-"""The process of an engine: its plan, its checks, its workers."""

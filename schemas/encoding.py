@@ -1,0 +1,222 @@
+"""The log's events as one type, and the codec of its messages.
+
+The messages of one subject form a hash chain: each contains the digest of the previous one and ends with its own. A reader
+verifies that a message was not altered (its own digest), and that the message before it is the one that preceded it when
+it was written.
+
+Fields of an event are only appended, with defaults. Any other change is a new tag: the old struct moves here under its old
+tag, with a function that converts it to its replacement, so that readers handle only current events. A struct stays here
+as long as logs may contain it.
+"""
+
+from collections.abc import Callable
+from hashlib import blake2b
+from typing import Annotated, Any, Final, Generic, NamedTuple, TypeVar, Union
+
+import msgspec
+
+from headwater.schemas.events import Event
+from headwater.schemas.events.fleet import (
+    EnginesWeighted,
+    LoadReported,
+    RequestsHeld,
+    WorkerChanged,
+    WorkerControlled,
+    WorkerDraining,
+    WorkerJoined,
+    WorkerLeft,
+)
+from headwater.schemas.events.kv import BlocksCleared, BlocksRemoved, BlocksStored, KvGap
+from headwater.schemas.events.request import RequestAccepted, RequestCheckpoint, RequestEnded, RequestEvent
+from headwater.schemas.events.route import Decision, DecisionVoided, Shadowed
+from headwater.schemas.hashing import unpack_hashes
+
+EventT = TypeVar("EventT")
+
+SCHEMA_ID: Final = "headwater"
+"""Identifies this family of event schemas; a log of another one is rejected."""
+
+SCHEMA_VERSION: Final = 1
+"""Version of the event schemas written by this release."""
+
+DIGEST_BYTES: Final = 8
+NO_DIGEST: Final = bytes(DIGEST_BYTES)
+"""Digest before the first message, and in a batch that was not sealed yet."""
+
+Digest = Annotated[bytes, msgspec.Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
+
+
+class Batch(msgspec.Struct, Generic[EventT], frozen=True, array_like=True):
+    """One log message: the events of one writer, in the order they happened.
+
+    `epoch` is the revision of the writer's lease, so a higher epoch is a later incarnation; `seq` counts that
+    incarnation's batches on this subject from 1 and identifies the batch in retries; `wall_ns` is data, which no fold
+    compares. `trace` is the W3C trace id that all events of the batch belong to, empty where they belong to several. `previous` is the digest of the subject's message before this one, `digest`
+    its own: BLAKE2b over all bytes before it, last in the message.
+    """
+
+    version: int
+    writer: str
+    epoch: int
+    seq: int
+    wall_ns: int
+    events: tuple[EventT, ...]
+    schema: str = SCHEMA_ID
+    trace: str = ""
+    previous: Digest = NO_DIGEST
+    digest: Digest = NO_DIGEST
+
+
+class Sealed(NamedTuple):
+    """An encoded batch: its identity, and its bytes, which end with the digest."""
+
+    writer: str
+    epoch: int
+    seq: int
+    data: bytes
+
+    @property
+    def digest(self) -> bytes:
+        """The digest that the subject's next message has as `previous`."""
+        return self.data[-DIGEST_BYTES:]
+
+
+# Retired events, which are no longer written, and their conversion to the events that replaced them.
+
+Upcasters = dict[type[Event], Callable[[Any], Event]]
+
+UPCASTERS: Upcasters = {}
+"""Each retired event's conversion, to the event that replaced it or to a retired one between them."""
+
+
+# The log's events as one type, and the codec of its messages.
+
+PoolEvent = (
+    BlocksStored
+    | BlocksRemoved
+    | BlocksCleared
+    | KvGap
+    | LoadReported
+    | RequestsHeld
+    | Decision
+    | DecisionVoided
+    | Shadowed
+    | WorkerJoined
+    | WorkerChanged
+    | WorkerControlled
+    | WorkerDraining
+    | WorkerLeft
+    | EnginesWeighted
+)
+LogEvent = PoolEvent | RequestEvent
+
+EVENT_BYTES: Final = 64
+NAME_BYTES: Final = 40
+"""Assumed bytes of an event without its variable-size fields, and of a request's name."""
+
+NO_HASH: Final = bytes(8)
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+class UnreadableBatch(ValueError):
+    """Bytes in the log that are not a batch, were altered, or come from a newer release."""
+
+
+def digest_of(data: bytes | bytearray) -> bytes:
+    """The digest with which a message of these bytes must end."""
+    return blake2b(memoryview(data)[:-DIGEST_BYTES], digest_size=DIGEST_BYTES).digest()
+
+
+def encode_batch(batch: Batch[Any]) -> bytes:
+    """Bytes of one log message, with its computed digest in place of `batch.digest`."""
+    data = bytearray()
+    _encoder.encode_into(batch, data)
+    data[-DIGEST_BYTES:] = digest_of(data)
+    return bytes(data)
+
+
+def seal(batch: Batch[Any]) -> Sealed:
+    """The batch in the form that is appended."""
+    return Sealed(batch.writer, batch.epoch, batch.seq, encode_batch(batch))
+
+
+def reader_of(upcasters: Upcasters) -> Callable[[bytes], Batch[LogEvent]]:
+    """`decode_batch` with a table of retired events: these are converted to their replacements."""
+    kinds: Any = Union[(LogEvent, *upcasters)]
+    decoder = msgspec.msgpack.Decoder(Batch[kinds])
+
+    def current(event: Event) -> Any:
+        while type(event) in upcasters:
+            event = upcasters[type(event)](event)
+        return event
+
+    def decode(data: bytes) -> Batch[LogEvent]:
+        """Decode a log message of any release so far. Raises `UnreadableBatch` with the reason."""
+        try:
+            batch = decoder.decode(data)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise UnreadableBatch(f"not a batch of events: {error}") from error
+        if batch.version > SCHEMA_VERSION:
+            raise UnreadableBatch(
+                f"written by a newer release (schema {batch.version}, this one reads up to {SCHEMA_VERSION})"
+            )
+        if batch.version < 1 or batch.digest != digest_of(data):
+            raise UnreadableBatch("it was altered: its bytes do not match its digest")
+        if batch.schema != SCHEMA_ID:
+            raise UnreadableBatch(f"written in schema {batch.schema!r}, this release reads {SCHEMA_ID!r}")
+        if any(type(event) in upcasters for event in batch.events):
+            batch = msgspec.structs.replace(batch, events=tuple(current(event) for event in batch.events))
+        found: Batch[Any] = batch
+        for event in found.events:
+            _check(event)
+        return found
+
+    return decode
+
+
+decode_batch = reader_of(UPCASTERS)
+
+
+def _check(event: LogEvent) -> None:
+    """Check what types cannot express, so that folds may rely on it. Raises `UnreadableBatch`."""
+    match event:
+        case BlocksStored(hashes=hashes) | BlocksRemoved(hashes=hashes):
+            if len(hashes) % 8:
+                raise UnreadableBatch(f"{len(hashes)} bytes are not packed hashes: not a multiple of 8")
+            # Searching is far cheaper than comparing each; a match may span the end of one hash and the start of the next.
+            if NO_HASH in hashes and not unpack_hashes(hashes).all():
+                raise UnreadableBatch("a block hash is 0, which names no block")
+        case Decision(worker=worker, candidates=candidates):
+            if all(candidate.worker != worker for candidate in candidates):
+                raise UnreadableBatch(f"a decision for {worker}, which is not one of its candidates")
+        case _:
+            pass
+
+
+def size_of(event: Event) -> int:
+    """Approximate encoded size of an event in bytes, to bound the size of messages."""
+    match event:
+        case BlocksStored(hashes=hashes) | BlocksRemoved(hashes=hashes):
+            return EVENT_BYTES + len(hashes)
+        case LoadReported():
+            names = len(event.accepted) + len(event.prefilled) + len(event.finished)
+            return EVENT_BYTES + NAME_BYTES * names
+        case RequestsHeld(requests=requests):
+            return EVENT_BYTES + NAME_BYTES * len(requests)
+        case Decision(candidates=candidates):
+            return 4 * EVENT_BYTES + EVENT_BYTES * len(candidates)
+        case RequestAccepted(body=body):
+            return EVENT_BYTES + len(body)
+        case WorkerControlled(arguments=arguments, detail=detail):
+            return EVENT_BYTES + len(arguments) + len(detail)
+        case WorkerChanged(loras=loras):
+            return EVENT_BYTES + NAME_BYTES * len(loras)
+        case EnginesWeighted(weights=weights):
+            return EVENT_BYTES + NAME_BYTES * len(weights)
+        case RequestCheckpoint(tokens=tokens):
+            return EVENT_BYTES + len(tokens)
+        case RequestEnded(answers=answers):
+            return EVENT_BYTES + sum(map(len, answers))
+        case _:
+            return EVENT_BYTES

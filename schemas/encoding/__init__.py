@@ -1,1 +1,0 @@
-"""The wire format: envelopes, batches, compression, upcasting of older versions."""

@@ -1,1 +1,0 @@
-"""Values of the key-value buckets: leases and model cards."""

@@ -112,7 +112,6 @@ NEUTRAL_VALUES: Final[dict[str, tuple[Any, ...]]] = {
     "repetition_detection": _NOTHING,
     "guided_whitespace_pattern": _NOTHING,
     "use_beam_search": _OFF,
-    "return_tokens_as_token_ids": _OFF,
     "watermarking": _OFF,
     "length_penalty": (None, 1),
     "logprob_token_ids": _EMPTY,
@@ -148,7 +147,6 @@ class UnsupportedFields(ReservedFields, kw_only=True):
     repetition_detection: Any = None
     guided_whitespace_pattern: Any = None
     use_beam_search: Any = None
-    return_tokens_as_token_ids: Any = None
     watermarking: Any = None
     length_penalty: Any = None
     logprob_token_ids: Any = None

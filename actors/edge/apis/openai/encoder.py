@@ -90,11 +90,12 @@ REASONING_FIELDS: Final = ("reasoning_content", "reasoning")
 
 
 class ShownParts(NamedTuple):
-    """`usage`: a last chunk with it; `progress`: in every chunk too. `reasoning`: under these names, empty for none."""
+    """`tokens_as_ids`: tokens of log probabilities are named by their ids. `usage`: a last chunk with it; `progress`: in every chunk too. `reasoning`: under these names, empty for none."""
 
     logprobs: bool = False
     prompt_logprobs: bool = False
     token_ids: bool = False
+    tokens_as_ids: bool = False
     echo: bool = False
     usage: bool = False
     progress: bool = False
@@ -108,6 +109,7 @@ def shown_in_chat(request: ChatRequest, field: ReasoningField = "both") -> Shown
         logprobs=bool(request.logprobs),
         prompt_logprobs=request.prompt_logprobs is not None,
         token_ids=bool(request.return_token_ids),
+        tokens_as_ids=bool(request.return_tokens_as_token_ids),
         usage=_usage(request),
         progress=_progress(request),
         reasoning=reasoning if request.include_reasoning is not False else (),
@@ -120,6 +122,7 @@ def shown_in_completion(request: CompletionRequest) -> ShownParts:
         logprobs=request.logprobs is not None,
         prompt_logprobs=request.prompt_logprobs is not None,
         token_ids=bool(request.return_token_ids),
+        tokens_as_ids=bool(request.return_tokens_as_token_ids),
         echo=bool(request.echo),
         usage=_usage(request),
         progress=_progress(request),
@@ -376,7 +379,7 @@ class ChatEncoder(OpenAiEncoder):
     def _logprobs(self, detail: TokenDetail | None) -> dict[str, Any] | None:
         if detail is None or not self._shown.logprobs:
             return None
-        return chat_logprobs(self._tokenizer, detail)
+        return chat_logprobs(self._tokenizer, detail, as_ids=self._shown.tokens_as_ids)
 
 
 # Generation's events as responses of /v1/completions. Pure.
@@ -395,10 +398,13 @@ class CompletionEncoder(OpenAiEncoder):
         super().__init__(tokenizer, shown)
         self._logprobs: dict[int, CompletionLogprobs] = {}
 
+    def _writer(self) -> CompletionLogprobs:
+        return CompletionLogprobs(self._tokenizer, as_ids=self._shown.tokens_as_ids)
+
     def start_choice(self, index: int, prompt: PromptDetail | None) -> bytes:
         """See `ResponseEncoder.start_choice`. With `echo` the prompt is the first text."""
         super().start_choice(index, prompt)
-        self._logprobs[index] = logprobs = CompletionLogprobs(self._tokenizer)
+        self._logprobs[index] = logprobs = self._writer()
         fields = self.prompt_fields(prompt)
         echoed = prompt.text if prompt is not None and self._shown.echo else ""
         if not fields and not echoed:
@@ -427,7 +433,7 @@ class CompletionEncoder(OpenAiEncoder):
         shown = self._shown
         logprobs = None
         if shown.logprobs:
-            writer = CompletionLogprobs(self._tokenizer)
+            writer = self._writer()
             before = writer.prompt(choice.prompt) if shown.echo else None
             logprobs = writer.answer(choice.detail)
             if before is not None:

@@ -1,7 +1,10 @@
-"""Log probabilities in the two shapes of OpenAI's API. Pure."""
+"""Log probabilities in the two shapes of OpenAI's API. Pure.
+
+With `as_ids` tokens are named `token_id:ID` as vLLM does it, so that tokens of equal text can be told apart.
+"""
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from headwater.actors.edge.model.tokenizer import Tokenizer
@@ -12,12 +15,18 @@ LEAST: Final = -9999.0
 """JSON has no minus infinity; OpenAI uses this."""
 
 
-def chat_logprobs(tokenizer: Tokenizer, detail: TokenDetail) -> dict[str, Any]:
+def _names(tokenizer: Tokenizer, *, as_ids: bool) -> Callable[[int], str]:
+    """Return what names a token: its text, or its id."""
+    return (lambda token: f"token_id:{token}") if as_ids else tokenizer.text_of
+
+
+def chat_logprobs(tokenizer: Tokenizer, detail: TokenDetail, *, as_ids: bool = False) -> dict[str, Any]:
     """The shape of chat completions."""
+    name = _names(tokenizer, as_ids=as_ids)
 
     def entry(token: int, logprob: float) -> dict[str, Any]:
         return {
-            "token": tokenizer.text_of(token),
+            "token": name(token),
             "logprob": max(logprob, LEAST),
             "bytes": list(tokenizer.bytes_of(token)),
         }
@@ -32,8 +41,9 @@ def chat_logprobs(tokenizer: Tokenizer, detail: TokenDetail) -> dict[str, Any]:
 class CompletionLogprobs:
     """The shape of completions, for one choice. Offsets count from the beginning of its text."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, as_ids: bool = False) -> None:
         self._tokenizer = tokenizer
+        self._name = _names(tokenizer, as_ids=as_ids)
         self._characters = codecs.getincrementaldecoder("utf-8")("replace")
         self.offset = 0
         """Length of the text before the next tokens, without a character that they complete."""
@@ -47,11 +57,11 @@ class CompletionLogprobs:
         return self._document(detail.tokens, detail.logprobs)
 
     def _named(self, token: int, item: TokenLogprob) -> dict[str, float]:
-        """The alternatives and the chosen token by their texts; of equal texts, the likelier one's."""
+        """The alternatives and the chosen token by their names; of equal names, the likelier one's."""
         found: dict[str, float] = {}
         for other, value in (*item.top, (token, item.logprob)):
-            text = self._tokenizer.text_of(other)
-            found[text] = max(found.get(text, LEAST), value, LEAST)
+            name = self._name(other)
+            found[name] = max(found.get(name, LEAST), value, LEAST)
         return found
 
     def _length_in(self, text: str, token: int, piece: str) -> int:
@@ -65,8 +75,7 @@ class CompletionLogprobs:
     def _document(
         self, tokens: Sequence[int], logprobs: Sequence[TokenLogprob | None], text: str | None = None
     ) -> dict[str, list[Any]]:
-        name = self._tokenizer.text_of
-        names = [name(token) for token in tokens]
+        names = [self._name(token) for token in tokens]
         offsets: list[int] = []
         for token in tokens:
             offsets.append(self.offset)

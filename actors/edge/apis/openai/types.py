@@ -131,6 +131,7 @@ class CompletionCommon(Guided, kw_only=True):
     bad_words: Annotated[list[BadWord], msgspec.Meta(max_length=BAD_WORDS_MAX)] | None = None
     prompt_logprobs: Logprobs | None = None
     return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
     truncate_prompt_tokens: Annotated[int, msgspec.Meta(ge=-1, le=2**31)] | None = None
     user: str | None = None
     prompt_cache_key: CacheKey | None = None

@@ -186,6 +186,18 @@ def test_completion_logprobs_count_offsets_in_the_text() -> None:
     assert document["top_logprobs"][2] == {"c": -1.0, "a": -2.0}
 
 
+def test_tokens_may_be_named_by_their_ids() -> None:
+    """As `return_tokens_as_token_ids` asks: alternatives too, and two tokens of equal text stay two."""
+    one, two = TOKENIZER.reference.encode("aé").ids[1:]
+    detail = TokenDetail((one,), (TokenLogprob(-1.0, ((one, -1.0), (two, -2.0))),))
+    [entry] = chat_logprobs(TOKENIZER, detail, as_ids=True)["content"]
+    assert (entry["token"], entry["bytes"]) == (f"token_id:{one}", [0xC3])
+    assert [other["token"] for other in entry["top_logprobs"]] == [f"token_id:{one}", f"token_id:{two}"]
+    document = CompletionLogprobs(TOKENIZER, as_ids=True).answer(detail)
+    assert document["tokens"] == [f"token_id:{one}"]
+    assert document["top_logprobs"] == [{f"token_id:{one}": -1.0, f"token_id:{two}": -2.0}]
+
+
 def test_errors_have_openais_shape() -> None:
     """One object with message, type, param and code; what may pass says when to come back."""
     error = ApiError(400, 'no\n"such" field', param="x", code="bad")

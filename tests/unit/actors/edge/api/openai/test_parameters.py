@@ -150,6 +150,23 @@ def test_the_prompts_log_probabilities_have_vllms_shape(edge: EdgeWorld) -> None
     assert sent == ids("abcdef")
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_log_probabilities_name_tokens_by_id_where_that_is_wanted(edge: EdgeWorld, stream: bool) -> None:
+    """In both endpoints; anything but a boolean is refused by name."""
+    names = [f"token_id:{token}" for token in ids("abcdef")]
+    wanted: dict[str, Any] = {"return_tokens_as_token_ids": True, "stream": stream}
+    found = chat(edge, logprobs=True, **wanted)
+    choices = [event["choices"][0] for event in found if event["choices"]] if stream else found["choices"]
+    assert [
+        entry["token"] for one in choices if one["logprobs"] for entry in one["logprobs"]["content"]
+    ] == names
+    found = complete(edge, logprobs=1, **wanted)
+    choices = [event["choices"][0] for event in found if event["choices"]] if stream else found["choices"]
+    assert [token for one in choices if one["logprobs"] for token in one["logprobs"]["tokens"]] == names
+    error = refused(edge, COMPLETIONS, return_tokens_as_token_ids="yes")
+    assert error["param"] == "return_tokens_as_token_ids"
+
+
 def test_a_long_prompt_has_a_bound_of_log_probabilities(edge: EdgeWorld) -> None:
     """They travel in one message."""
     error = refused(edge, COMPLETIONS, prompt=[1] * 2_000, prompt_logprobs=20)

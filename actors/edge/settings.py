@@ -135,7 +135,7 @@ HostedTools = Literal["omit", "reject"]
 
 
 class ClientLimits(NamedTuple):
-    """Which routing options clients may use."""
+    """What clients may ask for."""
 
     policies: Annotated[
         tuple[str, ...],
@@ -150,6 +150,9 @@ class ClientLimits(NamedTuple):
             description="maximum routing temperature that a request may ask for (x-headwater-router-temperature)",
         ),
     ] = 1.0
+    choices_max: Annotated[
+        int, msgspec.Meta(ge=1, le=128, description="maximum choices of one prompt (n, best_of)")
+    ] = 128
 
 
 # Settings of stored responses: types, defaults and descriptions only. Light to import: the command line reads them.

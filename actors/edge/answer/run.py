@@ -452,6 +452,11 @@ class Generator:
         serving, quota = self._serving, call.quota
         if request.omitted_tools:
             self._omit_tools(request)
+        if max(request.choices, request.best_of) > serving.limits.choices_max:
+            raise bad_request(
+                f"At most {serving.limits.choices_max} choices (n, best_of) of one prompt are generated here.",
+                param="n",
+            )
         model = serving.model(request.model, call.principal)
         quota.enter(model.card.name)
         context = quota.context(model.card.name, model.card.context_length)

@@ -17,6 +17,7 @@ from headwater.actors.edge.saga.workers import WorkerRegistry
 from headwater.actors.edge.settings import (
     UNLIMITED_SERVICE,
     AccessSettings,
+    ClientLimits,
     HistorySettings,
     HostedTools,
     ServiceLimits,
@@ -162,7 +163,9 @@ class EdgeWorld:
         intake: MediaIntake | None = None,
         history: HistorySettings | None = None,
         hosted_tools: HostedTools = "omit",
+        limits: ClientLimits | None = None,
     ) -> None:
+        self.limits = limits or ClientLimits()
         self.history = history
         self.hosted_tools: HostedTools = hosted_tools
         self.intake = intake
@@ -281,6 +284,7 @@ class EdgeWorld:
                 service=self.service,
                 probes=self.probes,
                 history=self.history or HistorySettings(),
+                limits=self.limits,
                 hosted_tools=self.hosted_tools,
             ),
             access=services.control,

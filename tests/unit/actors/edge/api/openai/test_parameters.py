@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken
 
+from headwater.actors.edge.settings import ClientLimits
 from headwater.engines.sim.model import sim_model_files, tokenizer
 from headwater.schemas.hashing import unpack_tokens
 from headwater.schemas.tables import Capability
@@ -148,6 +149,19 @@ def test_the_prompts_log_probabilities_have_vllms_shape(edge: EdgeWorld) -> None
     assert len(start["choices"][0]["prompt_logprobs"]) == len(prompt)
     sent = [token for event in rest for token in event["choices"][0].get("token_ids", ())]
     assert sent == ids("abcdef")
+
+
+def test_the_operator_bounds_choices(edge: EdgeWorld) -> None:
+    """Of each prompt, returned or not; the default is the bound of the field."""
+    with EdgeWorld(limits=ClientLimits(choices_max=2)) as bounded:
+        assert len(chat(bounded, n=2)["choices"]) == 2
+        for field in ("n", "best_of"):
+            error = refused(bounded, COMPLETIONS, **{field: 3})
+            assert (error["param"], error["message"]) == (
+                "n",
+                "At most 2 choices (n, best_of) of one prompt are generated here.",
+            )
+    assert len(chat(edge, n=3)["choices"]) == 3
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -44,7 +44,7 @@ from headwater.actors.worker.incarnation import CommandAudit, Incarnation, writt
 from headwater.actors.worker.inflight import WorkerProfile, WorkerStatus
 from headwater.actors.worker.lora import LoraGate, LoraManager, LoraSettings
 from headwater.actors.worker.model_card import CardKeeper, Served, media_processor
-from headwater.actors.worker.pooling import Embeddings
+from headwater.actors.worker.pooling import PoolingRequests
 from headwater.actors.worker.requests import RequestIntake
 from headwater.actors.worker.settings import HealthSettings
 from headwater.actors.worker.subscriptions import (
@@ -94,7 +94,7 @@ class WorkerActor(Actor):
         self.intake = RequestIntake(ports, name, self._gate, self.spawn, self.status, self._reader)
         self.inflight = self.intake.inflight
         self._reader.on_read = self.inflight.note_read
-        self.embeddings = Embeddings(
+        self.pooling = PoolingRequests(
             ports.bus, engine, self.spawn, self.status, self.inflight, self.intake.media
         )
         self.encoding = EncodeRequests(
@@ -188,7 +188,7 @@ class WorkerActor(Actor):
         self.spawn(self.intake.frames.run(), "frames")
         self.spawn(self.intake.expire_handoffs(), "hand-offs")
         self.spawn(self.files.expire(), "file requests")
-        kinds = (self.intake, self.embeddings, self.encoding, self.files)
+        kinds = (self.intake, self.pooling, self.encoding, self.files)
         orphans = OrphanWatch(self.ports, kinds, self.intake)
         self.spawn(orphans.run(), "orphans")
         self.spawn(self._published_failure(self._run_incarnations()), "incarnations")
@@ -303,10 +303,10 @@ class WorkerActor(Actor):
                 ("cancel", guard(self.intake.on_cancel)),
                 ("status", self.intake.on_status),
                 ("claim", self.intake.on_claim),
-                ("embed", counted(self.embeddings.on_embed)),
-                ("encode", counted(self.encoding.on_encode)),
+                ("embed", counted(self.pooling.on_request)),
+                ("encode", counted(self.encoding.on_request)),
                 ("offer", self._offers.on_offer),
-                ("cancel", self.embeddings.on_cancel),
+                ("cancel", self.pooling.on_cancel),
                 ("file", guard(self.files.on_message)),
                 ("cancel", self.files.on_cancel),
                 ("drain", self._on_drain),
@@ -342,7 +342,7 @@ class WorkerActor(Actor):
     def abort_all(self) -> None:
         """Abort all requests in flight: their edges migrate them."""
         self.intake.abort_all()
-        self.embeddings.abort_all()
+        self.pooling.abort_all()
         self.encoding.abort_all()
         self.files.abort_all()
 

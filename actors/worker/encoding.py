@@ -5,7 +5,7 @@ Whatever fails, the request continues: its images are then fetched from the edge
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Protocol
 
 import msgspec
 import numpy as np
@@ -13,39 +13,32 @@ import structlog
 from msgspec.structs import replace
 
 from headwater.actors import metrics
-from headwater.actors.bus import Bus, BusError, Message
+from headwater.actors.bus import Bus
 from headwater.actors.runtime.actor import Spawn
 from headwater.actors.runtime.lease import OwnerChannel
-from headwater.actors.worker.handoffs import RequestsByEdge, by_edge
 from headwater.actors.worker.inflight import Inflight, WorkerStatus
 from headwater.actors.worker.media import MediaCache, MediaMissing
+from headwater.actors.worker.reply_server import ReplyServer
 from headwater.actors.worker.requests import refusal_of
 from headwater.engines.engine import EncodedImage, Engine, EngineError
-from headwater.engines.transfer.port import SlabFull, TensorTransfer, TransferError
+from headwater.engines.transfer.port import TensorTransfer, TransferError
 from headwater.schemas import subjects
 from headwater.schemas.clock import Clock
 from headwater.schemas.failure import failure_place
 from headwater.schemas.messages.encode import Declined, Encoded, EncodeReply, EncodeRequest
-from headwater.schemas.messages.inference import Refused, WaitingEdge
+from headwater.schemas.messages.inference import Refused
 from headwater.schemas.messages.media import ClientEmbedding, ImageEmbedding, PromptMedia
 
 OFFER_S: Final = 15.0
 """How long an offer waits for its reader, which is sent the request at once."""
 
-ACTIVE_MAX: Final = 256
-
-_encode = msgspec.msgpack.Encoder().encode
 _request = msgspec.msgpack.Decoder(EncodeRequest)
-_log = structlog.get_logger("headwater.encoding")
 
 
-class _Encoding(NamedTuple):
-    task: asyncio.Task[None]
-    waiter: WaitingEdge | None
+class EncodeRequests(ReplyServer[EncodeRequest]):
+    """The requests of one encode worker. `transfer` is set before the first one arrives."""
 
-
-class EncodeRequests:
-    """The requests of one encode worker, counted in `inflight`. `transfer` is set before the first one arrives."""
+    kind = "encode"
 
     def __init__(
         self,
@@ -56,67 +49,45 @@ class EncodeRequests:
         inflight: Inflight,
         media: MediaCache,
     ) -> None:
+        super().__init__(_request, bus, spawn, status, inflight)
         self.epoch = 0
         self.transfer: TensorTransfer | None = None
-        self._bus = bus
         self._engine = engine
-        self._spawn = spawn
-        self._status = status
-        self._inflight = inflight
         self._media = media
-        self._running: dict[str, _Encoding] = {}
         self._wanted: dict[str, tuple[int, int]] = {}
         """Of the images that are being encoded, by id: their tokens, and how many requests wait for them."""
 
-    async def on_encode(self, message: Message) -> None:
-        """Accept a request, or refuse it. The reply is sent once the embedding is there."""
-        try:
-            request = _request.decode(message.data)
-        except msgspec.DecodeError as error:
-            return await self._reply(message, Refused(f"unreadable request: {error}", False))
-        if self._inflight.knows(request.request):
-            # A copy: there is one answer.
-            return None
-        refusal = self._status.refusal()
-        if not refusal and len(self._running) >= ACTIVE_MAX:
-            refusal = f"it encodes {ACTIVE_MAX} images already"
-        if refusal:
-            return await self._reply(message, self._status.refuse(refusal))
-        # Also before it is declined: the report ends what the router counted for its decision.
+    def accept(self, request: EncodeRequest) -> Declined | None:
+        """See `ReplyServer.accept`. Too many images before this one decline it: the report ends what the router counted for its decision."""
         self._inflight.accept_encoding(request.request, request.item.tokens)
         ahead = self._ahead(request)
-        if ahead > request.ahead_max:
-            self._inflight.finish_encoding(request.request)
-            metrics.IMAGES_ENCODED.labels("declined").inc()
-            return await self._reply(message, Declined(ahead))
-        task = self._spawn(self._encode(message, request), "encode")
-        self._running[request.request] = _Encoding(task, request.waiter)
-        task.add_done_callback(lambda _: self._end(request.request))
-        return None
+        if ahead <= request.ahead_max:
+            return None
+        metrics.IMAGES_ENCODED.labels("declined").inc()
+        return Declined(ahead)
+
+    def finish(self, request: str) -> None:
+        """See `ReplyServer.finish`."""
+        self._inflight.finish_encoding(request)
+
+    async def compute(self, request: EncodeRequest) -> EncodeReply:
+        """See `ReplyServer.compute`."""
+        reply: EncodeReply
+        try:
+            reply = await self._encoded(request, self.epoch)
+        except (MediaMissing, TransferError) as error:
+            reply = Refused(str(error), True)
+        except Exception as error:
+            reply = refusal_of(error, request.request, self._status)
+        outcome = ("cached" if reply.cached else "computed") if isinstance(reply, Encoded) else "refused"
+        metrics.IMAGES_ENCODED.labels(outcome).inc()
+        return reply
 
     def _ahead(self, request: EncodeRequest) -> int:
         """Tokens of images that are encoded before this one; 0 if it is at hand, or one of them."""
         if self._engine.holds_embedding(request.item) or request.item.id in self._wanted:
             return 0
         return sum(tokens for tokens, _ in self._wanted.values())
-
-    async def _encode(self, message: Message, request: EncodeRequest) -> None:
-        reply: EncodeReply
-        epoch = self.epoch
-        try:
-            reply = await self._encoded(request, epoch)
-        except (MediaMissing, SlabFull) as error:
-            reply = Refused(str(error), True)
-        except TransferError as error:
-            reply = Refused(str(error), True)
-        except Exception as error:
-            reply = refusal_of(error, request.request, self._status)
-        outcome = ("cached" if reply.cached else "computed") if isinstance(reply, Encoded) else "refused"
-        metrics.IMAGES_ENCODED.labels(outcome).inc()
-        try:
-            await self._reply(message, reply)
-        except BusError as error:
-            _log.warning("encode_reply_failed", request=request.request, reason=str(error))
 
     async def _encoded(self, request: EncodeRequest, epoch: int) -> EncodeReply:
         item = request.item
@@ -146,34 +117,13 @@ class EncodeRequests:
         if waiting > 1:
             self._wanted[item.id] = tokens, waiting - 1
 
-    def _end(self, request: str) -> None:
-        del self._running[request]
-        self._inflight.finish_encoding(request)
-
-    def requests_by_edge(self) -> RequestsByEdge:
-        """See `EdgeRequests`."""
-        return by_edge((request, running.waiter) for request, running in self._running.items())
-
-    def abort(self, requests: Sequence[str]) -> None:
-        """See `EdgeRequests`."""
-        for request in requests:
-            if request in self._running:
-                self._running[request].task.cancel()
-
-    def abort_all(self) -> None:
-        """Stop all requests: their edges do without an embedding."""
-        self.abort(list(self._running))
-
-    async def _reply(self, message: Message, reply: EncodeReply) -> None:
-        await self._bus.publish(message.reply, _encode(reply))
-
 
 # Embeddings of a request's images, read from the workers that encoded them.
 
 READ_S_MAX: Final = 2.0
 """That all embeddings of a request may take: there is time left to fetch the images before the edge stops waiting."""
 
-_embeddings_log = structlog.get_logger("headwater.worker.embeddings")
+_log = structlog.get_logger("headwater.worker.embeddings")
 
 
 class EmbeddingEngine(Protocol):
@@ -211,12 +161,12 @@ class EmbeddingReader:
         except (EngineError, TimeoutError) as error:
             # A reading that was cancelled has reported so to the owner.
             metrics.EMBEDDINGS_READ.labels("failed").inc()
-            _embeddings_log.warning("embedding_not_read", reason=str(error) or "it took too long")
+            _log.warning("embedding_not_read", reason=str(error) or "it took too long")
         except Exception as error:
             # A bug in an engine's integration costs time, not the worker.
             metrics.EMBEDDINGS_READ.labels("failed").inc()
-            _embeddings_log.error("embedding_read_failed", failure=failure_place(error))
-            _embeddings_log.debug("embedding_read_failure", exc_info=True)
+            _log.error("embedding_read_failed", failure=failure_place(error))
+            _log.debug("embedding_read_failure", exc_info=True)
         return all(self._engine.holds_embedding(item) for item in media)
 
     async def put_given(self, media: tuple[PromptMedia, ...]) -> tuple[PromptMedia, ...]:

@@ -116,7 +116,7 @@ class Two:
 
     async def open(self) -> None:
         """Subscribe all."""
-        for verb, handler in (("encode", self.requests.on_encode), ("offer", self.offers.on_offer)):
+        for verb, handler in (("encode", self.requests.on_request), ("offer", self.offers.on_offer)):
             await self.bus.subscribe(subjects.engine("ns", "encode-0", EPOCH, verb), handler)  # type: ignore[arg-type]
         await self.bus.subscribe(subjects.edge_media("ns", "edge"), self.holder.on_query)
 

@@ -14,7 +14,8 @@ from headwater.actors.worker.handoffs import Handoffs
 from headwater.actors.worker.inflight import Inflight, WorkerProfile, WorkerStatus
 from headwater.actors.worker.lora import LoraGate
 from headwater.actors.worker.media import MediaCache
-from headwater.actors.worker.pooling import ACTIVE_MAX, REPLY_BYTES_MAX, Embeddings
+from headwater.actors.worker.pooling import REPLY_BYTES_MAX, PoolingRequests
+from headwater.actors.worker.reply_server import ACTIVE_MAX
 from headwater.engines.engine import EngineError, NotSupported
 from headwater.engines.sim.engine import SimEngine, SimSettings
 from headwater.schemas import subjects
@@ -63,7 +64,7 @@ class Worker:
         gate = LoraGate(self.engine, self._spawn)
         self.inflight = Inflight(clock, gate, Handoffs("w", clock, self.engine.choreography))
         media = MediaCache(self.bus, "ns")
-        self.handler = Embeddings(self.bus, self.engine, self._spawn, self.status, self.inflight, media)
+        self.handler = PoolingRequests(self.bus, self.engine, self._spawn, self.status, self.inflight, media)
         self._told: list[tuple[str, bool]] = []
 
     def _spawn(self, work: Coroutine[Any, Any, None], _: str) -> asyncio.Task[None]:
@@ -102,7 +103,7 @@ async def listening() -> AsyncIterator[Worker]:
     """A worker that takes requests."""
     worker = Worker()
     subscriptions = [
-        await worker.bus.subscribe("embed", worker.handler.on_embed),
+        await worker.bus.subscribe("embed", worker.handler.on_request),
         await worker.bus.subscribe("cancel", worker.handler.on_cancel),
     ]
     try:

@@ -178,7 +178,10 @@ def _unsafe(end: str, following: Sequence[str], *others: str) -> re.Pattern[str]
     return re.compile("|".join(patterns))
 
 
-_QWEN_LOOKS: Final = (r"\A\s*</function>", r"<function=[^<>]+>\s*<parameter=(?![\s\S]*</function>)")
+_QWEN_LOOKS: Final = (
+    r"\A\s*</function>",
+    r"<function=[^<>]+>\s*<parameter=(?![\s\S]*</parameter>\s*</function>)",
+)
 """The end of a call whose value was forgotten, which an answer that is cut off may end with; and a call that is begun in a value and not ended."""
 
 _QWEN_UNSAFE: Final = _unsafe(
@@ -226,21 +229,21 @@ def _dsml_writer(name: str, outer: str, space: str, vllm: str, sglang: str) -> W
 MARKUP_WRITERS: Final = (
     Writer(
         "qwen3_coder", "qwen3_coder", _qwen("tool_call", "\n", with_python_words), unsafe=_QWEN_UNSAFE, markup=_QWEN_MARKUP,
-        separator="\n\n", vllm="qwen3_coder", sglang="qwen3_coder", **_XML,
+        separator="\n\n", vllm="qwen3_coder", sglang="qwen3_coder", forgiving_end="</function>", **_XML,
     ),
     Writer(
         "step3p5", "qwen3_coder", _qwen("tool_call", "\n", with_python_words, between=""), unsafe=_QWEN_UNSAFE,
-        markup=_QWEN_MARKUP, separator="", vllm="step3p5", sglang="step3p5", **_XML,
+        markup=_QWEN_MARKUP, separator="", vllm="step3p5", sglang="step3p5", forgiving_end="</function>", **_XML,
     ),
     Writer(
         "mimo", "mimo", _qwen("tool_call", "", as_json), unsafe=_QWEN_UNSAFE, markup=_QWEN_MARKUP, vllm="mimo", sglang="mimo",
-        **_XML,
+        forgiving_end="</function>", **_XML,
     ),
     Writer(
         "seed_oss", "seed_oss", _qwen("seed:tool_call", "", as_python), reasoning_format="seed_oss", vllm="seed_oss",
         reasoning=lambda text: f"<seed:think>{text}</seed:think>\n", markup=_QWEN_MARKUP,
         unsafe=_unsafe("</parameter>", ("<parameter=", "</function>", "</seed:tool_call>"), r"\n</function>\s*</seed:tool_call>", *_QWEN_LOOKS),
-        **_XML,
+        forgiving_end="</function>", **_XML,
     ),
     Writer(
         "glm45", "glm", _glm("\n"), unsafe=_GLM_UNSAFE, markup=("</arg_value>", "</tool_call>", "<arg_key>"), vllm="glm45",

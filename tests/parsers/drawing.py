@@ -1,6 +1,6 @@
 """Drawing tools, arguments and prose from a source of random numbers.
 
-The source is Hypothesis's, which makes failures small, or a seeded one. Whatever is drawn first in a choice is the simplest.
+Whatever is drawn first in a choice is the simplest.
 """
 
 import json

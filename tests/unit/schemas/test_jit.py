@@ -80,8 +80,22 @@ def test_a_change_in_a_file_that_is_compiled_in_is_noticed(tmp_path: Path) -> No
     assert run(tmp_path) == [27, 0]
 
 
-@pytest.mark.parametrize("error", ["EROFS", "EACCES", "ENOSPC"])
-@pytest.mark.parametrize("what", ["tempfile.TemporaryFile", "caching.IndexDataCacheFile.save"])
+@pytest.mark.parametrize(
+    ("what", "error"),
+    [
+        ("tempfile.TemporaryFile", "EROFS"),
+        ("caching.IndexDataCacheFile.save", "ENOSPC"),
+        *(
+            pytest.param(*rest, marks=pytest.mark.soak)
+            for rest in (
+                ("tempfile.TemporaryFile", "EACCES"),
+                ("tempfile.TemporaryFile", "ENOSPC"),
+                ("caching.IndexDataCacheFile.save", "EROFS"),
+                ("caching.IndexDataCacheFile.save", "EACCES"),
+            )
+        ),
+    ],
+)
 def test_a_cache_that_cannot_be_written_is_done_without(tmp_path: Path, what: str, error: str) -> None:
     """No folder can be written, or the disk is full by the time: the function is compiled and runs."""
     (tmp_path / "outer.py").write_text(WITHOUT_CACHE.format(what=what, error=error) + KERNEL)

@@ -2,21 +2,26 @@
 
 import asyncio
 import contextlib
-import resource
-import sys
-from asyncio.subprocess import PIPE, STDOUT
 from pathlib import Path
 
 import pytest
 
 from headwater.ops.process.sockets import free_port
-from headwater.ops.start.children import child_environment
+from tests.support.processes import zygote
 from tests.support.servers.nats import running
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 
 FEW = 256
 CLIENTS = 300
+
+PROGRAM = """
+import resource, sys
+from headwater.ops import cli
+resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[1]), int(sys.argv[2])))
+raise SystemExit(cli.main(sys.argv[3:]))
+"""
+"""`headwater` with a soft and a hard limit of its own."""
 
 
 async def answer(port: int) -> tuple[bytes, asyncio.StreamWriter]:
@@ -32,20 +37,14 @@ async def answer(port: int) -> tuple[bytes, asyncio.StreamWriter]:
 @pytest.mark.parametrize("hard", [FEW, 4096])
 async def test_more_clients_than_descriptors_are_answered(tmp_path: Path, hard: int) -> None:
     """The soft limit is raised to the hard one. Where that is too low, 503: no connection is closed without a word."""
-
-    def few() -> None:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (FEW, hard))
-
     port = free_port(0)
     async with running(tmp_path) as server:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "headwater.ops.cli", "edge"),
+        process = await zygote.start(
+            *("-c", PROGRAM, str(FEW), str(hard), "edge"),
             *("--nats", server.url, "--port", str(port), "--log-format", "json"),
             *("--connections-max", "2000"),
-            env=child_environment(),
-            stdout=PIPE,
-            stderr=STDOUT,
-            preexec_fn=few,
+            stdout=zygote.PIPE,
+            stderr=zygote.STDOUT,
         )
         open_: list[asyncio.StreamWriter] = []
         try:

@@ -88,7 +88,7 @@ async def test_recordings_at_once_are_not_mixed_up(transcriber: FleetProcess) ->
     assert found == heard * 3
 
 
-@pytest.mark.parametrize("case", [VLLM.param(), SGLANG.param(marks=(pytest.mark.soak,))], indirect=True)
+@pytest.mark.parametrize("case", [VLLM.param(marks=(pytest.mark.soak,)), SGLANG.param()], indirect=True)
 async def test_the_language_is_detected(case: Case, tmp_path: Path) -> None:
     """As the same weights do elsewhere."""
     model = await asyncio.to_thread(whisper.ensure_with_languages)

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 STREAMS = 6
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.soak)])
 async def test_a_service_managers_stop_cuts_no_stream(tmp_path: Path, number: signal.Signals) -> None:
     """Streams that run end with the answer of an undisturbed run; then everything has ended."""
     async with fleet(tmp_path, "--engine", "sim", "--workers", "2") as up, client_of(up.url) as client:

@@ -10,6 +10,7 @@ from tests.support.engines import model_folder, tiny_model
 from tests.support.processes.commands import Ended, ended
 
 FREE = ("--port", "0", "--nats-port", "0")
+SOAK = pytest.mark.soak
 
 ENDLESS = {
     "loops": "{% for a in range(90000) %}{% for b in range(90000) %}{% endfor %}{% endfor %}x",
@@ -28,7 +29,9 @@ async def _up(
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("missing", ["tokenizer.json", "config.json", "weights"])
+@pytest.mark.parametrize(
+    "missing", ["weights", *(pytest.param(name, marks=SOAK) for name in ("tokenizer.json", "config.json"))]
+)
 async def test_a_model_without_one_of_its_files(tmp_path: Path, missing: str) -> None:
     """Found before an engine is started: one line that names the folder and what it has not."""
     model = tmp_path / "tiny-river"
@@ -42,7 +45,13 @@ async def test_a_model_without_one_of_its_files(tmp_path: Path, missing: str) ->
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "tokenizer.json",
+        *(pytest.param(name, marks=SOAK) for name in ("config.json", "tokenizer_config.json")),
+    ],
+)
 async def test_a_model_with_a_damaged_file(tmp_path: Path, name: str) -> None:
     """Half of a JSON file: one line that names it, also with the simulated engine."""
     model = tmp_path / "tiny-river"
@@ -86,8 +95,8 @@ async def test_weights_that_do_not_fit_the_configuration(tmp_path: Path) -> None
 @pytest.mark.processes
 @pytest.mark.parametrize(
     "kind",
-    # "power" exceeds the same bound, in one operation that nothing but a signal ends.
-    [pytest.param(kind, marks=[pytest.mark.soak] * (kind == "loops")) for kind in sorted(ENDLESS)],
+    # "power" exceeds the bound of time in one operation that nothing but a signal ends, "text" that of memory.
+    [pytest.param(kind, marks=() if kind in ("power", "text") else SOAK) for kind in sorted(ENDLESS)],
 )
 async def test_a_template_that_does_not_end(tmp_path: Path, kind: str) -> None:
     """Tried within bounds before anything is started: one line that names the template, and what to do."""

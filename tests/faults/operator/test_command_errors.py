@@ -94,14 +94,16 @@ async def _into_a_closed_pipe(up: FleetProcess, *command: str) -> Ended:
 @pytest.mark.parametrize(
     ("environ", "workers"),
     [
-        ({"WORKERS": "3"}, ["worker-0", "worker-1", "worker-2"]),
         pytest.param(
             {"PREFILL_WORKERS": "1", "DECODE_WORKERS": "2"},
             ["decode-0", "decode-1", "prefill-0"],
             marks=pytest.mark.soak,
         ),
         ({"NAME": "mine", "WORKERS": "1"}, ["mine"]),
-        ({"METRICS_PORT": "free", "PORT": "free", "DRAIN_TIMEOUT": "1"}, ["worker-0", "worker-1"]),
+        (
+            {"METRICS_PORT": "free", "PORT": "free", "DRAIN_TIMEOUT": "1", "WORKERS": "3"},
+            ["worker-0", "worker-1", "worker-2"],
+        ),
     ],
     ids=lambda value: "-".join(value).lower() if isinstance(value, dict) else "",
 )
@@ -110,7 +112,7 @@ async def test_settings_of_the_fleet_by_environment(
 ) -> None:
     """`up` takes them for the fleet; its processes do not take them again for themselves."""
     made = {
-        f"HEADWATER_{name}": str(free_range(4, "127.0.0.1") if text == "free" else text)
+        f"HEADWATER_{name}": str(free_range(5, "127.0.0.1") if text == "free" else text)
         for name, text in environ.items()
     }
     flags = ["--engine", "sim", "--nats-port", "0", "--data-dir", str(tmp_path / "data")]

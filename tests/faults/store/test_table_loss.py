@@ -33,6 +33,8 @@ SERVED_S_MAX = 20.0
 REQUESTS = 40
 """Requests after each loss, one after the other."""
 
+LOSSES_OF_SOAK = 2
+
 
 async def _lose(admin: Client, streams: list[str]) -> None:
     """Delete them at once."""
@@ -47,15 +49,18 @@ async def _not_retryable(client: httpx.AsyncClient) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "what",
-    ["everything", *(pytest.param(one, marks=pytest.mark.soak) for one in ("log", "cards", "blobs"))],
+    ("what", "losses"),
+    [
+        ("everything", 1),
+        *(pytest.param(one, LOSSES_OF_SOAK, marks=pytest.mark.soak) for one in LOST),
+    ],
 )
-async def test_a_lost_table_is_whole_again(tmp_path: Path, what: str) -> None:
+async def test_a_lost_table_is_whole_again(tmp_path: Path, what: str, losses: int) -> None:
     """Running answers end right; no request is told that its model does not exist; and an edge that starts later serves."""
     async with fleet(tmp_path, "--engine", "sim", "--workers", "2") as up, client_of(up.url) as client:
         admin = await connect(up.nats, "test")
         before = await stream_names(admin, "")
-        for _ in range(2):
+        for _ in range(losses):
             answers = start(client, STREAMS, TOKENS)
             await under_way(answers)
             await _lose(admin, LOST[what])

@@ -67,18 +67,6 @@ async def test_a_restarted_router_still_knows_who_has_which_blocks(up: FleetProc
         assert second.json()["usage"]["prompt_tokens_details"]["cached_tokens"] >= 400
 
 
-async def test_everything_comes_back_after_a_full_stop(tmp_path: Path) -> None:
-    """The data folder survives: the log goes on at the next position, and workers start with empty caches."""
-    async with fleet(tmp_path, "--engine", "sim") as up, up.client() as client:
-        first = await client.post("/v1/chat/completions", json={**CHAT, "max_tokens": 4})
-    async with fleet(tmp_path, "--engine", "sim") as up, up.client() as client:
-        second = await client.post("/v1/chat/completions", json={**CHAT, "max_tokens": 4})
-        assert second.status_code == 200
-        position = "x-headwater-log-position"
-        assert int(second.headers[position]) > int(first.headers[position])
-        assert second.json()["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
-
-
 async def test_a_client_that_hangs_up_frees_its_worker(up: FleetProcess) -> None:
     """Streamed or not: the engine stops generating, and nothing counts against the worker any more."""
     async with up.client() as client:
@@ -131,10 +119,22 @@ async def test_workers_with_roles_each_tell_theirs(tmp_path: Path) -> None:
                 assert label in sample
 
 
-async def test_a_data_folder_serves_whatever_is_asked_of_it_now(tmp_path: Path) -> None:
-    """Another model name, another block size, and what it served at first: each is ready, and the names of before are unknown."""
-    runs = (("sim", "16"), ("another", "16"), ("another", "32"), ("sim", "16"))
-    for model, block_size in runs:
+@pytest.mark.parametrize(
+    "between",
+    [
+        pytest.param([("another", "32")], id="both at once"),
+        pytest.param([("another", "16"), ("another", "32")], id="one by one", marks=pytest.mark.soak),
+    ],
+)
+async def test_a_data_folder_serves_whatever_is_asked_of_it_now(
+    tmp_path: Path, between: list[tuple[str, str]]
+) -> None:
+    """Another model name, another block size, and what it served at first: each is ready, and the names of before are unknown.
+
+    The log of what it served at first goes on at the next position, and workers start with empty caches.
+    """
+    positions = []
+    for model, block_size in (("sim", "16"), *between, ("sim", "16")):
         flags = ("--engine", "sim", "--served-model-name", model, "--block-size", block_size)
         async with fleet(tmp_path, *flags, ready_s=30) as up, up.client() as client:
             for name in ("sim", "another"):
@@ -152,8 +152,12 @@ async def test_a_data_folder_serves_whatever_is_asked_of_it_now(tmp_path: Path) 
             assert listed == [model]
             greeting = await client.get(f"/v1/models/{model}")
             assert greeting.json()["limits"]["block_tokens"] == int(block_size)
+            chat = await client.post("/v1/chat/completions", json={**CHAT, "model": model, "max_tokens": 4})
+            assert chat.json()["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+            positions.append(int(chat.headers["x-headwater-log-position"]))
             code, output = await up.command("log")
             assert code == 0, output
+    assert positions[-1] > positions[0]
 
 
 async def test_a_model_of_a_hub_is_served_by_its_name(tmp_path: Path) -> None:

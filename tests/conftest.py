@@ -164,7 +164,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     short, long = (
         [item for item in rest if (folder(item) in SHORT) is is_short] for is_short in (True, False)
     )
-    items[:] = [*engines, *processes, *interleaved(long, short)]
+    items[:] = [*engines, *together(processes), *interleaved(together(long), short)]
+
+
+def together(items: list[pytest.Item]) -> list[pytest.Item]:
+    """The same items with the modules of a folder of a lane one after the other: such a folder may have a fleet, which ends with the last of them."""
+    from tests.support.lanes import FOLDERS
+
+    first: dict[Path, int] = {}
+
+    def place(item: pytest.Item) -> int:
+        folder = item.path.relative_to(item.config.rootpath).parts[1]
+        return first.setdefault(item.path.parent if folder in FOLDERS else item.path, len(first))
+
+    return sorted(items, key=place)
 
 
 def interleaved(long: list[pytest.Item], short: list[pytest.Item]) -> Iterator[pytest.Item]:

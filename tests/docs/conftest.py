@@ -134,7 +134,7 @@ class Fleet(NamedTuple):
     started: str
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """Two simulated workers on free ports."""
     folder = tmp_path_factory.mktemp("fleet")
@@ -174,7 +174,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
             process.wait()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder that looks like a checkout with an installed `headwater`."""
     folder = tmp_path_factory.mktemp("checkout")
@@ -187,7 +187,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def server(checkout: Path) -> Iterator[CommandServer]:
     """It imports while the fleet starts."""
     made = CommandServer(child_environment() | environment(checkout), checkout)
@@ -195,7 +195,7 @@ def server(checkout: Path) -> Iterator[CommandServer]:
     made.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def shell(checkout: Path, server: CommandServer, fleet: Fleet) -> Shell:
     """A shell in that folder, against the fleet."""
     return Shell(checkout, fleet, server)

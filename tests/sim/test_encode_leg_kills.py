@@ -21,6 +21,7 @@ from headwater.ops.sim.loop import VirtualLoop
 from headwater.schemas.events.fleet import Role
 from headwater.schemas.events.request import RequestEnded
 from tests.sim.encode_leg import BEFORE_THE_ANSWER, PARTS, STATES, EncodeLegWatch, State
+from tests.support.marks import grid
 
 ENGINES: Final = ["prefill-0", "prefill-1", "decode-0", "decode-1"]
 ROLES: Final[tuple[Role, ...]] = ("prefill", "prefill", "decode", "decode")
@@ -129,8 +130,7 @@ def apart(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clients, "IMAGE_SHARE", 1.0)
 
 
-@pytest.mark.parametrize("victim", PARTS)
-@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize(("state", "victim"), grid(STATES, PARTS, 2))
 def test_a_kill_in_any_state_costs_no_wrong_answer(
     monkeypatch: pytest.MonkeyPatch, state: State, victim: str
 ) -> None:

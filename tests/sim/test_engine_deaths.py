@@ -26,6 +26,7 @@ from headwater.schemas.messages.inference import Choreography
 from tests.sim.disaggregated import EDGE, answer, ask, fleet_of
 from tests.sim.test_saga_kills import Watch
 from tests.support.engines.mortal import MortalSim, Way
+from tests.support.marks import grid
 
 CAUSE: Final = "CUDA error: an illegal memory access"
 STREAMS: Final = 6
@@ -119,8 +120,7 @@ async def disturbed(up: SimFleet, name: str, hurt: Callable[[MortalSim], None]) 
     return await asked
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("which", FLEETS)
+@pytest.mark.parametrize(("which", "way"), grid(list(FLEETS), WAYS, 1))
 def test_a_dead_engine_costs_no_stream(monkeypatch: pytest.MonkeyPatch, which: str, way: Way) -> None:
     """No answer is lost or changed, and nothing runs twice on the incarnation that died."""
     wanted = FLEETS[which]

@@ -3,8 +3,10 @@
 import asyncio
 import random
 from collections.abc import Callable
+from itertools import product
 
 import pytest
+from headwater.schemas.messages.handoff import Choreography
 
 from headwater.actors.edge.saga import driver
 from headwater.actors.edge.saga.saga import step
@@ -16,6 +18,7 @@ from headwater.ops.sim.loop import VirtualLoop
 from headwater.schemas.events.fleet import Role
 from headwater.schemas.events.request import SagaState
 from headwater.schemas.messages.inference import Choreography
+from tests.support.marks import grid
 
 ENGINES = ["prefill-0", "prefill-1", "decode-0", "decode-1"]
 ROLES: tuple[Role, ...] = ("prefill", "prefill", "decode", "decode")
@@ -104,9 +107,7 @@ async def _run(
     return told, problems, watch.struck
 
 
-@pytest.mark.parametrize("how", CHOREOGRAPHIES)
-@pytest.mark.parametrize("victim", VICTIMS)
-@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize(("state", "victim", "how"), grid(list(product(STATES, VICTIMS)), CHOREOGRAPHIES, 1))
 def test_a_kill_in_any_state_costs_no_wrong_answer(
     monkeypatch: pytest.MonkeyPatch, state: SagaState, victim: str, how: Choreography
 ) -> None:

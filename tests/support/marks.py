@@ -1,7 +1,11 @@
-"""Marks for tests that import what takes seconds to import: all of a kind run in one worker, so that one pays for it.
+"""Marks for tests that import what takes seconds to import, and for tables of which every run has a part.
 
-Such a test imports it itself: a module's imports are paid by every worker, while it collects tests.
+All tests of such a kind run in one worker, so that one pays for the import. Each imports it itself: a module's imports are paid by every
+worker, while it collects tests.
 """
+
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -10,3 +14,19 @@ OFFICIAL_CLIENT = pytest.mark.xdist_group("official clients")
 
 TORCH = pytest.mark.xdist_group("vllm")
 """Imports torch, which the worker of the tests with vLLM has loaded."""
+
+
+def grid(first: Sequence[Any], second: Sequence[Any], each: int) -> list[Any]:
+    """All pairs as parameters. In every run each of `first` meets `each` of `second`, in turn; the other pairs are of the long form.
+
+    A tuple in `first` is several parameters.
+    """
+    return [
+        pytest.param(
+            *(one if isinstance(one, tuple) else (one,)),
+            other,
+            marks=() if (at - place) % len(second) < each else pytest.mark.soak,
+        )
+        for place, one in enumerate(first)
+        for at, other in enumerate(second)
+    ]

@@ -118,6 +118,7 @@ def test_a_test_that_is_skipped_the_second_time_has_not_passed(pytester: pytest.
     assert counts(output) == {"failed": 1}
 
 
+@pytest.mark.soak
 def test_more_than_five_may_not_be_flaky(pytester: pytest.Pytester) -> None:
     source = """
 @pytest.mark.parametrize("number", range(6))
@@ -172,7 +173,12 @@ def test_a_run_that_ends_before_its_end_fails(pytester: pytest.Pytester) -> None
 
 
 @pytest.mark.parametrize(
-    "options", [(), ("--continue-on-collection-errors",), WORKERS], ids=["", "continued", "workers"]
+    "options",
+    [
+        pytest.param((), id="alone", marks=pytest.mark.soak),
+        pytest.param(("--continue-on-collection-errors",), id="continued", marks=pytest.mark.soak),
+        pytest.param(WORKERS, id="workers"),
+    ],
 )
 def test_a_module_that_cannot_be_collected_is_not_flaky(
     pytester: pytest.Pytester, options: tuple[str, ...]

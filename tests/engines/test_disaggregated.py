@@ -217,6 +217,7 @@ async def test_a_video_is_encoded_prefilled_and_decoded_apart(
     assert await encode_legs(apart) - before == Counter(computed=4, cached=2)
 
 
+@pytest.mark.parametrize("case", [VLLM.param(), SGLANG.param(marks=(pytest.mark.soak,))], indirect=True)
 async def test_an_encode_worker_that_is_killed_costs_no_answer(
     apart: FleetProcess, mixed: Mixed, case: Case, tmp_path: Path
 ) -> None:
@@ -240,9 +241,12 @@ async def test_an_encode_worker_that_is_killed_costs_no_answer(
     await until_it_encodes(apart)
 
 
-@only(VLLM)
+@only(VLLM, pytest.mark.soak)
 async def test_an_edge_that_is_killed_leaves_nothing(apart: FleetProcess, mixed: Mixed, case: Case) -> None:
-    """While the prefill worker waits for the embedding: the workers stay as they are, have no request any more, and answer the next one."""
+    """While the prefill worker waits for the embedding: the workers stay as they are, have no request any more, and answer the next one.
+
+    In every run this is tested with the simulated engine, in `tests/faults/kills/test_encode_leg.py`.
+    """
     question = (picture_url(52), QUESTION)
     workers = epochs(await apart.stats())
     with pytest.raises(httpx.TransportError):

@@ -230,7 +230,7 @@ async def test_no_client_notices_that_workers_of_both_engines_are_killed(mixed: 
 
 
 @pytest.mark.last
-@pytest.mark.parametrize("process", ["scheduler", "detokenizer"])
+@pytest.mark.parametrize("process", ["scheduler", pytest.param("detokenizer", marks=pytest.mark.soak)])
 async def test_a_death_of_sglang_is_continued_by_vllm(mixed: Mixed, process: str) -> None:
     """SIGKILL of one of its processes in the middle of an answer about an image: the client gets the whole answer, as from one engine.
 

@@ -79,6 +79,7 @@ async def test_an_answer_comes_in_bursts(up: FleetProcess) -> None:
     assert whole.json()["choices"][0]["token_ids"] == tokens
 
 
+@pytest.mark.soak
 async def test_a_kill_in_the_middle_of_an_answer(up: FleetProcess) -> None:
     """Its only worker dies: the answer continues when the worker is back, without a token twice, or ends with one error."""
     async with up.client() as client:

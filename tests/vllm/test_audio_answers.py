@@ -47,6 +47,7 @@ async def two_clips(
     return (await case.submit(replace(case.request(tokens), request=request, media=media)).ended()).tokens
 
 
+@pytest.mark.soak
 async def test_the_reference_is_what_hugging_face_answers() -> None:
     """Computed again, with the packages that vLLM runs on."""
     process = await zygote.start("-c", audio_reference.RUN, stdout=zygote.PIPE, vllm=True)

@@ -62,10 +62,12 @@ async def test_vectors_are_those_of_the_model(embedder: FleetProcess) -> None:
             )
 
 
+@pytest.mark.soak
 async def test_vectors_for_an_edge_that_died_are_not_computed(embedder: FleetProcess) -> None:
     """The engine has some minutes of work for it, and stops: the next edge's request does not wait for that.
 
-    It stands still until its worker knows that nobody waits, so that this takes no processor time.
+    It stands still until its worker knows that nobody waits, so that this takes no processor time. The same with the simulated engine, in
+    `test_dead_edge.py`, is in every run.
     """
     await embedder.until_whole(workers=1)
     prompt = [[1_037] * 250 for _ in range(PROMPTS)]

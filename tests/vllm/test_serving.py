@@ -212,8 +212,12 @@ async def test_a_killed_worker_costs_no_client_its_answer(up: FleetProcess) -> N
     )
 
 
+@pytest.mark.soak
 async def test_a_killed_engine_core_costs_no_client_its_answer(up: FleetProcess) -> None:
-    """SIGKILL of vLLM's own process while its worker's lives on: streams and requests that come later are answered as without it."""
+    """SIGKILL of vLLM's own process while its worker's lives on: streams and requests that come later are answered as without it.
+
+    In every run `test_disaggregated.py` kills such a process.
+    """
     body: dict[str, Any] = {
         "model": MODEL,
         "temperature": 0,

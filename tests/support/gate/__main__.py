@@ -1,4 +1,4 @@
-"""Runs pytest, and what failed once more, alone: `python -m tests.support.gate [--beside COMMAND] [PYTEST'S ARGUMENTS]`.
+"""Runs pytest, and what failed once more, alone: `python -m tests.support.gate [--before COMMAND] [--beside COMMAND] [PYTEST'S ARGUMENTS]`.
 
 A test that passes then is listed under FLAKY, and does not fail the run unless there are many such. A test that fails again does, and so
 do a module that cannot be collected, tests of which nothing is known, and a run that was interrupted.
@@ -31,6 +31,7 @@ AGAIN_S_MAX = 900.0
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.support.gate", allow_abbrev=False)
+    parser.add_argument("--before", default="", help="command to run before the tests, whatever comes of it")
     parser.add_argument(
         "--beside", default="", help="command to run at the same time, which must succeed too"
     )
@@ -38,6 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="headwater-gate-") as folder:
         with _beside(given.beside, Path(folder, "beside")) as beside:
+            if given.before:
+                subprocess.run(shlex.split(given.before), check=False)
             run = _first(options, Path(folder, "first"))
         if beside:
             print(f"{beside[0]}:\n{Path(folder, 'beside').read_text()}", end="", flush=True)

@@ -67,6 +67,15 @@ def use(folder: str) -> None:
     _shared[:] = [Path(folder)]
 
 
+def begin(*engines: Engine) -> None:
+    """Have those of a whole run import what they fork with, before the first test that needs them waits for that."""
+    if not _shared:
+        return
+    for engine in engines:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+            connection.connect(socket_of(engine))
+
+
 def socket_of(engine: Engine) -> str:
     """Path of the socket of an engine's zygote."""
     return _socket(_shared[0] if _shared else _own().folder, engine)

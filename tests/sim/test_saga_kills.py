@@ -6,7 +6,6 @@ from collections.abc import Callable
 from itertools import product
 
 import pytest
-from headwater.schemas.messages.handoff import Choreography
 
 from headwater.actors.edge.saga import driver
 from headwater.actors.edge.saga.saga import step

@@ -25,7 +25,7 @@ POLL_S = 0.02
 
 PACKAGES = (
     "headwater.ops.commands",
-    "headwater.ops.fleet",
+    "headwater.ops.start",
     "headwater.ops.process",
     "headwater.ops.sim",
     "headwater.ops.whatif",

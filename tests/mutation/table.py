@@ -6,7 +6,7 @@ from tests.mutation.routing import ROUTING
 CHAIN = ("tests/unit/events",)
 WRITER = ("tests/unit/events/test_writer.py", "tests/contract/log")
 DECISION = ("tests/unit/router/decision",)
-SAGA = ("tests/unit/actors/edge/request",)
+SAGA = ("tests/unit/actors/edge/saga",)
 LEASE = ("tests/unit/actors/runtime",)
 WORKER = ("tests/unit/actors/worker",)
 
@@ -66,7 +66,7 @@ MUTATIONS = (
         "left.accepted_s <= step_s and",
         "left.accepted_s <= began_s and",
         "a prompt that shared the last step makes a sample of its own",
-        ("tests/unit/actors/worker/serving/test_prefill_timer.py",),
+        ("tests/unit/actors/worker/test_prefill_timer.py",),
     ),
     Mutation(
         "schemas/events/route.py",
@@ -185,7 +185,7 @@ MUTATIONS = (
         "if tokens != item.shape[0]:",
         "if tokens < 0:",
         "an embedding with another number of tokens reaches an engine",
-        ("tests/unit/actors/edge/generation",),
+        ("tests/unit/actors/edge/prompt",),
     ),
     Mutation(
         "ops/nats/connect.py",
@@ -199,42 +199,42 @@ MUTATIONS = (
         "if incarnation in self.died_with:",
         "if False:",
         "a request is given up for one worker's death that it met twice",
-        ("tests/unit/actors/edge/request/test_deaths.py",),
+        ("tests/unit/actors/edge/saga/test_deaths.py",),
     ),
     Mutation(
         "ops/start/model.py",
         "fcntl.flock(lock, fcntl.LOCK_EX)",
         "pass",
         "each process that needs the default model at once converts it",
-        ("tests/unit/ops/worker/test_default_model.py",),
+        ("tests/unit/ops/start/test_default_model.py",),
     ),
     Mutation(
         "engines/sglang/embedding_input.py",
         "if self.encoded != encoded:",
         "if False:",
         "an engine that ignores embeddings becomes a reader of encode workers",
-        ("tests/unit/engines/embeddings/test_probe.py",),
+        ("tests/unit/engines/test_probe.py",),
     ),
     Mutation(
         "actors/worker/actor.py",
         "if self._info is None or (self._incarnation is None and not self.stopping):",
         "if self._info is None:",
         "a worker that waits for its lease says that it is ready",
-        ("tests/unit/actors/worker/lifecycle/test_incarnation.py",),
+        ("tests/unit/actors/worker/test_incarnation.py",),
     ),
     Mutation(
         "actors/worker/media.py",
         'if (offer.dtype, offer.nbytes) != ("uint8", item.size):',
         "if False:",
         "an image is read from an offer of another size",
-        ("tests/unit/actors/worker/serving/test_media.py",),
+        ("tests/unit/actors/worker/test_media.py",),
     ),
     Mutation(
         "engines/process.py",
         "fcntl.flock(handle, fcntl.LOCK_EX)\n",
         "pass\n",
         "a process removes the folders of those that live",
-        ("tests/unit/engines/process",),
+        ("tests/unit/engines",),
     ),
     Mutation(
         "engines/vllm/launch.py",

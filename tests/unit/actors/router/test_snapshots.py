@@ -22,7 +22,7 @@ from headwater.schemas.subjects import snapshot_name
 from tests.support.data.story import fold, story
 from tests.support.ports.snapshots import StoppingBlobs
 from tests.support.worlds.clock import ManualClock, running, settle
-from tests.unit.events.snapshots.test_store import everything
+from tests.unit.events.test_store import everything
 
 POLICY = Policy(fold_s=1.0, records=100, age_s=30.0, share=0.1)
 

@@ -220,6 +220,14 @@ def test_a_command_beside_the_tests_must_succeed(pytester: pytest.Pytester, code
     assert counts(output) == {"passed": 1}
 
 
+def test_a_command_before_the_tests_has_ended_when_they_begin(pytester: pytest.Pytester) -> None:
+    """Whatever comes of it: what it could not do shows in the tests."""
+    pytester.makefile(".py", program="import pathlib, sys; pathlib.Path('there').touch(); sys.exit(3)")
+    source = "def test_body(): assert Path('there').exists()\n"
+    status, output = gate(pytester, source, "--before", f"'{sys.executable}' program.py")
+    assert status == 0, output
+
+
 def test_the_seed_of_the_first_run_is_that_of_the_second(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,7 @@ from headwater.engines.sim.step_time import StepTime
 from headwater.events.ports import Log
 from headwater.ops.config.setting import ConfigError
 from headwater.ops.whatif.setup import Setup
-from headwater.ops.whatif.speed import Samples, fitted
+from headwater.ops.whatif.step_fit import Samples, fitted
 from headwater.ops.whatif.trace import Trace, TraceRequest, own_hash
 from headwater.schemas.events.fleet import LoadReported, Role, WorkerChanged, WorkerJoined
 from headwater.schemas.events.kv import BlocksStored

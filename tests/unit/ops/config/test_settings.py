@@ -55,6 +55,7 @@ def other(one: Setting) -> tuple[str, Any]:
         "sglang.logits_processors": ("a=m:A, b=n:B", {"a": "m:A", "b": "n:B"}),
         "router.weights": ("crowding=0.5,apart=true", {"crowding": 0.5, "apart": True}),
         "streams.replicas": ("3", 3),
+        "edge.client.choices_max": ("7", 7),
         "fleet.workers": ("3", 3),
         "media.schemes": ("https, file", ("https", "file")),
         "media.ports": ("8443, 8080", (8443, 8080)),

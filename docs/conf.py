@@ -10,7 +10,7 @@ copyright = "the Headwater authors; Apache-2.0"
 
 extensions = ["myst_parser"]
 source_suffix = {".md": "markdown"}
-exclude_patterns = ["_build", "_reference"]
+exclude_patterns = ["_build", "_reference", "_plots"]
 nitpicky = True
 
 # Links within a page and between pages name headings; three levels of them have anchors.

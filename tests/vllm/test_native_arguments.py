@@ -42,7 +42,7 @@ import dataclasses, json, sys
 from headwater.engines.engine import EngineError
 from headwater.engines.vllm import config as cli_arguments
 from headwater.engines.vllm import forkserver
-from headwater.engines.vllm.config.arguments import VllmSettings, keyword_arguments
+from headwater.engines.vllm.config import VllmSettings, keyword_arguments
 forkserver.preload()
 found = {}
 for name, words in json.loads(sys.argv[1]).items():

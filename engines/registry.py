@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from headwater.engines.engine import EngineUnavailable
+from headwater.engines.traits import EngineTraits
 
 GROUP: Final = "headwater.engines"
 OWN_PACKAGE: Final = "headwater"
@@ -81,6 +82,26 @@ def _entries(_path: tuple[str, ...]) -> tuple[EngineEntry, ...]:
             package, version = names[point.dist]
         found.append(EngineEntry(point.name, point.module, point.attr, package, version))
     return tuple(found)
+
+
+def traits_of(engine: str) -> EngineTraits:
+    """The traits of an engine: the `TRAITS` of the package in which its module is. Raises `EngineUnavailable`.
+
+    Only the package is imported, and only that of an entry point: an engine in a file or named by its class has the default traits.
+    """
+    entry = find(engine)
+    package = entry.module.rpartition(".")[0]
+    if not entry.package or not package:
+        return EngineTraits()
+    traits = getattr(importlib.import_module(package), "TRAITS", EngineTraits())
+    if not isinstance(traits, EngineTraits):
+        raise EngineUnavailable(f"{package}.TRAITS, of the engine {entry.name}, is no EngineTraits")
+    return traits
+
+
+def own_traits() -> dict[str, EngineTraits]:
+    """The traits of Headwater's own engines, by name."""
+    return {name: traits_of(name) for name, entry in installed().items() if entry.is_own}
 
 
 def find(text: str) -> EngineEntry:

@@ -2,11 +2,28 @@
 
 from typing import TYPE_CHECKING, Any
 
+from headwater.engines.traits import EngineEnvironment, EngineTraits
+
 if TYPE_CHECKING:
     from headwater.engines.sglang.config import SglangSettings
     from headwater.engines.sglang.engine import SglangEngine
 
 __all__ = ["SglangEngine", "SglangSettings"]
+
+TRAITS = EngineTraits(
+    loads="weights",
+    has_encoder=True,
+    writes_metric_files=True,
+    options="sglang",
+    shared_arguments={
+        "model": ("model_path", "model"),
+        "model_revision": ("revision",),
+        "served_model_name": ("served_model_name",),
+        "chat_template": ("chat_template",),
+    },
+    kept_back=("model_path", "model", "revision", "served_model_name", "chat_template"),
+    environment=EngineEnvironment("SGLang", "sglang", "sglang", "9.5 GB"),
+)
 
 
 def __getattr__(name: str) -> Any:

@@ -15,28 +15,6 @@ from headwater.ops.config.setting import ConfigError
 
 HasEngine = TypeVar("HasEngine", EngineProcess, LocalFleetSettings)
 
-SHARED: Final[dict[str, dict[str, tuple[str, ...]]]] = {
-    "vllm": {
-        "model": ("model",),
-        "model_revision": ("revision",),
-        "served_model_name": ("served_model_name",),
-        "chat_template": ("chat_template",),
-    },
-    "sglang": {
-        "model": ("model_path", "model"),
-        "model_revision": ("revision",),
-        "served_model_name": ("served_model_name",),
-        "chat_template": ("chat_template",),
-    },
-}
-"""Settings of workers that an engine has too: its names for them."""
-
-REMOVED: Final[dict[str, tuple[str, ...]]] = {
-    "vllm": ("chat_template", "revision"),
-    "sglang": ("model_path", "model", "revision", "served_model_name", "chat_template"),
-}
-"""Arguments that an engine does not get: its HTTP server would use them, or Headwater passes them or acts on them."""
-
 REJECTED: Final[dict[str, str]] = {
     "tokenizer": "the edge has the tokenizer of --model: give a model folder with the wanted tokenizer",
     "tokenizer_path": "the edge has the tokenizer of --model: give a model folder with the wanted tokenizer",
@@ -45,9 +23,6 @@ REJECTED: Final[dict[str, str]] = {
     "hf_token": "give the token in HF_TOKEN",
 }
 """Arguments of an engine that the rest of the fleet would not know of, and what to do in their place."""
-
-OPTIONS_OF = {"vllm": "vllm", "sglang": "sglang", "tensorrt_llm": "tensorrt_llm", "sim": "sim"}
-"""The section of the options of each engine of Headwater's own; others have `worker.engine_options`."""
 
 
 def checked(settings: HasEngine) -> HasEngine:
@@ -59,7 +34,7 @@ def checked(settings: HasEngine) -> HasEngine:
     if entry.is_file:
         path = ":".join(filter(None, (entry.module, entry.attribute)))
         settings = settings._replace(worker=settings.worker._replace(engine=path))
-    if engine in SHARED:
+    if registry.traits_of(engine).shared_arguments:
         settings = _taken(settings, engine)
     if settings.fleet.sglang_workers and engine != "sglang":
         # Their model is that of the others.
@@ -74,9 +49,10 @@ def checked(settings: HasEngine) -> HasEngine:
 
 def _taken(settings: HasEngine, engine: str) -> HasEngine:
     """With the shared settings that this engine's own arguments contain, which they then contain no more."""
-    options = getattr(settings, OPTIONS_OF[engine])
+    traits = registry.traits_of(engine)
+    options = getattr(settings, traits.options)
     worker, words = settings.worker, options.native
-    for name, spellings in SHARED[engine].items():
+    for name, spellings in traits.shared_arguments.items():
         theirs, ours = _value(words, spellings), getattr(worker, name)
         if ours and theirs and ours != theirs:
             flag = "--" + name.replace("_", "-")
@@ -92,9 +68,9 @@ def _taken(settings: HasEngine, engine: str) -> HasEngine:
             words = native_arguments.without(words, name, takes_value=True)
         elif given is not None:
             raise ConfigError(f"--{name.replace('_', '-')} among the engine's own arguments: {reason}")
-    for name in REMOVED[engine]:
+    for name in traits.kept_back:
         words = native_arguments.without(words, name, takes_value=True)
-    section: dict[str, Any] = {OPTIONS_OF[engine]: options._replace(native=words)}
+    section: dict[str, Any] = {traits.options: options._replace(native=words)}
     return settings._replace(worker=worker, **section)
 
 
@@ -107,9 +83,12 @@ def _check_unused(settings: HasEngine) -> None:
     engine = settings.worker.engine
     used = {engine, *(["sglang"] if settings.fleet.sglang_workers else [])}
     unused = [
-        one for name, section in OPTIONS_OF.items() if name not in used for one in settings_below(section)
+        one
+        for name, traits in registry.own_traits().items()
+        if traits.options and name not in used
+        for one in settings_below(traits.options)
     ]
-    if engine in OPTIONS_OF:
+    if registry.traits_of(engine).options:
         unused.append(setting("worker.engine_options"))
     for one in unused:
         if value_at(settings, one.path) != one.default:

@@ -11,9 +11,6 @@ from pathlib import Path
 
 from headwater.engines import process
 
-ENGINES = frozenset({"vllm", "sglang"})
-"""Those whose own processes write metrics."""
-
 VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 
 

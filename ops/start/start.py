@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from headwater.engines import process
+from headwater.engines import process, registry
 from headwater.ops.config.processes import EngineProcess
 from headwater.ops.config.setting import ConfigError
 from headwater.ops.config.worker import FleetSettings
@@ -21,7 +21,7 @@ def run(settings: EngineProcess) -> int:
 
         environment.enter("sglang", sys.argv[1:], settings.sglang.python)
     settings = with_folder(settings)
-    if settings.worker.engine in metrics_folder.ENGINES and settings.metrics.port:
+    if registry.traits_of(settings.worker.engine).writes_metric_files and settings.metrics.port:
         # Before the first import of Prometheus: see there.
         metrics_folder.take()
     try:

@@ -29,6 +29,7 @@ import structlog
 from headwater.actors.runtime.actor import cancel_all
 from headwater.actors.runtime.lease import TTL_S
 from headwater.actors.runtime.tables import CardTable, LeaseTable
+from headwater.engines import registry
 from headwater.engines.process import EngineInterrupted
 from headwater.events.jetstream import Connection, JetStreamTable, without_secret
 from headwater.events.jetstream.streams import ensure_namespace
@@ -164,10 +165,8 @@ _log = structlog.get_logger("headwater.up")
 class LocalFleet:
     """The processes of one `headwater up`."""
 
-    unforked_engines: ClassVar[frozenset[str]] = frozenset(
-        {"vllm", "sglang", "tensorrt_llm", "diffusers", "sglang_diffusion"}
-    )
-    """Engines whose processes are not forked from the spawner: their libraries are not to find anything imported."""
+    forked_engines: ClassVar[frozenset[str]] = frozenset()
+    """Engines that are forked from the spawner although they load something: their libraries are not to find anything imported."""
 
     def __init__(self, settings: LocalFleetSettings, spawner: Spawner | None = None) -> None:
         self._settings = settings
@@ -343,6 +342,10 @@ class LocalFleet:
         self._keepers.append(asyncio.create_task(watch_store(monitor, store, server.restart), name="store"))
         self.nats = self.nats._replace(url=f"nats://127.0.0.1:{port}")
 
+    def _is_forked(self, engine: str) -> bool:
+        """Return whether the workers of an engine are forked from the spawner."""
+        return engine in self.forked_engines or registry.traits_of(engine).loads == "nothing"
+
     def _add(
         self,
         name: str,
@@ -359,7 +362,7 @@ class LocalFleet:
                     async with asyncio.timeout(2.0):
                         await revoke_leases_of(self._leases, "worker", lease, pid)
 
-        forked = isinstance(settings, EngineProcess) and settings.worker.engine not in self.unforked_engines
+        forked = isinstance(settings, EngineProcess) and self._is_forked(settings.worker.engine)
         spawner = self._spawner if command != "engine" or forked else None
         line = [command, *process_words(settings), *after]
         self._children.add(

@@ -160,10 +160,10 @@ def main(descriptor: int, engine: str) -> None:
     die_with_parent()
     if engine == "vllm":
         forkserver.preload()
-        up.LocalFleet.unforked_engines -= {"vllm", "diffusers"}
+        up.LocalFleet.forked_engines |= {"vllm", "diffusers"}
     if engine == "sglang":
         forks.preload()
-        up.LocalFleet.unforked_engines -= {"sglang"}
+        up.LocalFleet.forked_engines |= {"sglang"}
     compile_kernels()
     freeze_heap()
     listener = socket.socket(fileno=descriptor)

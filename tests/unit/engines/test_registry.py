@@ -8,6 +8,7 @@ import pytest
 from headwater.engines import registry
 from headwater.engines.engine import EngineUnavailable
 from headwater.engines.sim.engine import SimEngine
+from headwater.engines.traits import EngineTraits
 from headwater.ops.start import make_engine
 
 ONE = """
@@ -104,3 +105,41 @@ def test_package_that_offers_a_taken_name_is_an_error(
     registry._entries.cache_clear()
     with pytest.raises(EngineUnavailable, match="both offer an engine 'sim'"):
         registry.find("sim")
+
+
+def test_a_package_says_what_is_to_be_known_of_its_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its `TRAITS`, for which nothing but the package is imported; without them, and for a file, the defaults hold."""
+    info = tmp_path / "other-1.5.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1.5\n")
+    points = "".join(f"{name} = {name}_engines.engine:Mine\n" for name in ("heavy", "plain", "wrong"))
+    (info / "entry_points.txt").write_text(f"[headwater.engines]\n{points}")
+    for name, text in (
+        (
+            "heavy",
+            "from headwater.engines.traits import EngineTraits\nTRAITS = EngineTraits(loads='weights')\n",
+        ),
+        ("plain", ""),
+        ("wrong", "TRAITS = 'weights'\n"),
+    ):
+        package = tmp_path / f"{name}_engines"
+        package.mkdir()
+        (package / "__init__.py").write_text(text)
+        (package / "engine.py").write_text("1 / 0\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert registry.traits_of("heavy").loads == "weights"
+    assert registry.traits_of("plain") == EngineTraits()
+    assert registry.traits_of(file(tmp_path, ONE.format(name="One"))) == EngineTraits()
+    with pytest.raises(EngineUnavailable, match=r"wrong_engines\.TRAITS"):
+        registry.traits_of("wrong")
+
+
+def test_own_engines_have_traits() -> None:
+    """What commands ask of an engine by name is said by its package, and nowhere else."""
+    own = registry.own_traits()
+    assert set(own) == set(make_engine.FACTORIES)
+    assert [name for name, traits in sorted(own.items()) if traits.loads == "nothing"] == ["sim"]
+    assert own["vllm"].cpu_build
+    assert set(own["sglang"].shared_arguments) == set(own["vllm"].shared_arguments)

@@ -1,1 +1,1 @@
-"""Everything that lives on a subject: the runtime, and one file per actor."""
+"""The actors: the runtime that they share, and a file or folder for each."""

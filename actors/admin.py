@@ -129,8 +129,6 @@ class TokenAuthenticator:
         _log.warning("admin_authentication_failed", address=address, failures=len(failures))
 
 
-# The admin HTTP API: the workers, and control commands. A plain ASGI application on a port of its own.
-
 BODY_BYTES_MAX = 64 * 1024
 COMMAND_S_MAX = 900.0
 
@@ -143,7 +141,7 @@ _arguments = msgspec.json.Decoder(dict[str, Any])
 
 
 class AdminApp:
-    """See the module."""
+    """The application of the admin port."""
 
     def __init__(self, ports: Ports, authenticator: TokenAuthenticator) -> None:
         self._ports = ports

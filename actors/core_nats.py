@@ -1,7 +1,7 @@
-"""`Bus` on core NATS. Apart from `headwater.events.jetstream` the only module that imports `nats`.
+"""`Bus` on core NATS. Only this module and `headwater.events.jetstream` import `nats`.
 
-A message larger than the server's `max_payload` (1 MiB unless it is configured) goes in pieces: messages on the same subject, with a header
-that says which message they are of. The last one is the message as far as replies are concerned. A connection keeps the order of what it
+A message larger than the server's `max_payload` (1 MiB unless it is configured) is sent in pieces: messages on the same subject, with a header
+that says which message they belong to. Replies go to the last one. A connection keeps the order of what it
 sends, so a reader joins them as they come.
 """
 
@@ -30,14 +30,14 @@ from headwater.actors.bus import (
 )
 
 PENDING_BYTES_MAX = 256 * 1024 * 1024
-"""Per subscription. Past it, or `PENDING_MESSAGES_MAX`, the client drops messages and logs it; readers of token frames detect the gap by
+"""Limit per subscription. Past it, or `PENDING_MESSAGES_MAX`, the client drops messages and logs it; readers of token frames detect the gap by
 position and query the missing tokens."""
 
 PIECE: Final = "Headwater-Piece"
 """Header of a piece: id of the message, number of the piece, number of all pieces."""
 
 RESERVE_BYTES: Final = 4096
-"""Of `max_payload`, for headers, which count."""
+"""Bytes of the server's `max_payload` kept for headers, which count towards it."""
 
 PARTIAL_BYTES_MAX: Final = 256 << 20
 PARTIAL_S_MAX: Final = 60.0
@@ -166,14 +166,14 @@ class NatsBus:
 
 
 class _PartialMessages:
-    """The messages of one subscription of which pieces are still to come."""
+    """The messages of one subscription that lack pieces which are still to come."""
 
     def __init__(self) -> None:
         self._pieces: dict[str, tuple[float, list[bytes]]] = {}
         self._bytes = 0
 
     def join(self, header: str, piece: bytes) -> bytes | None:
-        """The whole message, once this was its last piece. One of which a piece is missing is dropped: its sender tries again."""
+        """The whole message, once this was its last piece. A message that lacks a piece is dropped: its sender tries again."""
         now_s = time.monotonic()
         try:
             name, number, count = header.split()

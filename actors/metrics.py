@@ -205,7 +205,7 @@ class ShadowMetrics:
 
 
 def _prediction(pool: str, count: Counter, sums: Counter) -> list[Counter]:
-    """In the order of the fields of `Errors`."""
+    """Return the counters in the order of the fields of `Errors`."""
     return [count.labels(pool), *(sums.labels(pool, of) for of in ("predicted", "actual", "difference"))]
 
 

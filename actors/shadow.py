@@ -52,7 +52,7 @@ FLUSH_S: Final = 2.0
 
 
 class ShadowActor(Actor):
-    """See the module. `policy` decides; the policy `judge` scores its choices and the routers'."""
+    """The shadow router as an actor. `policy` decides; the policy `judge` scores its choices and the routers'."""
 
     kind = "shadow"
 

@@ -55,7 +55,7 @@ RELEASE_S_MAX = 1.0
 
 
 class EdgeActor(Actor):
-    """See the module. `payload`: what of requests and answers is recorded. `limits`: routing options of clients.
+    """The edge as an actor. `payload`: what of requests and answers is recorded. `limits`: routing options of clients.
 
     `intake` fetches and decodes images, and is the caller's to close; None: requests are text only.
     """

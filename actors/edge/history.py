@@ -1,4 +1,4 @@
-"""What the Responses API keeps: responses and conversations, as objects with an owner and an age.
+"""Objects that the edge stores for tenants: responses and conversations of the Responses API, generated images and videos.
 
 An edge counts what it writes for a tenant. Each `COUNTED` of a share it asks the store for the sizes of all that the
 tenant has, which other edges wrote as well, and deletes the oldest objects down to `KEPT` of the share. So n edges exceed
@@ -52,7 +52,7 @@ class StoredObjectSize(NamedTuple):
 
 
 class TenantShares:
-    """See the module. `bytes_max` is each tenant's share; 0: no bound."""
+    """The shares of tenants in the store, and the deletion of what exceeds them. `bytes_max` is each tenant's share; 0: no bound."""
 
     def __init__(self, table: Table, bytes_max: int) -> None:
         self._table = table
@@ -61,7 +61,7 @@ class TenantShares:
         self._trimming: set[str] = set()
 
     async def note(self, tenant: str, messages: int, size: int) -> None:
-        """`tenant` (as in keys) stores an object of so many messages and bytes: make room for it if needed."""
+        """`tenant` (as in keys) stores an object of this many messages and bytes: make room for it if needed."""
         if not self._bytes_max:
             return
         written = self._written.pop(tenant, 0) + messages * KEY_BYTES + size
@@ -120,7 +120,7 @@ def objects_of(sizes: Iterable[KeySize]) -> list[StoredObjectSize]:
     ]
 
 
-# Objects of tenants in a `Table`: bytes of any size under a tenant's key, whole or absent.
+# Objects of any size in a `Table`, each whole or absent.
 
 Kind = Literal["response", "conversation", "segment", "image", "video"]
 
@@ -157,7 +157,7 @@ _decode = msgspec.msgpack.Decoder(_Head).decode
 
 
 class TenantObjects:
-    """See the module. Every call ends within `DEADLINE_S`, and raises `ApiError` 503 if the store is not available."""
+    """Objects of tenants in a table. Every call ends within `DEADLINE_S`, and raises `ApiError` 503 if the store is not available."""
 
     def __init__(
         self, table: Table, ttl_s: int, tenant_bytes_max: int = 0, object_bytes_max: int = OBJECT_BYTES_MAX
@@ -294,7 +294,7 @@ def _key(tenant: str, kind: Kind, id_: str) -> str:
 
 
 def tenant_token(tenant: str) -> str:
-    """What keys of a tenant's objects begin with."""
+    """Return what keys of a tenant's objects begin with."""
     return blake2b(tenant.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
@@ -302,7 +302,7 @@ def _chunk_key(key: str, writing: str, number: int) -> str:
     return subjects.stored_chunk_key(key, writing, number)
 
 
-# Stored conversations: a head that lists segments, and segments with the items that were added together.
+# Conversations: a head that lists segments, and segments with the items that were added together.
 
 ITEMS_MAX: Final = 4_096
 """Items of a conversation: their ids must fit into one message."""
@@ -434,7 +434,7 @@ class ConversationStore:
 
 
 def check_room(head: ConversationHead, more: int) -> None:
-    """Raises `ApiError` 400 if the conversation has no room for so many items."""
+    """Raises `ApiError` 400 if the conversation has no room for this many items."""
     if head.count + more > ITEMS_MAX:
         raise bad_request(
             f"A conversation has at most {ITEMS_MAX} items; delete some, or begin another.",
@@ -453,7 +453,7 @@ def no_item(id_: str) -> ApiError:
     return ApiError(404, f"Item with id '{id_}' not found.", param="item_id", code="not_found")
 
 
-# Stored responses. Each has its own items and the ids of the responses before it, never a copy of their items.
+# Responses: each has its own items and the ids of the responses before it, not their items.
 
 CHAIN_MAX: Final = 512
 """Responses of a chain. A longer conversation needs compaction, or a conversation object."""
@@ -470,7 +470,7 @@ class StoredResponse(msgspec.Struct, frozen=True, kw_only=True):
     resource: dict[str, Any] = {}
 
     def items(self) -> tuple[dict[str, Any], ...]:
-        """What it adds to the conversation: input, then output."""
+        """Return what it adds to the conversation: input, then output."""
         return (*self.input, *self.resource["output"])
 
 
@@ -522,7 +522,7 @@ def not_found_before(id_: str, why: str = "") -> ApiError:
 
 
 def check_chain(length: int) -> None:
-    """Raises `ApiError` 400 if a chain of so many responses may not be continued."""
+    """Raises `ApiError` 400 if a chain of this many responses may not be continued."""
     if length >= CHAIN_MAX:
         raise bad_request(
             f"The chain has {length} responses, the maximum. Continue from POST /v1/responses/compact, or use a "

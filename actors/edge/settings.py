@@ -1,4 +1,4 @@
-"""Settings of the edge. Light to import: the command line reads them."""
+"""Settings of the edge: types, defaults and descriptions only. Light to import: the command line reads them."""
 
 from typing import Annotated, Final, Literal, NamedTuple
 from urllib.parse import urlsplit
@@ -87,7 +87,7 @@ def check_jwks_url(url: str) -> None:
         )
 
 
-# Settings of rate limits: types, defaults and descriptions only. Light to import: the command line reads them.
+# Rate limits.
 
 _PER = "of one API key, or of one tenant without keys; a key's own limit replaces it; 0: unlimited"
 
@@ -106,7 +106,7 @@ class RateLimits(NamedTuple):
 
     @property
     def any_rate(self) -> bool:
-        """Whether anything must be counted."""
+        """True if anything must be counted."""
         return bool(self.requests_per_minute or self.tokens_per_minute or self.concurrent_requests)
 
 
@@ -125,7 +125,7 @@ class ServiceLimits(NamedTuple):
 UNLIMITED_SERVICE: Final = ServiceLimits()
 
 
-# Settings of an edge: types, defaults and descriptions only. Light to import: the command line reads them.
+# Limits of clients.
 
 ReasoningField = Literal["both", "reasoning_content", "reasoning"]
 """The name of reasoning in OpenAI's chat completions: that of DeepSeek and SGLang, that of vLLM, or both."""
@@ -135,7 +135,7 @@ HostedTools = Literal["omit", "reject"]
 
 
 class ClientLimits(NamedTuple):
-    """What clients may ask for."""
+    """What clients may ask for, in routing and in number of choices."""
 
     policies: Annotated[
         tuple[str, ...],
@@ -155,7 +155,7 @@ class ClientLimits(NamedTuple):
     ] = 128
 
 
-# Settings of stored responses: types, defaults and descriptions only. Light to import: the command line reads them.
+# Stored responses.
 
 
 class HistorySettings(NamedTuple):
@@ -190,7 +190,7 @@ class HistorySettings(NamedTuple):
     ] = 3600.0
 
 
-# Settings of video jobs: types, defaults and descriptions only. Light to import: the command line reads them.
+# Video jobs.
 
 
 class VideoSettings(NamedTuple):

@@ -1,10 +1,10 @@
-"""One HTTP exchange over ASGI: whole responses, and streams that are written to directly.
+"""HTTP over ASGI: whole responses, streams that are written to directly, and CORS.
 
 A stream is written in the turn of the event loop in which its tokens arrive: ASGI's `send` is a coroutine that
 finishes in one step as long as the client keeps up, so no task is woken per token. A client that does not keep up gets
 a bounded queue and a task of its own; when the queue is full the client is disconnected.
 
-Around the application, so that every response has the headers: errors, streams and the answers to preflights, which come
+CORS is applied around the application, so that every response has its headers: errors, streams and the answers to preflights, which come
 without credentials and are answered before anything else looks at them.
 """
 
@@ -189,7 +189,7 @@ class Disconnect:
 
     @property
     def gone(self) -> bool:
-        """Whether the client disconnected."""
+        """True once the client has disconnected."""
         return self._task.done()
 
     def stop(self) -> None:
@@ -197,7 +197,7 @@ class Disconnect:
         self._task.cancel()
 
 
-# CORS: which web pages may read what an edge answers. Off unless origins are listed.
+# CORS: the web pages that may read what an edge answers. None may, unless origins are listed.
 
 ANY_ORIGIN: Final = "*"
 MAX_AGE_S: Final = 600
@@ -228,7 +228,7 @@ def allow_origins(app: Asgi, origins: tuple[str, ...]) -> Asgi:
 
 
 class Cors:
-    """See the module."""
+    """The application with CORS around it."""
 
     def __init__(self, app: Asgi, origins: frozenset[bytes]) -> None:
         self._app = app

@@ -38,7 +38,7 @@ class Bodies:
         return _BodyInFlight(self, scope, receive)
 
     def check(self, size: int, held: int) -> None:
-        """Raises `ApiError` for a body of this size, of which `held` bytes are counted already."""
+        """Raises `ApiError` for a body of this size, `held` bytes of which are counted already."""
         limits = self.limits
         if size > limits.bytes_max:
             raise ApiError(413, f"The body is larger than {limits.bytes_max} bytes.", code="body_too_large")
@@ -176,7 +176,7 @@ class _Reader:
         self._begin()
 
     def callbacks(self) -> "MultipartCallbacks":
-        """What the parser calls."""
+        """Return what the parser calls."""
         return {
             "on_part_begin": self._begin,
             "on_header_field": self._header_field,

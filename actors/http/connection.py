@@ -69,7 +69,7 @@ def send_until_close(cycle: RequestResponseCycle) -> None:
 
 
 class LimitedConnection(HttpToolsProtocol):
-    """See the module. `limits` and `addresses` (open connections by address) belong to one server."""
+    """A connection with the limits that the module describes. `limits` and `addresses` (open connections by address) belong to one server."""
 
     limits: ConnectionLimits
     addresses: Counter[str]

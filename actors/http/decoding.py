@@ -1,15 +1,15 @@
-"""What endpoints check before anything else: the method, and the body, read from JSON into msgspec types.
+"""Decoding of JSON bodies into msgspec types: their shape is bounded, long strings are decoded apart, and errors name the field.
 
-Errors name the field, and the values that it may have: these are found in the type, as msgspec's own errors have none.
+The values in an error that a field may have are found in the type, as msgspec's own errors have none.
 
-Python copies with its lock held, and a copy of 27 MB takes 2 to 25 ms, most of it for pages that the system has yet to give. Here an
+Copies: Python copies with its lock held, and a copy of 27 MB takes 2 to 25 ms, most of it for pages that the system has yet to give. Here an
 object is allocated first, which touches none of its pages, and filled by C's `memmove`, for which ctypes gives the lock up. Nothing
 else has the object until it is whole.
 
-A decoder holds the interpreter's lock while it scans and copies such a string: 8 to 25 ms for 27 MB. So a thread finds them first, makes
-text of them without the lock, and puts a short mark in place of each. What is decoded has the marks, and then the texts in their places.
+Long strings: a decoder holds the interpreter's lock while it scans and copies one: 8 to 25 ms for 27 MB. So a thread finds them first, makes
+text of them without the lock, and puts a short mark in place of each. The decoder sees the marks, and then the texts take their places.
 
-One pass of compiled code without the interpreter's lock, about a nanosecond a byte. What is inside strings is text and
+Shape: compiled code measures it in one pass without the interpreter's lock, about a nanosecond a byte. What is inside strings is text and
 costs a decoder nothing but copying.
 """
 
@@ -42,7 +42,7 @@ _new_text: Final[Any] = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_ssize_t, ct
 _characters_of: Final[Any] = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p)(
     ("PyUnicode_AsUTF8AndSize", ctypes.pythonapi)
 )
-"""Where the characters of an ASCII text are; it makes no copy of these."""
+"""The function that returns the address of an ASCII text's characters, without a copy."""
 
 
 def joined(parts: list[bytes]) -> bytes:
@@ -76,10 +76,10 @@ def _address(data: bytes) -> int:
     return found
 
 
-# JSON bodies with strings of megabytes, such as images in base64, decoded without a copy on the event loop.
+# Strings of megabytes, such as images in base64, decoded without a copy on the event loop.
 
 STRINGS_MAX: Final = 64
-"""Of one body; more are decoded as other strings are."""
+"""The most strings of one body that are decoded apart; others are decoded as usual."""
 
 MARK_CHARACTERS: Final = 65_536
 """More than any field with a maximum length may have: a mark is too long wherever its text is."""
@@ -94,7 +94,7 @@ class ShortenedBody(bytes):
     texts: dict[str, str]
 
     def decode_with(self, decoder: msgspec.json.Decoder[Any]) -> Any:
-        """What the whole body decodes to. Raises as the decoder does."""
+        """Return what the whole body decodes to. Raises as the decoder does."""
         found = decoder.decode(self)
         left = dict(self.texts)
         found = _with_texts(found, left)
@@ -103,7 +103,7 @@ class ShortenedBody(bytes):
 
 
 def whole_body(body: bytes) -> bytes:
-    """What was sent."""
+    """Return what was sent."""
     return body.whole if isinstance(body, ShortenedBody) else body
 
 
@@ -134,7 +134,7 @@ def _shorten(body: bytes) -> bytes:
 
 @kernel
 def find_long_strings(data: U8, least: int, begins: NDArray[np.int64], ends: NDArray[np.int64]) -> int:
-    """How many strings of at least `least` bytes there are, all of printable ASCII and without escapes, and where; those that there is room for."""
+    """Write where strings of at least `least` bytes of printable ASCII without escapes are, as far as there is room; return their number."""
     found, begin, plain = 0, -1, True
     at, size = 0, len(data)
     while at < size:
@@ -176,7 +176,7 @@ def _with_texts(value: Any, left: dict[str, str]) -> Any:
     return value
 
 
-# What endpoints check before anything else: the method, and the body, read from JSON into msgspec types.
+# The checks of endpoints: the method, and the body as a type.
 
 _INVALID_VALUE: Final = re.compile(r"(Invalid (?:enum )?value) .*", re.DOTALL)
 """msgspec repeats a value that is none of those allowed; errors do not repeat what a client sent."""
@@ -266,7 +266,7 @@ def _members(types: Iterable[inspect.Type]) -> Iterator[inspect.Type]:
             yield one
 
 
-# The shape of a JSON text, measured before it is decoded: a decoder holds the GIL for as long as it runs.
+# The shape of a JSON text, measured before it is decoded: a decoder holds the GIL while it runs.
 
 SMALL_BYTES: Final = 64 * 1024
 """A body up to this size is decoded in well under a millisecond, whatever its shape."""

@@ -1,4 +1,4 @@
-"""HTTP errors in OpenAI's format. Invalid input of a client never results in a 5xx."""
+"""HTTP errors in OpenAI's format, and pages of lists. Invalid input of a client never results in a 5xx."""
 
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
@@ -145,7 +145,7 @@ def ended_workers(count: int, reason: str) -> ApiError:
 
 
 def migrated_too_often(count: int, reason: str) -> ApiError:
-    """502: so many migrations are the limit."""
+    """502: this many migrations are the limit."""
     if not count:
         return upstream_failed(
             f"Requests of this model do not migrate (--migration-limit 0), and its worker failed: {reason}."
@@ -171,14 +171,14 @@ def not_migrated(origin: str, error: ApiError, *, has_begun: bool) -> ApiError:
     )
 
 
-# Pages of lists: `after`, `limit` and `order`. Pure.
+# Pages of lists: `after`, `limit` and `order`.
 
 LIMIT_DEFAULT: Final = 20
 LIMIT_MAX: Final = 100
 
 
 class PageRequest(NamedTuple):
-    """Which part of a list. `after` is the id of the last item that the client has."""
+    """The requested page of a list. `after` is the id of the last item that the client has."""
 
     after: str = ""
     limit: int = LIMIT_DEFAULT

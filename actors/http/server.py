@@ -1,6 +1,6 @@
-"""HTTP servers: the `HttpServer` port, and its implementation by uvicorn.
+"""HTTP servers: the `HttpServer` port, its implementation by uvicorn, and TLS certificates that can change.
 
-Each handshake uses the newest pair that could be loaded: `sni_callback`, which OpenSSL calls for every client, also for
+Each TLS handshake uses the newest pair of certificate and key that could be loaded: `sni_callback`, which OpenSSL calls for every client, also for
 one that names no server, puts it in place of the first one. A pair is loaded as a whole into a context of its own, so a
 half-written one, or a key that belongs to another certificate, never replaces one that works. Open connections keep
 theirs.
@@ -116,7 +116,7 @@ def _reason(error: ssl.SSLError) -> str:
     return f"not a PEM certificate and key ({error.reason or error})"
 
 
-# HTTP servers: the `HttpServer` port, and its implementation by uvicorn.
+# The server.
 
 KEEP_ALIVE_S = 75
 """Longer than the idle time of common load balancers (60 s), so that they never reuse a closed connection."""
@@ -134,7 +134,7 @@ class HttpServer(Protocol):
 
     @property
     def url(self) -> str:
-        """Where clients connect."""
+        """The URL that clients connect to."""
         ...
 
     listening: asyncio.Event

@@ -1,4 +1,4 @@
-"""Audio and video, decoded by FFmpeg."""
+"""Decoding of audio and video by FFmpeg."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -85,7 +85,7 @@ def check_length(seconds: float, seconds_max: float) -> None:
         )
 
 
-# Sound to samples: float32, mono, at the rate that the model takes.
+# Audio: float32, mono, at the rate that the model takes.
 
 RATES_HZ: Final = range(1_000, 768_001)
 """Beyond these a resampler would need filters of any size."""
@@ -123,10 +123,10 @@ def decode_audio(
     return DecodedMedia("float32", (samples,), form.name, samples / rate_hz)
 
 
-# Video to frames: uint8, RGB, upright, sampled evenly from its whole length.
+# Video: uint8, RGB, upright frames, sampled evenly from its whole length.
 
 PADDING_PIXELS: Final = 1 << 20
-"""That a decoder may add around a frame. The limit on its memory holds if frames grow after the header."""
+"""Pixels that a decoder may add around a frame. The limit on its memory holds even if frames grow after the header."""
 
 
 def decode_video(
@@ -165,7 +165,7 @@ def decode_video(
 
 
 def sample_indices(total: int, count: int) -> list[int]:
-    """Which of `total` frames are sampled: all of them up to `count`, else the first, the last, and even steps between."""
+    """Return which of `total` frames are sampled: all of them up to `count`, else the first, the last, and even steps between them."""
     if total <= count:
         return list(range(total))
     if count == 1:
@@ -174,7 +174,7 @@ def sample_indices(total: int, count: int) -> list[int]:
 
 
 def _count_frames(container: InputContainer, stream: VideoStream, most: int) -> int:
-    """How many frames the file has, without decoding them."""
+    """Return how many frames the file has, without decoding them."""
     total = 0
     for packet in container.demux(stream):
         total += bool(packet.size)

@@ -1,4 +1,4 @@
-"""Files of messages to what models take: text in UTF-8, or the pixels of an image.
+"""Decoding of files in messages: text in UTF-8, or the pixels of an image.
 
 The first bytes of PDFs and images say what they are. Text is whatever is UTF-8 without control characters: names and declared types do not count.
 """
@@ -28,7 +28,7 @@ def check_text_length(size: int, limits: FileLimits) -> None:
         )
 
 
-# Files of messages to what models take: text in UTF-8, or the pixels of an image.
+# Files of all kinds.
 
 
 def decode_document(file: BinaryIO, limits: MediaLimits, out: Sink) -> DecodedMedia:
@@ -77,7 +77,7 @@ def _written(text: str, name: str, limits: FileLimits, out: Sink) -> DecodedMedi
     return DecodedMedia("uint8", (len(data),), name)
 
 
-# The text of PDFs, page by page. What is on them as pictures is not text.
+# The text of PDFs, page by page, without the pictures on them.
 
 PAGE_END: Final = "\n\n"
 
@@ -120,7 +120,7 @@ def pdf_text(file: BinaryIO, limits: FileLimits) -> str:
 
 
 def _unlocked(reader: pypdf.PdfReader) -> bool:
-    """Whether it opens without a password, as files that only forbid printing do."""
+    """Return whether the file opens without a password, as files that only forbid printing do."""
     try:
         return bool(reader.decrypt(""))
     except DependencyError:

@@ -1,4 +1,4 @@
-"""Precomputed embeddings: a tensor in safetensors, of the type and width that the model takes, with finite values; and its grid of patches."""
+"""Decoding of precomputed embeddings: a safetensors tensor of the model's type and width, with finite values, and its grid of patches."""
 
 from typing import Any, BinaryIO, Final
 

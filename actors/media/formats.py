@@ -1,4 +1,4 @@
-"""The type of a file by its first bytes. Names, headers and declared types are a client's claims and do not count."""
+"""The type of a file by its first bytes, and the types that decoders return. Names, headers and declared types are a client's claims."""
 
 from typing import Final, NamedTuple, Protocol
 
@@ -84,7 +84,7 @@ def _is_mp3_frame(head: bytes) -> bool:
     return head[2] >> 4 != 15 and head[2] >> 2 & 3 != 3
 
 
-# What decoders return, and where they write the values.
+# The result of decoders, and where they write the values.
 
 
 class Sink(Protocol):
@@ -96,7 +96,7 @@ class Sink(Protocol):
 
 
 class DecodedMedia(NamedTuple):
-    """A decoded item whose values are in a `Sink`. See `task.Decoded` for the fields."""
+    """A decoded item whose values are in a `Sink`. See `request.Decoded` for the fields."""
 
     dtype: str
     shape: tuple[int, ...]

@@ -1,6 +1,6 @@
-"""Images to pixels: uint8, RGB, upright, over white; or their transparency alone. Metadata never leaves this module.
+"""Decoding of images to pixels (uint8, RGB, upright, over white) or to their transparency alone. Metadata never leaves this module.
 
-Of an animated image the first frame is decoded, and no other.
+Only the first frame of an animated image is decoded.
 """
 
 import struct
@@ -66,7 +66,7 @@ def _webp(file: BinaryIO) -> tuple[int, int]:
 
 
 def _jpeg(file: BinaryIO) -> tuple[int, int]:
-    """From the first start of frame; the segments before it are skipped by their lengths."""
+    """Return the size from the first start of frame; the segments before it are skipped by their lengths."""
     file.seek(2)
     while True:
         mark = file.read(1)
@@ -85,7 +85,7 @@ def _jpeg(file: BinaryIO) -> tuple[int, int]:
         file.seek(length - 2, 1)
 
 
-# Images to pixels: uint8, RGB, upright, over white; or their transparency alone. Metadata never leaves this module.
+# Pixels.
 
 BAND_ROWS: Final = 256
 """Converted at once, so that an image is not in memory twice."""

@@ -91,7 +91,7 @@ class WaitingLine:
 
 
 class ProcessPlaces:
-    """At most `places` items have one, of these at most `places` - 1, but at least one, are fetched.
+    """Places in the decoding processes: `places` items have one at a time, and at most `places` - 1 (but at least one) of these are fetched.
 
     So a server that sends slowly keeps no place from all items that came with their requests. The lines take turns at free places. An
     item waits at most `wait_s`, and a line has at most `waiting_max` items.
@@ -148,20 +148,20 @@ class ProcessPlaces:
             future.set_result(None)
 
     def _next(self) -> "tuple[Line, asyncio.Future[None]] | None":
-        """Whose turn it is, of those that may have a place."""
+        """Return whose turn it is, of those that may have a place; None if there is none."""
         for line, waiting in self._lines.items():
             if self._has_place(line) and (future := waiting.pop()) is not None:
                 return line, future
         return None
 
 
-# The media intake: fetches and decodes what clients name, in processes that can fail without harm.
+# The intake.
 
 PIECE_BYTES: Final = 256 << 10
-"""Of a text, encoded at once: other threads run in between."""
+"""Characters of a text that are encoded at a time: other threads run in between."""
 
 START_S: Final = 20.0
-"""That a process may take to start, on a busy machine."""
+"""The longest time that a process may take to start, on a busy machine."""
 
 WALL_PER_CPU: Final = 4
 """How much longer than its CPU time an item may take on a busy machine."""
@@ -186,7 +186,7 @@ class MediaFetcher(Protocol):
 
     @property
     def limits(self) -> MediaLimits:
-        """Of items without limits of their own."""
+        """The limits of items that have none of their own."""
         ...
 
     async def fetch(
@@ -199,7 +199,8 @@ class MediaFetcher(Protocol):
 class MediaIntake:
     """The processes of one edge. They are started when needed and kept; `close` ends them.
 
-    `limits` hold for items without limits of their own. `idle` are processes without an item, `pids` those of all. Raises `ValueError` for a policy that says nothing sensible.
+    `limits` hold for items without limits of their own. `idle` are processes without an item, `pids` those of all. Raises
+    `ValueError` for a policy that says nothing sensible.
     """
 
     def __init__(
@@ -392,7 +393,7 @@ def _write(descriptor: int, content: str | bytes | memoryview) -> None:
 
 
 def _is_unicode(text: str) -> bool:
-    """Whether it has no lone surrogates, which JSON may spell and UTF-8 has no form for."""
+    """Return whether the text has no lone surrogates, which JSON can spell and UTF-8 cannot encode."""
     try:
         text.encode()
     except UnicodeEncodeError:

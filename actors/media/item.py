@@ -54,12 +54,12 @@ class MediaItem(NamedTuple):
 
     @property
     def width(self) -> int:
-        """Of an image or a video's frames, in pixels; of an embedding, in values."""
+        """The width of an image or a video's frames, in pixels; of an embedding, in values."""
         return self.shape[-2] if self.dtype == "uint8" else self.shape[-1]
 
     @property
     def height(self) -> int:
-        """Of an image or a video's frames, in pixels."""
+        """The height of an image or a video's frames, in pixels."""
         return self.shape[-3]
 
     def array(self) -> NDArray[Any]:

@@ -128,7 +128,7 @@ _FAILED: Final = "The media ended the process that decoded them. The file is pro
 
 
 def _spawn(program: Sequence[str], theirs: socket.socket) -> "subprocess.Popen[bytes]":
-    """In a thread: the event loop does not wait for the system to make a process."""
+    """Start the process. Runs in a thread, so the event loop does not wait for the system to create it."""
     inherited = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
     with theirs:
         return subprocess.Popen(

@@ -138,7 +138,7 @@ def _answer(
 
 
 def _limit_cpu(seconds: int) -> None:
-    """Let this process use so many more seconds of CPU. Beyond them the kernel ends it, whatever it does (SIGXCPU)."""
+    """Let this process use this many more seconds of CPU. Beyond them the kernel ends it, whatever it does (SIGXCPU)."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
     resource.setrlimit(resource.RLIMIT_CPU, (int(used.ru_utime + used.ru_stime) + 1 + seconds, hard))

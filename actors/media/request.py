@@ -1,4 +1,4 @@
-"""What the intake is asked for: sources, settings, tasks, and the errors that end one."""
+"""Types of the media intake: sources, settings, tasks, and the errors that end one."""
 
 import fcntl
 from enum import StrEnum
@@ -12,7 +12,7 @@ from headwater.schemas.media_kind import SAMPLED_FRAMES
 MediaKind = Literal["image", "audio", "video", "embedding", "file"]
 Encoding = Literal["url", "data_url", "base64", "raw"]
 TensorType = Literal["F32", "F16", "BF16"]
-"""As safetensors spells them."""
+"""The names of the types in safetensors."""
 
 GRID = "image_grid_thw"
 """The tensor of a model of Qwen2-VL's kind with an image's patches: 1, rows, columns."""
@@ -74,7 +74,7 @@ class MediaTarget(NamedTuple):
     mask: bool = False
 
 
-# Settings of the media intake: types, defaults and descriptions only. Light to import: the command line reads them.
+# Settings. Light to import: the command line reads them.
 
 Scheme = Literal["https", "data", "http", "file"]
 
@@ -160,7 +160,7 @@ class MediaLimits(NamedTuple):
 
 
 class FetchPolicy(NamedTuple):
-    """Where media may come from."""
+    """The sources that media may come from."""
 
     schemes: Annotated[
         tuple[Scheme, ...],
@@ -219,7 +219,7 @@ class IntakeSettings(NamedTuple):
     """Maximum address space of such a process, in MiB; beyond it the item fails."""
 
 
-# Why an item of media was rejected: a code that clients can act on, and a message for people.
+# Errors: a code that clients can act on, and a message for people.
 
 
 class MediaCode(StrEnum):
@@ -272,12 +272,12 @@ class MediaError(Exception):
         self.code = code
 
 
-# Messages between the intake and its processes. File descriptors travel with them: the content, and the decoded item.
+# Messages between the intake and its processes. File descriptors travel with them.
 
 MESSAGE_BYTES_MAX: Final = 128 * 1024
 
 SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
-"""On the memory of a decoded item: the process that decoded it can no longer change or cut it."""
+"""Seals on the memory of a decoded item: the process that decoded it can no longer change or shorten it."""
 
 
 class ProcessSetup(msgspec.Struct, frozen=True):

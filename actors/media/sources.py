@@ -1,4 +1,4 @@
-"""Where media come from: inline in the request, files, and web servers.
+"""Sources of media: inline in the request, files, and web servers.
 
 Notations that parsers read differently are rejected instead of interpreted: backslashes, user names, control characters,
 IPv4 addresses in any form but four decimal numbers, hosts that are not ASCII.
@@ -49,7 +49,7 @@ class WebUrl(NamedTuple):
 
     @property
     def is_address(self) -> bool:
-        """Whether the host is an IP address."""
+        """True if the host is an IP address."""
         return ":" in self.host or self.host.rpartition(".")[2].isdigit()
 
     @property
@@ -60,7 +60,7 @@ class WebUrl(NamedTuple):
 
     @property
     def origin(self) -> str:
-        """For messages: without the path, which may contain secrets."""
+        """The URL for messages, without the path, which may contain secrets."""
         return f"{self.scheme}://{self.host_header}"
 
 
@@ -116,7 +116,7 @@ def parse_web_url(text: str, policy: FetchPolicy) -> WebUrl:
 
 
 def parse_redirect(base: WebUrl, location: str, policy: FetchPolicy) -> WebUrl:
-    """Where a redirect leads, checked like a URL of a client. Raises `MediaError`."""
+    """Return the URL that a redirect leads to, checked like a URL of a client. Raises `MediaError`."""
     if len(location) > URL_CHARS_MAX or _FORBIDDEN.search(location):
         raise MediaError(MediaCode.BAD_RESPONSE, f"{base.origin} redirects to a malformed URL.")
     joined = urljoin(f"{base.origin}{base.target}", location)
@@ -198,7 +198,7 @@ def _bad_host(reason: str) -> MediaError:
     return MediaError(MediaCode.BAD_HOST, f"The host in the URL of the media is invalid: {reason}.")
 
 
-# Media over https and http: names are resolved once per hop, and the socket is connected to the checked address.
+# Web servers: names are resolved once per hop, and the socket is connected to the checked address.
 
 CHUNK_BYTES: Final = 64 * 1024
 ADDRESSES_MAX: Final = 4
@@ -287,7 +287,10 @@ def _addresses(url: WebUrl, policy: FetchPolicy, network: WebAccess) -> list[str
 
 
 def _resolved(url: WebUrl, network: WebAccess) -> list[str]:
-    """In a thread: an alarm does not interrupt the system's resolver, but it does a wait for a thread."""
+    """Return the addresses of the host.
+
+    They are looked up in a thread: an alarm does not interrupt the system's resolver, but it does a wait for a thread.
+    """
     found: Future[list[str]] = Future()
 
     def run() -> None:
@@ -381,7 +384,7 @@ def _bad_response(url: WebUrl, reason: str) -> MediaError:
     return MediaError(MediaCode.BAD_RESPONSE, f"The response of {url.origin} {reason}.")
 
 
-# Media in folders that the operator lists. No link below them is followed, so none leads out of them.
+# Folders that the operator lists. No link below them is followed, so none leads out of them.
 
 _STEP: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -444,17 +447,17 @@ def _copy(file: BinaryIO, bytes_max: int, out: BinaryIO) -> None:
         out.write(chunk)
 
 
-# Media inside the request: data URLs (RFC 2397), base64 and plain bytes.
+# Inline media: data URLs (RFC 2397), base64 and plain bytes.
 
 HEAD_BYTES_MAX: Final = 1024
-"""Of a data URL, up to its comma."""
+"""The longest head of a data URL, up to its comma."""
 
 _SPACE = re.compile(rb"[\t\n\f\r ]+")
 _URL_SAFE = bytes.maketrans(b"-_", b"+/")
 
 
 def encoded_bytes_max(encoding: Encoding, bytes_max: int) -> int:
-    """How long the text of an item may be whose file has at most `bytes_max`: with line breaks, and percent-encoded."""
+    """Return how long the text of an item may be whose file has at most `bytes_max`: with line breaks, and percent-encoded."""
     if encoding == "raw":
         return bytes_max
     if encoding == "base64":

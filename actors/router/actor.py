@@ -2,7 +2,7 @@
 
 Subjects in
     hw.<ns>.route.<pool> (queue group `router`), hw.<ns>.wait.<pool>.<router>.<epoch> (`actors.router.queue`); the pool log;
-    the lease table; hw.<ns>.digest.<pool> (`actors.router.divergence`); hw.<ns>.weights.<pool> (`actors.router.engine_weights`)
+    the lease table; hw.<ns>.digest.<pool> (`actors.router.divergence`); hw.<ns>.weights.<pool> (`actors.router.decisions`)
 Subjects out
     decisions, as replies; the pool log: route events (its decisions), fleet events (workers whose lease lapsed, engine weights);
     hw.<ns>.digest.<pool>
@@ -57,7 +57,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class RouterActor(Actor):
-    """See the module. A router serves one pool; routers of one pool share its queries."""
+    """The router as an actor. A router serves one pool; routers of one pool share its queries."""
 
     kind = "router"
 

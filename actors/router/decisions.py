@@ -1,10 +1,12 @@
-"""Decisions of one router: chosen on its fold, applied to it at once, and queued for the log.
+"""Decisions of one router, chosen on its fold and queued for the log: singly, in bursts, and under an operator's engine weights.
 
 While a snapshot waits for the log to hold all decisions, no further ones are made (`pause`).
 
-No query is delayed to form a batch: what one read of the connection brought is decided in the next turn, and answered once all of it is decided. Both
-orders are those of `router.queue.burst_order`. That of the decisions costs as much again as deciding, so a router that falls behind decides in
-order of arrival.
+Bursts: no query is delayed to form a batch: what one read of the connection brought is decided in the next turn, and answered
+once all of it is decided. Both orders are those of `router.queue.waiting`. That of the decisions costs as much again as deciding,
+so a router that falls behind decides in order of arrival.
+
+Engine weights have this interface.
 
 Subjects in
     hw.<ns>.weights.<pool> (queue group `router`): one router of the pool answers
@@ -65,7 +67,7 @@ class RoutingSettings(NamedTuple):
 
 
 class DecisionMaker:
-    """See the module. `writer` takes the events for the log, once the router has its lease."""
+    """The decisions of one router. `writer` takes the events for the log, once the router has its lease."""
 
     def __init__(
         self, clock: Clock, follower: LogFollower, settings: RoutingSettings, metrics: RouterMetrics
@@ -115,7 +117,7 @@ class DecisionMaker:
         return self._recent.get(request)
 
     def preview(self, query: RouteQuery) -> Decision | RouteRefused | None:
-        """What would be decided now; None for a query that is decided already."""
+        """Return what would be decided now; None for a query that is decided already."""
         return None if self.find_recent(query.request) else self.choose(query)
 
     def choose(self, query: RouteQuery) -> Decision | RouteRefused:
@@ -157,7 +159,7 @@ class DecisionMaker:
             self.writer.offer(DecisionVoided(decision.request, decision.worker, decision.epoch))
 
 
-# Burst scheduling: queries that reach a router in one turn of the event loop are decided as a batch.
+# Bursts: queries that reach a router in one turn of the event loop are decided as a batch.
 
 BEHIND_TURNS: Final = 2
 """After this many turns in a row with more queries arriving, the router counts as behind."""
@@ -185,7 +187,7 @@ class _Arrived(NamedTuple):
 
 
 class BurstBatcher:
-    """See the module."""
+    """Collects the queries of one turn of the event loop, and has them decided as a batch."""
 
     def __init__(self, handler: QueryHandler) -> None:
         self._handler = handler
@@ -239,7 +241,7 @@ _log = structlog.get_logger("headwater.weights")
 
 
 class EngineWeightsKeeper:
-    """See the module. `fleet` is the router's writer of fleet events."""
+    """The engine weights of a pool at one router. `fleet` is the router's writer of fleet events."""
 
     def __init__(self, ports: Ports, name: str, pool: str, follower: LogFollower, fleet: Writer) -> None:
         self._ports = ports

@@ -1,4 +1,6 @@
-"""Divergence check: the routers of a pool fold one log, so at one position their states must be equal.
+"""Two checks of a router's fold: against the folds of the pool's other routers, and against leases and decisions.
+
+The routers of a pool fold one log, so at one position their states must be equal.
 
 Subjects in and out
     hw.<ns>.digest.<pool>: every router publishes the digest of its fold at certain positions and compares the others'
@@ -7,6 +9,8 @@ The positions depend on the log alone (`Marks`), so all routers choose the same 
 without own decisions that are not in the log yet. A difference raises an alarm in the log, the metrics and the
 statistics, and neither router takes snapshots while it lasts. Both keep answering: which of them is wrong is not known
 here. `headwater replay` folds the same log and shows which one it agrees with; restart the other, and report what it logged.
+
+Reconciliation compares the fold with the leases and the router's decisions:
 
     in the fold, no lease      the worker left: publish that to the log
     lease, not in the fold     the log lost its joining: request it to reannounce itself
@@ -46,7 +50,7 @@ ROUTERS_MAX: Final = 64
 """Routers whose digests are kept. The one that was first seen is dropped first."""
 
 INLINE_ROWS_MAX: Final = 1 << 16
-"""With more blocks the digest is computed in a thread: it takes about 13 ms for each million."""
+"""The most blocks whose digest is computed on the event loop. More are computed in a thread, which takes about 13 ms for each million."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _decoder = msgspec.msgpack.Decoder(StateDigest)
@@ -72,7 +76,7 @@ class Marks:
 
 
 class DivergenceCheck:
-    """See the module. For one incarnation of a router."""
+    """The comparison of folds by digests. For one incarnation of a router."""
 
     def __init__(self, ports: Ports, name: str, pool: str, metrics: RouterMetrics) -> None:
         self.alarms = 0
@@ -261,7 +265,7 @@ class LeaseReconciler:
         self._fleet.offer(WorkerLeft(worker, epoch, "lease lapsed"))
 
     def find_unsynced(self, state: RouterState) -> list[str]:
-        """Live workers missing or cold in the fold, of which a reannouncement is due to be requested."""
+        """Live workers that are missing or cold in the fold, and whose reannouncement is due to be requested."""
         now = self._ports.clock.monotonic_s()
         workers = state.loads.workers
         unsynced = sorted(

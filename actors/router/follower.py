@@ -1,4 +1,4 @@
-"""A router's fold as it follows the log: the state, its own decisions that the log does not hold yet, and the lag.
+"""A router's fold as it follows the log (the state, its own decisions that the log does not hold yet, the lag), and its snapshots.
 
 An own decision is applied when it is made and skipped when the log delivers it. A range that the log can no longer deliver
 (a gap, another log under the same name) may have changed anything: the fold then starts from an empty state after it, and
@@ -8,7 +8,7 @@ Loads are folded twice: `state.loads` with own decisions ahead of the log, `logg
 routers compare is taken of the latter. It cannot be derived from the former by undoing unwritten decisions: credited blocks
 that were evicted, and stages that arrived before their decision, are not kept.
 
-Taking one has three parts. On the event loop: the loads as plain values, because decisions keep changing them.
+Taking a snapshot has three parts. On the event loop: the loads as plain values, because decisions keep changing them.
 In a thread, while the fold is stopped and queries are answered: one pass over the index. Then, with the fold
 running: hashing, the object store and the local cache.
 """
@@ -33,10 +33,10 @@ from headwater.schemas.clock import Clock
 from headwater.schemas.events.route import Decision
 
 LAG_MESSAGES_MAX: Final = 2_000
-"""With more unread messages than this, decisions are marked `degraded`."""
+"""The limit of unread messages, beyond which decisions are marked `degraded`."""
 
 LAG_S_MAX: Final = 2.0
-"""Also if the log has not delivered an own decision for this long."""
+"""The time after which decisions are also marked `degraded`, if the log has not delivered an own decision."""
 
 RETRY_S: Final = 0.5
 
@@ -58,7 +58,7 @@ class FoldListener(Protocol):
 
 
 class LogFollower:
-    """See the module. `number` and `seen` count own decisions: made, and delivered by the log.
+    """The fold of one router. `number` and `seen` count own decisions: made, and delivered by the log.
 
     At the positions that `Marks` selects, `divergence` publishes the digest of the state with the `logged` loads.
     """
@@ -209,7 +209,7 @@ class LogFollower:
         metrics.set_engine_weights(self.state.loads.engine_weights)
 
 
-# A router's snapshots: takes new ones when they are due, while queries are answered.
+# Snapshots, taken when they are due, while queries are answered.
 
 PERIOD_S = 1.0
 SETTLE_S = 0.005

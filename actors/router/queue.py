@@ -1,7 +1,7 @@
-"""A router's admission queue on real time: drives `router.queue.admission_queue`, and reports to edges and metrics.
+"""A router's admission queue on real time: it drives `router.queue.admission`, answers edges that wait, and reports metrics.
 
 How an edge waits
-    its query is answered at once with `RouteQueued`; from then on it polls for the outcome (`actors.router.waiters`).
+    its query is answered at once with `RouteQueued`; from then on it polls for the outcome (`QueueWaiters`).
     A query whose client is gone, or that is not polled any more, is discarded; a decision made for it is voided
 When queries are served
     whenever the fold advances or time passes, in the queue's order, each as soon as a worker that may take it is not
@@ -13,6 +13,7 @@ On stop
 
 Subjects in
     hw.<ns>.wait.<pool>.<router>.<epoch>
+
 A poll is answered as soon as its query has an outcome, and after `HOLD_S` at the latest, so that an edge detects a dead
 router within its usual timeout. A query that is not polled for `ABANDONED_S` is discarded.
 """
@@ -42,10 +43,10 @@ from headwater.schemas.events.route import (
 )
 
 HOLD_S: Final = 1.0
-"""Well below the time after which an edge gives up on a reply."""
+"""The longest that a poll is held: well below the time after which an edge gives up on a reply."""
 
 ABANDONED_S: Final = 5.0
-"""If polls or their replies are lost, an edge polls for the third time within this."""
+"""The time after which a query that is not polled is discarded: even if two polls or replies are lost, an edge polls again within it."""
 
 REFUSALS_MAX: Final = 4_096
 """Refusals remembered for edges that were between two polls."""
@@ -70,7 +71,7 @@ class _Poll(NamedTuple):
 
 
 class QueueWaiters:
-    """See the module."""
+    """The polls of edges for queries in the queue."""
 
     def __init__(
         self, ports: Ports, name: str, pool: str, decisions: DecisionMaker, queue: Discarder, spawn: Spawn
@@ -153,7 +154,7 @@ class QueueWaiters:
             _log.warning("queue_answer_not_sent", reason=str(error))
 
 
-# A router's admission queue on real time: drives `router.queue.admission_queue`, and reports to edges and metrics.
+# The queue.
 
 TICK_S: Final = 0.25
 
@@ -164,7 +165,7 @@ STOPPED: Final = RouteRefused("the router is stopping", 1.0)
 
 
 class RouteQueue:
-    """See the module."""
+    """The admission queue of one router."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The lifecycle of an actor: start, run, drain, close. All its tasks are in one task group and end with it."""
+"""The lifecycle of an actor (start, run, drain, close), and the restart of failed ones. All its tasks are in one task group and end with it."""
 
 import asyncio
 from abc import ABC, abstractmethod
@@ -37,7 +37,7 @@ async def cancel_all(tasks: Iterable[asyncio.Task[Any]]) -> None:
         _, left = await asyncio.wait(left, timeout=AGAIN_S)
 
 
-# The lifecycle of an actor: start, run, drain, close. All its tasks are in one task group and end with it.
+# An actor.
 
 EXPECTED = (EngineError, LogError, LeaseLost, WriterFenced)
 """Failures whose message is sufficient; any other is logged with its traceback."""
@@ -84,7 +84,7 @@ class Actor(ABC):
         """Statistics for `$SRV.STATS`."""
 
     def readiness(self) -> tuple[bool, dict[str, Any]]:
-        """Whether it serves, and the body of its process's /health."""
+        """Return whether the actor serves, and the body of its process's /health."""
         status = "draining" if self.stopping else "ok" if self.ready.is_set() else "starting"
         return status == "ok", {"status": status}
 
@@ -160,13 +160,13 @@ class Actor(ABC):
         return reason
 
 
-# Restarting failed actors and processes with exponential backoff, up to a limit.
+# Restarts of failed actors and processes, with exponential backoff and up to a limit.
 
 _log = structlog.get_logger("headwater.supervisor")
 
 
 class RestartPolicy(NamedTuple):
-    """At most `restarts_max` restarts within `window_s`; waits `delay_s`, doubling up to `delay_s_max`.
+    """Limits of restarts: at most `restarts_max` within `window_s`; the wait before each is `delay_s`, doubling up to `delay_s_max`.
 
     A child that ran for `steady_s` starts again with `delay_s`. One that failed more often than that and is kept all the
     same waits `kept_delay_s`. One that fails to start waits up to as long; without a reason to keep it, it has `starts_max` tries.

@@ -1,4 +1,4 @@
-"""Leases: which incarnation of an actor is alive, and the epoch that fences everything it appends.
+"""Leases: which incarnation of an actor is alive, and the epoch that fences what it appends; and messages to those that offer tensors.
 
 A lease lives `TTL_S` and is renewed every `RENEW_S`. Its value contains the holder's epoch, so watchers compare
 epochs, never revisions. The epoch is greater than the first revision of the lease and than every epoch in the log
@@ -45,7 +45,7 @@ class LeaseLost(Exception):
 
 
 class StallState(Protocol):
-    """Whether the log accepts what an actor appends."""
+    """The state of the log as an actor sees it: whether it accepts what the actor appends."""
 
     @property
     def is_stalled(self) -> bool:
@@ -69,8 +69,8 @@ def newest_epoch(log: Log, *subjects: str) -> NewestEpoch:
 class LeaseHandle:
     """A lease that was taken. Its `epoch` never changes; its revision in the table changes with each renewal.
 
-    `persistence`, set by the holder, is what the lease reports as `Lease.stalled`; `serves`, `reads_embeddings`, `embedding_format` and `encodes` are its fields,
-    reported at the next renewal, or by `publish`.
+    `persistence`, set by the holder, is what the lease reports as `Lease.stalled`; `serves`, `reads_embeddings`,
+    `embedding_format` and `encodes` are its fields, reported at the next renewal, or by `publish`.
     """
 
     def __init__(
@@ -160,7 +160,7 @@ class LeaseHandle:
         return await self._reclaim() if revision is None else revision
 
     async def _reclaim(self) -> int | None:
-        """After a rejected renewal, the revision to continue with; None if another incarnation holds the lease.
+        """Return the revision to continue with after a rejected renewal; None if another incarnation holds the lease.
 
         An earlier renewal may have been stored although its reply was lost. A lease that lapsed while the store was
         unreachable, or was deleted with its bucket, is stored again, unless another incarnation has written to the log since.
@@ -229,7 +229,7 @@ async def take(
 
 
 async def _holder(table: Table, key: str) -> dict[str, Any]:
-    """Where the process runs that holds a lease, for those who look for it."""
+    """Return the host and pid of the process that holds a lease, for the log."""
     with contextlib.suppress(LogError, msgspec.DecodeError):
         entry = await table.get(key)
         held = decode_lease(entry) if entry is not None else None
@@ -253,7 +253,7 @@ async def _try_to_take(table: Table, key: str, claim: Lease, newest: NewestEpoch
     return None if revision is None else (lease, revision)
 
 
-# The messages about offered tensors over the bus: claims and releases to the actor that made the offer.
+# Claims and releases of offered tensors, sent over the bus to the actor that made the offer.
 
 CLAIM_TIMEOUT_S: Final = 2.0
 

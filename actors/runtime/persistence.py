@@ -1,4 +1,4 @@
-"""Whether a process can store its events: how long its appends and lease renewals have gone unanswered.
+"""The ports of an actor, and the state of its storage: how long its appends and lease renewals have gone unanswered.
 
 A process that cannot persist keeps serving and reports it everywhere: in its health, its metrics, its log and, where
 the lease store still works, its lease, from which the edges learn it.
@@ -110,7 +110,7 @@ class Ports(NamedTuple):
     pool_logs: Callable[[], Awaitable[list[str]]] | None = None
 
 
-# Restores a router's state from the newest snapshot of a pool: for routers, and for shadow routers.
+# Restoration of a router's state from the newest snapshot of a pool; shadow routers use it too.
 
 
 class SnapshotReader:

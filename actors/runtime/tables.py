@@ -1,4 +1,4 @@
-"""Typed access to the tables of leases, cards and API keys: the one place that decodes their values.
+"""Typed access to the tables of leases, cards and API keys (the one place that decodes their values), and service discovery.
 
 A value that cannot be decoded (of another release, or written by hand) is logged and skipped: whatever was known
 under its key before stays known. An API key that cannot be decoded is not valid.
@@ -249,7 +249,7 @@ async def _closing(watch: AsyncIterator[list[T]]) -> AsyncIterator[AsyncIterator
             await watch.aclose()
 
 
-# Service discovery: answers `$SRV.PING|INFO|STATS` like any NATS service, so the stock `nats` tool lists the fleet.
+# Service discovery: answers `$SRV.PING|INFO|STATS`, so that the stock `nats` tool lists the fleet.
 
 Verb = Literal["PING", "INFO", "STATS"]
 

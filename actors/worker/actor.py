@@ -19,7 +19,7 @@ On loss of the lease to another incarnation
     aborts its requests (the edges migrate them), takes a new lease and joins under a new epoch, announcing the
     engine's cached blocks; the engine keeps running
 On death of the engine (see `health`)
-    ends its requests with an error, releases the lease, publishes the reason (see `shutdown`), and fails with it
+    ends its requests with an error, releases the lease, publishes the reason (see `subscriptions`), and fails with it
 On stop
     publishes that it drains, finishes requests in flight within `drain_s`, aborts the rest, leaves, stops the engine
 """
@@ -65,7 +65,7 @@ STOP_DEAD_S_MAX = 10.0
 
 
 class WorkerActor(Actor):
-    """See the module. Implements `control.context.WorkerContext`."""
+    """The worker as an actor. Implements `WorkerContext`."""
 
     kind = "worker"
 

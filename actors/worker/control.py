@@ -1,4 +1,4 @@
-"""Executes control commands on a worker: one at a time, each with a reply and a record in the log.
+"""Execution of control commands on a worker: one at a time, each with a reply and a record in the log.
 
 Subjects in
     hw.<ns>.worker.<worker>.control, while the worker holds its lease
@@ -46,7 +46,7 @@ _log = structlog.get_logger("headwater.control")
 
 
 class WorkerControl:
-    """See the module. Executed commands are recorded in `audit`."""
+    """The commands to one worker, executed one at a time. Executed commands are recorded in `audit`."""
 
     def __init__(self, worker: WorkerContext, audit: CommandAudit) -> None:
         self._worker = worker
@@ -140,7 +140,7 @@ class WorkerControl:
         return msgspec.structs.replace(reply, data={**reply.data, **progress})
 
     def _record(self, request: ControlRequest, reply: ControlReply) -> ControlReply:
-        """In the pool log, and in the process's own."""
+        """Record the command in the pool log, and in the process's own."""
         _log.info(
             "command_executed",
             worker=self._worker.name,
@@ -168,5 +168,5 @@ def _fields_of(reply: ControlReply) -> dict[str, Any]:
 
 
 def _printable(by: str) -> str:
-    """Without characters that could change a terminal or a log line."""
+    """Return the text without characters that could change a terminal or a log line."""
     return "".join(char if char.isprintable() else "?" for char in by)[:BY_MAX]

@@ -1,4 +1,4 @@
-"""The client side of control: send a command to a worker, and list all workers. For `headwater ctl` and the admin port."""
+"""The client side of control for `headwater ctl` and the admin port: it sends a command to a worker, and lists all workers."""
 
 import asyncio
 from typing import Any

@@ -1,4 +1,4 @@
-"""What each control command does to a worker. States: ready, draining, paused, sleeping; see `WorkerStatus`.
+"""The control commands: their arguments, and what each does to a worker. States: ready, draining, paused, sleeping; see `WorkerStatus`.
 
                  ready      draining   paused     sleeping
     drain        draining   waits      409        409
@@ -100,7 +100,7 @@ class WorkerContext(Protocol):
         ...
 
 
-# The arguments of each control command, and errors that name the argument.
+# Arguments, and errors that name the argument.
 
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=86_400)]
 LoraName = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
@@ -147,7 +147,7 @@ class LoadLora(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class UnloadLora(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which adapter; `forget`: on all workers, and its card is deleted, so that no request loads it again."""
+    """The adapter to unload. With `forget`, all workers unload it and its card is deleted, so that no request loads it again."""
 
     name: LoraName
     forget: bool = False
@@ -172,7 +172,7 @@ ARGUMENTS: dict[Command, type[Any]] = {
     "taint": Taint,
     "untaint": Taint,
 }
-"""By command; commands that are not listed take no arguments."""
+"""The type of each command's arguments; commands that are not listed take none."""
 
 _FIELD = re.compile(r"\$\.(\w+)")
 _UNKNOWN = re.compile(r"unknown field `([^`]*)`")
@@ -221,7 +221,7 @@ def _without_secret(value: str) -> str:
     return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 
 
-# What each control command does to a worker. States: ready, draining, paused, sleeping; see `WorkerStatus`.
+# Commands.
 
 ENGINE_S_MAX = 300.0
 """How long the engine may take for one operation: it may read its weights again from a slow disk."""
@@ -239,7 +239,7 @@ class CommandRefused(Exception):
 
 
 class Commands:
-    """See the module. One command runs at a time, besides those that only read. `abandon_drain` ends a drain that waits."""
+    """The commands of one worker. One command runs at a time, besides those that only read. `abandon_drain` ends a drain that waits."""
 
     def __init__(self, worker: WorkerContext) -> None:
         self.abandon_drain = asyncio.Event()
@@ -515,7 +515,7 @@ class Commands:
 
 @asynccontextmanager
 async def _engine_limit(what: str) -> AsyncIterator[None]:
-    """At most `ENGINE_S_MAX`. Raises TimeoutError that names the operation."""
+    """Limit an operation of the engine to `ENGINE_S_MAX`. Raises TimeoutError that names the operation."""
     try:
         async with asyncio.timeout(ENGINE_S_MAX):
             yield

@@ -1,6 +1,7 @@
-"""Requests to encode an image: its pixels are fetched from the edge, its embedding is computed, kept, and offered to one reader.
+"""Embeddings of images at a worker: an encode worker computes and offers them, and the worker that serves the request reads them.
 
-Whatever fails, the request continues: its images are then fetched from the edge, and the engine encodes them itself.
+An encode worker fetches an image's pixels from the edge, and keeps the embedding for one reader. Whatever fails, the request
+continues: its images are then fetched from the edge, and the engine encodes them itself.
 """
 
 import asyncio
@@ -55,7 +56,7 @@ class EncodeRequests(ReplyServer[EncodeRequest]):
         self._engine = engine
         self._media = media
         self._wanted: dict[str, tuple[int, int]] = {}
-        """Of the images that are being encoded, by id: their tokens, and how many requests wait for them."""
+        """The images that are being encoded, by id: their tokens, and how many requests wait for them."""
 
     def accept(self, request: EncodeRequest) -> Declined | None:
         """See `ReplyServer.accept`. Too many images before this one decline it: the report ends what the router counted for its decision."""
@@ -121,7 +122,7 @@ class EncodeRequests(ReplyServer[EncodeRequest]):
 # Embeddings of a request's images, read from the workers that encoded them.
 
 READ_S_MAX: Final = 2.0
-"""That all embeddings of a request may take: there is time left to fetch the images before the edge stops waiting."""
+"""The longest time that reading all embeddings of a request may take; it leaves time to fetch the images before the edge stops waiting."""
 
 _log = structlog.get_logger("headwater.worker.embeddings")
 
@@ -139,7 +140,7 @@ class EmbeddingEngine(Protocol):
 
 
 class EmbeddingReader:
-    """One per worker. `transfer` is None for a worker that reads none."""
+    """The reader of one worker. `transfer` is None for a worker that reads none."""
 
     def __init__(self, bus: Bus, ns: str, engine: EmbeddingEngine, clock: Clock) -> None:
         self.transfer: TensorTransfer | None = None

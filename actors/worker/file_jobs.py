@@ -1,7 +1,7 @@
 """Files to generate, images or videos: requests that take seconds to hours, whose results are kept until their edge has fetched them.
 
 A video is a job that any edge may follow: it is cancelled once no edge has asked for it for `ABANDONED_S`, whichever edge sent it. Images
-end with the edge that waits for them (see `orphans`); those of an edge that does not answer for them, like videos.
+end with the edge that waits for them (see `OrphanWatch`); those of an edge that does not answer for them end like videos.
 """
 
 import asyncio
@@ -39,12 +39,12 @@ ACTIVE_MAX: Final = 64
 """Requests at once; one more is refused, and its edge tries another worker."""
 
 ABANDONED_S: Final = 30.0
-"""A request whose edge asked nothing for so long is cancelled, and its files are dropped."""
+"""A request whose edge asked nothing for this long is cancelled, and its files are dropped."""
 
 EXPIRY_PERIOD_S: Final = 5.0
 
 INPUTS_S_MAX: Final = 30.0
-"""That fetching the images of an edit may take: its edge only waits for the state of the request."""
+"""The longest time that fetching the images of an edit may take: its edge only waits for the state of the request."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _message: msgspec.msgpack.Decoder[FileMessage] = msgspec.msgpack.Decoder(FileMessage)

@@ -1,4 +1,4 @@
-"""The hand-offs of one incarnation: prompts whose KV the worker keeps for another worker.
+"""Hand-offs of one incarnation (prompts whose KV it keeps for another worker), and orphans, whose edge no longer waits for them.
 
     offered ──claimed──► granted ──done──► removed
        └──expired, released, abandoned──► KV released to the engine
@@ -8,7 +8,7 @@ the reason. An offered hand-off can be abandoned, and expires when its lease end
 was granted, the two engines complete the transfer between them; the hand-off is remembered, so that a late claim is
 denied for the right reason.
 
-Each incarnation of an edge answers for which of its requests it still waits. No answer at all is no proof, as the edge may only be slow or
+Orphans: each incarnation of an edge answers for which of its requests it still waits. No answer at all is no proof, as the edge may only be slow or
 reconnect; but where no process listens for `GONE_S`, its process has ended. A request that is aborted in error costs a migration, or another
 try, not an answer. Videos are not among them: a job outlives its edge (see `file_jobs`).
 """
@@ -75,7 +75,7 @@ class UnclaimedKv(NamedTuple):
 
 
 class Handoffs:
-    """See the module. All times are monotonic."""
+    """The hand-offs of one incarnation. All times are monotonic."""
 
     def __init__(
         self, worker: str, clock: Clock, choreography: Choreography, *, notices_fetches: bool = True
@@ -177,7 +177,7 @@ class Handoffs:
         return UnclaimedKv(one.request, one.pinned.params)
 
 
-# Orphans: requests of an edge that is gone, or whose cancellation was lost. No client receives their answers, so they are aborted.
+# Orphans: no client receives their answers, so they are aborted.
 
 CHECK_PERIOD_S: Final = 2.0
 REPLY_S_MAX: Final = 1.0
@@ -203,7 +203,7 @@ class EdgeRequests(Protocol):
     """The requests of one kind that a worker has."""
 
     def requests_by_edge(self) -> RequestsByEdge:
-        """Those that have not ended, of edges that answer for theirs."""
+        """Return the requests that have not ended, by edge, for edges that answer queries about theirs."""
         ...
 
     def abort(self, requests: Sequence[str]) -> None:
@@ -233,7 +233,7 @@ def by_edge(waiters: Iterable[tuple[str, WaitingEdge | None]]) -> RequestsByEdge
 
 
 class OrphanWatch:
-    """One per worker: it aborts the requests, of all these `kinds`, for which no edge waits, and releases the KV kept for an edge that is gone."""
+    """Aborts a worker's requests of all these `kinds` that no edge waits for, and releases the KV kept for an edge that is gone."""
 
     def __init__(self, ports: Ports, kinds: Sequence[EdgeRequests], kept: KeptKv) -> None:
         self._ports = ports

@@ -53,7 +53,7 @@ _log = structlog.get_logger("headwater.health")
 
 
 class EngineHealth:
-    """See the module. `probing` is True while a probe is in the engine."""
+    """The checks of one engine. `probing` is True while a probe is in the engine."""
 
     def __init__(
         self,
@@ -221,7 +221,7 @@ class EngineHealth:
         return await self._canary_answer(self._engine.generate_video(request, lambda _: None), limit_s)
 
     async def _canary_answer(self, answer: Coroutine[Any, Any, Any], limit_s: float) -> Step | None:
-        """How a canary ended; None if it does not end within `limit_s`."""
+        """Return how a canary ended; None if it does not end within `limit_s`."""
         work = asyncio.ensure_future(answer)
         try:
             await self._wait(work, limit_s)

@@ -96,8 +96,6 @@ class CommandAudit:
             self._published += 1
 
 
-# One incarnation of a worker: its lease, and the three writers that publish its status, KV events and load.
-
 LOAD_PERIOD_S = 1.0
 """The load is published at least this often."""
 
@@ -112,7 +110,7 @@ _log = structlog.get_logger("headwater.worker")
 
 
 class Incarnation:
-    """See the module. Publishes the facts that `status`, `inflight`, `audit` and the engine own; it keeps none."""
+    """One incarnation of a worker. Publishes the facts that `status`, `inflight`, `audit` and the engine own; it keeps none."""
 
     def __init__(
         self,
@@ -166,12 +164,12 @@ class Incarnation:
         return await stored(lambda: self._log.append(*entries), self._clock, self.fleet.subject)
 
     def loops(self, health: EngineHealth) -> list[Coroutine[Any, Any, None]]:
-        """What runs while the incarnation lasts; each raises `WriterFenced` once a later one has joined."""
+        """Return what runs while the incarnation lasts; each raises `WriterFenced` once a later one has joined."""
         writers = [writer.run() for writer in (self.kv, self.load, self.fleet)]
         return [*writers, self._publish_load(health), self._publish_kv_events(), self._publish_served_part()]
 
     async def _publish_served_part(self) -> None:
-        """In the lease, for edges: they list a model only while a request to it would be served."""
+        """Publish in the lease what is served, for edges: they list a model only while a request to it would be served."""
         while True:
             await self._status_changed.wait()
             self._status_changed.clear()

@@ -1,4 +1,4 @@
-"""The requests in flight of a worker: the one place that counts them, and what changed since the last load report."""
+"""The state that a worker reports: its requests in flight (counted only here), its status over all incarnations, and its metrics."""
 
 import asyncio
 from collections import OrderedDict
@@ -79,7 +79,7 @@ class Inflight:
         self._engine = engine
         self._handoffs = handoffs
         self._requests: dict[str, bool] = {}
-        """By name: was it accepted by the present incarnation?"""
+        """The requests by name, and whether the present incarnation accepted each."""
         self._ended: OrderedDict[str, None] = OrderedDict()
         self._settled = asyncio.Event()
         self.begin_incarnation()
@@ -190,7 +190,7 @@ class Inflight:
             self.timer.mark_doubtful()
 
     def accept_encoding(self, request: str, tokens: int) -> None:
-        """An image of so many tokens is to be encoded: for the load that is a prompt without an answer."""
+        """Count an image of this many tokens that will be encoded: for the load it is a prompt without an answer."""
         self._add(request)
         self.timer.add_prompt(request, tokens, is_measurable=True)
 
@@ -231,7 +231,7 @@ class Inflight:
         self._settled.set()
 
     def take_progress(self) -> Progress:
-        """What changed since the last call, each change once."""
+        """Return what changed since the last call, each change once."""
         progress = Progress(
             tuple(self._accepted),
             tuple(self._prefilled),
@@ -264,7 +264,7 @@ class Inflight:
             stop.cancel()
 
 
-# The status of a worker over all its incarnations: what it publishes of itself, and whether it accepts requests.
+# Status: what the worker publishes of itself, and whether it accepts requests.
 
 
 class WorkerProfile(NamedTuple):
@@ -329,7 +329,7 @@ class WorkerStatus:
         return not self.stopping and self.state in ("ready", "draining")
 
     def served_part(self, capabilities: frozenset[Capability]) -> ServedPart:
-        """What the worker takes at present, with an engine of these capabilities."""
+        """Return what the worker takes at present, with an engine of these capabilities."""
         if self.refusal():
             return ""
         if self.role == "encode":
@@ -393,7 +393,7 @@ class WorkerStatus:
             self.publisher.publish_status()
 
 
-# The metrics of a worker, computed from its statistics on each scrape.
+# Metrics, computed from the worker's statistics on each scrape.
 
 GAUGES: Final = {
     "running": ("headwater_worker_running_requests", "Requests running in the engine"),

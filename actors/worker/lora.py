@@ -66,7 +66,7 @@ class LoraSettings(NamedTuple):
 
 
 class LoraManager:
-    """See the module. Loaded adapters are published in `status`; `models` are the names of the base model."""
+    """The adapters of one worker. Loaded adapters are published in `status`; `models` are the names of the base model."""
 
     def __init__(
         self,
@@ -180,7 +180,7 @@ class LoraManager:
             ) from error
 
     async def _load(self, name: str, source: str, known: LoraCard | None, *, pinned: bool) -> None:
-        """With the adapter's lock held. `known` is its card if it is a model of the fleet already."""
+        """Load an adapter; its lock is held. `known` is its card if it is a model of the fleet already."""
         files = self._require_files()
         found = await files.fetch(source, known.digest if known is not None else "")
         kept = False
@@ -332,7 +332,7 @@ class LoraManager:
         return self._locks.setdefault(name, asyncio.Lock())
 
 
-# The engine as requests see it: a request whose LoRA adapter must be loaded first waits here, the others pass.
+# The gate: a request whose LoRA adapter must be loaded first waits here, the others pass.
 
 
 class LoraNotLoaded(RequestRejected):
@@ -342,7 +342,7 @@ class LoraNotLoaded(RequestRejected):
 
 
 class LoraGate:
-    """See the module. `manager` is set once the engine is started."""
+    """The engine with a gate in front, at which a request waits for its adapter. `manager` is set once the engine is started."""
 
     def __init__(self, engine: Engine, spawn: Spawn) -> None:
         self.manager: LoraManager | None = None

@@ -1,4 +1,4 @@
-"""The LoRA adapters that an engine has loaded: a limited number, each with the count of requests that use it."""
+"""LoRA adapters of a worker: the slots of its engine with the requests that use each, their cards, and the list for a restart."""
 
 import asyncio
 import os
@@ -168,7 +168,7 @@ class LoraSlots:
             await self._changed.wait()
 
 
-# The LoRA cards as a worker sees them: which adapters exist, which names are taken, which cards were deleted.
+# The cards: which adapters exist, which names are taken, which cards were deleted.
 
 TRIES_MAX = 5
 RETRY_S = 1.0
@@ -274,7 +274,7 @@ def _check_same_weights(present: LoraCard | None, card: LoraCard) -> None:
         )
 
 
-# The LoRA adapters that a worker had loaded before a restart: a file in its machine's cache, used as a hint only.
+# The adapters loaded before a restart: a file in the machine's cache, used as a hint only.
 
 
 class RestartList:

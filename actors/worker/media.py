@@ -24,7 +24,7 @@ PIECE_BYTES: Final = 512 << 10
 PIECES_AT_ONCE: Final = 4
 PIECE_TIMEOUT_S: Final = 2.0
 LOAD_S_MAX: Final = 4.0
-"""That all media of a request may take: less than the edge waits for the reply."""
+"""The longest time that all media of a request may take: less than the edge waits for the reply."""
 
 CACHE_BYTES: Final = 256 << 20
 

@@ -22,7 +22,7 @@ from headwater.schemas.names import pool_name
 from headwater.schemas.tables import MIGRATIONS_MAX, MediaSupport, ModelCard
 
 CARD_TTL_S: Final = 900
-"""A model whose last worker has ended is unavailable for so long; then it no longer exists. Longer than any restart of a fleet."""
+"""A model whose last worker has ended is unavailable for this long; then it no longer exists. Longer than any restart of a fleet."""
 
 KEEP_S: Final = 3.0
 """Seconds between two looks at the card and its files."""
@@ -34,7 +34,7 @@ _log = structlog.get_logger("headwater.worker")
 
 
 class Served(NamedTuple):
-    """A model as it is to be served: its name and aliases, files and parsers, and how often its requests may migrate."""
+    """A model as it will be served: its name and aliases, files and parsers, and how often its requests may migrate."""
 
     name: str
     files: ModelFiles
@@ -208,7 +208,7 @@ def check_block_size(name: str, wanted: int, cards: Iterable[ModelCard], live: M
 
 
 def difference(own: ModelCard, present: ModelCard) -> str:
-    """In which way two cards of one pool are of different models, "" if they are of the same. What is not known is not compared."""
+    """Return what shows that two cards of one pool are of different models, "" if nothing does. What is not known is not compared."""
     if own.identity and present.identity and own.identity != present.identity:
         return "identity"
     # Engines of different kinds exchange no KV, and may name their types differently.

@@ -29,7 +29,7 @@ JOINED_MAX = 8
 
 
 class PrefillMeasurements(NamedTuple):
-    """Since the last report: (prompt tokens computed, microseconds) of each sample; the mean time between tokens over `gaps`, 0 for none.
+    """What was measured since the last report: (prompt tokens, microseconds) of each sample; the mean time between tokens over `gaps`, or 0.
 
     Samples of prompts for which images were encoded are in `encodes` instead: see `LoadReported`.
     """
@@ -56,7 +56,7 @@ class _Prompt:
 
 
 class PrefillTimer:
-    """See the module. `now` is monotonic, in seconds; `tokens` were generated before. Costs nothing per token."""
+    """The measurement of prompts and steps of one engine. `now` is monotonic, in seconds; `tokens` were generated before. Costs nothing per token."""
 
     def __init__(self, now: Callable[[], float], tokens: int = 0) -> None:
         self._now = now
@@ -148,7 +148,7 @@ class PrefillTimer:
         self._doubts.append((self._now(), self._now() - TOGETHER_S))
 
     def take_measurements(self, tokens: int) -> PrefillMeasurements:
-        """What was measured since the last call. `tokens`: generated so far, by all requests."""
+        """Return what was measured since the last call. `tokens`: generated so far, by all requests."""
         if self._group and self._now() - self._group_s > TOGETHER_S:
             self._close()
         samples, encodes = tuple(self._samples), tuple(self._encodes)
@@ -162,7 +162,7 @@ class PrefillTimer:
         return PrefillMeasurements(samples, mean_us, gaps, encodes)
 
     def _began_last_step(self, now: float) -> float:
-        """When the step that ends now began; -1 if no request generates that would show it."""
+        """Return when the step that ends now began; -1 if no request generates that would show it."""
         if not self._decoding:
             return -1.0
         before, last = self._step_ends_s
@@ -203,5 +203,5 @@ class PrefillTimer:
 
 
 def _began(prompt: _Prompt, first_s: float) -> float:
-    """When the engine could start on it; the step that ends with its own first token does not count."""
+    """Return when the engine could start on it; the step that ends with its own first token does not count."""
     return prompt.began_s if 0 <= prompt.began_s < first_s - TOGETHER_S else prompt.accepted_s

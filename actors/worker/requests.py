@@ -70,7 +70,7 @@ class GenerationEngine(LoadSource, Protocol):
 
 
 class EmbeddingSource(Protocol):
-    """Where the embeddings of images come from: see `headwater.actors.worker.encoding`."""
+    """The source of images' embeddings: see `headwater.actors.worker.encoding`."""
 
     async def read(self, media: Sequence[PromptMedia]) -> bool:
         """Read those on offer; returns whether the engine needs no pixels of these images."""
@@ -344,7 +344,7 @@ class RequestIntake:
             _log.warning("kv_release_failed", request=one.request, reason=str(error))
 
 
-# What a worker replies where its engine fails on a request that has no stream of tokens.
+# The reply of a worker whose engine fails on a request that has no stream of tokens.
 
 ABORTED: Final = Refused("the worker aborted it", True)
 

@@ -27,7 +27,7 @@ class HealthSettings(NamedTuple):
 
 
 class LoraLoading(NamedTuple):
-    """Which LoRA adapters a worker loads, and how long a request waits for one."""
+    """The LoRA adapters that a worker loads, and how long a request waits for one."""
 
     on_demand: Annotated[bool, Meta(description="load an adapter when a request names it")] = False
     check_base: Annotated[bool, Meta(description="reject adapters trained on another base model")] = True

@@ -1,4 +1,4 @@
-"""The subscriptions of one incarnation, and the gate that holds its messages until it has joined the pool.
+"""The beginning and end of an incarnation: its subscriptions, the gate that holds its messages until it has joined, and its end.
 
 A router may choose a worker as soon as its `WorkerJoined` event is in the log, before the worker has the confirmation.
 Requests that arrive in between wait at the gate, in order. If the append then fails, they are refused, and their
@@ -118,7 +118,7 @@ class ReadyGate:
             await self._bus.publish(message.reply, _encode(refused))
 
 
-# The end of a worker: what it sends to edges, the lease table and the pool log, within a bounded time.
+# The end: what a worker sends to edges, the lease table and the pool log, within a bounded time.
 
 FAILURE_NOTICE_S_MAX = 1.5
 LEAVE_S_MAX = 2.0

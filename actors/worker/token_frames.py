@@ -58,7 +58,7 @@ class TokenStream:
         self.prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
 
     def entry(self, received: int) -> FrameEntry:
-        """What follows the first `received` tokens: all of it, or as many tokens as have room for their log probabilities.
+        """Return what follows the first `received` tokens: all of it, or as many tokens as have room for their log probabilities.
 
         Only with the last tokens does the entry have the end: without it the edge asks again.
         """
@@ -230,5 +230,5 @@ class FrameSender:
 
 
 def _count(logprob: TokenLogprob | None) -> int:
-    """How many log probabilities one token has, its own among them."""
+    """Return how many log probabilities one token has, its own among them."""
     return 0 if logprob is None else 1 + len(logprob.top)

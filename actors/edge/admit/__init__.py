@@ -1,1 +1,1 @@
-"""Who may send what: credentials, their scopes, cache salts and limits."""
+"""Admission of requests: credentials, their scopes, cache salts and limits."""

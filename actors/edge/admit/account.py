@@ -1,4 +1,4 @@
-"""What one holder of limits (an API key or a tenant) uses of all models, or of one: here, and as other edges report it.
+"""Accounts of rate limits: what one holder (an API key or a tenant) uses of all models, or of one, here and as other edges report it.
 
 Pure: each call has the time, in seconds of a monotonic clock; a time before the newest one counts as the newest one.
 """
@@ -67,7 +67,7 @@ class TokenBucket:
         self._used = max(0.0, self.used(now_s) + amount)
 
     def raise_to(self, used: float, now_s: float) -> None:
-        """At least so much is used."""
+        """Raise what is used to at least `used`."""
         self._used = max(self.used(now_s), used)
 
     def resize(self, per_minute: int, now_s: float) -> None:
@@ -76,16 +76,16 @@ class TokenBucket:
         self.capacity = per_minute
 
 
-# What one holder of limits (an API key or a tenant) uses of all models, or of one: here, and as other edges report it.
+# One account: the use of a holder's limits.
 
 STALE_S: Final = 5.0
-"""Requests in flight at an edge that has not reported them for so long are no longer counted."""
+"""Requests in flight at an edge that has not reported them for this long are no longer counted."""
 
 FORGET_S: Final = 60.0
-"""Another edge's totals are forgotten so long after its last report of the account."""
+"""Another edge's totals are forgotten this long after its last report of the account."""
 
 CLOSE_S: Final = 30.0
-"""Totals of an account without use here for so long begin again. Less than `FORGET_S`: what was forgotten must not come back."""
+"""Totals of an account without use here for this long begin again. Less than `FORGET_S`: what was forgotten must not come back."""
 
 
 @lru_cache(maxsize=65_536)
@@ -148,7 +148,7 @@ class Account:
         return self.running + elsewhere
 
     def usage(self, now_s: float) -> AccountUsage:
-        """What the other edges need to know."""
+        """Return what the other edges need to know."""
         limits = self.limits
         return AccountUsage(
             self.key,
@@ -181,7 +181,7 @@ class Account:
         self._peers[edge] = PeerUsage(usage.opened_ms, usage.requests, usage.tokens, usage.running, now_s)
 
     def is_idle(self, now_s: float) -> bool:
-        """Whether forgetting it changes nothing. Forgets peers that are no longer heard."""
+        """Return whether forgetting this account changes nothing. Forgets peers that are no longer heard."""
         for edge in [edge for edge, peer in self._peers.items() if now_s - peer.heard_s > FORGET_S]:
             del self._peers[edge]
         buckets = (self.requests, self.tokens)
@@ -219,7 +219,7 @@ def _resized(bucket: TokenBucket | None, per_minute: int, now_s: float) -> Token
     return bucket
 
 
-# Who holds limits: the API key of a request, or without keys its tenant; and which limits these are.
+# The holder of limits: a request's API key, or without keys its tenant.
 
 ALL_MODELS: Final = ""
 """The scope of the limits that hold for all models together."""
@@ -236,7 +236,7 @@ class LimitHolder(NamedTuple):
 
     @property
     def limited(self) -> bool:
-        """Whether it has any limits."""
+        """Return whether the holder has any limits."""
         return self.limits != UNLIMITED or bool(self.model_limits)
 
     def limits_of(self, model: str) -> Iterator[tuple[str, RateLimits]]:

@@ -85,7 +85,7 @@ class AccessControl:
 
     @property
     def authenticates(self) -> bool:
-        """Whether clients must show a credential."""
+        """True if clients must show a credential."""
         return self._keys is not None or self._tokens is not None
 
     async def admit(self, scope: Scope) -> Principal:

@@ -3,10 +3,10 @@
 A request costs a look-up, one BLAKE2b digest and a comparison, a few microseconds, so no verified key is cached and a
 revoked one has nowhere to survive. While the table cannot be reached, the keys that were known last are accepted.
 
-ID finds the record and may appear in logs. SECRET is 256 random bits, and only a digest of it is stored. The digest is
-fast (BLAKE2b, with the id as its key) because guessing 256 random bits is out of reach at any speed; the slow hashes
-that passwords need would cost milliseconds per request and protect nothing here. A fixed form lets scanners find keys
-that were published by mistake: hw-[0-9a-f]{12}-[0-9a-f]{64}.
+A key has an id and a secret. The id finds the record and may appear in logs. The secret is 256 random bits, and only a digest of
+it is stored. The digest is fast (BLAKE2b, with the id as its key) because guessing 256 random bits is out of reach at any speed;
+the slow hashes that passwords need would cost milliseconds per request and protect nothing here. A fixed form lets scanners find
+keys that were published by mistake: hw-[0-9a-f]{12}-[0-9a-f]{64}.
 """
 
 import asyncio
@@ -63,16 +63,16 @@ def parse_key(text: bytes) -> PresentedKey | None:
 
 
 def digest_of(key_id: str, secret: bytes) -> str:
-    """What is stored of a secret, in hex."""
+    """Return what is stored of a secret, in hex."""
     return blake2b(secret, digest_size=32, key=key_id.encode(), person=b"headwater key").hexdigest()
 
 
 def same_digest(first: str, second: str) -> bool:
-    """Whether two digests are equal, in a time that does not depend on where they differ."""
+    """Return whether two digests are equal, in a time that does not depend on where they differ."""
     return compare_digest(first, second)
 
 
-# The API keys of a namespace, as every edge has them in memory: the table's present state, kept current by a watch.
+# The keys of a namespace in memory.
 
 RETRY_S: Final = 0.5
 
@@ -91,7 +91,7 @@ class KnownKey(NamedTuple):
 
 
 class KeyRing:
-    """See the module. `known` is set once the table was read."""
+    """The API keys of a namespace, kept current by `run`. `known` is set once the table was read."""
 
     def __init__(self, table: Table, clock: Clock) -> None:
         self._table = ApiKeyTable(table)

@@ -1,4 +1,4 @@
-"""All accounts of one edge, and what one request takes from its account.
+"""Rate limits of one edge: its accounts, what one request takes from its account, and the time limit of requests.
 
     quota = limiter.quota(holder)               before the body is read
     quota.enter(model)                          counts the request; raises 429
@@ -82,7 +82,7 @@ _log = structlog.get_logger("headwater.limits")
 
 
 class RateLimiter:
-    """See the module. `changed` holds the accounts that other edges have to hear of."""
+    """The accounts of one edge. `changed` holds the accounts that other edges have to hear of."""
 
     def __init__(self, clock: Clock, accounts_max: int = ACCOUNTS_MAX) -> None:
         self.clock = clock
@@ -96,7 +96,7 @@ class RateLimiter:
         return len(self._accounts)
 
     def quota(self, holder: LimitHolder) -> "RequestQuota":
-        """What one request of this holder may take."""
+        """Return what one request of this holder may take."""
         return RequestQuota(self, holder)
 
     def account(self, key: bytes, limits: RateLimits) -> Account:
@@ -251,7 +251,7 @@ class RequestQuota:
 
 
 NO_QUOTA: Final = RequestQuota(RateLimiter(SystemClock()), LimitHolder(""))
-"""Of a holder without limits."""
+"""The quota of a holder without limits."""
 
 
 def _reached(limit: Limit, what: str, wait_s: float) -> ApiError:

@@ -3,7 +3,7 @@
 Verifying a signature takes 50 to 200 microseconds, so verified tokens are remembered by digest, bounded, until they
 expire or the issuer's keys were read again. Errors say which check failed, not what the token or the keys contain.
 
-The URL is read at start, every `REFRESH_S`, and when a token names an unknown key, though at most once in
+The URL of the issuer's keys is read at start, every `REFRESH_S`, and when a token names an unknown key, though at most once in
 `REFRESH_S_MIN`: tokens with made-up key ids must not become requests to the issuer. While it cannot be read, the keys
 that were read last are kept.
 """
@@ -61,7 +61,7 @@ class SigningKeys:
 
     @property
     def available(self) -> bool:
-        """Whether any keys were read."""
+        """Return whether any keys were read."""
         return bool(self._keys)
 
     async def find(self, key_id: str) -> PyJWK | None:
@@ -175,7 +175,7 @@ class _SafeRedirects(urllib.request.HTTPRedirectHandler):
 _OPENER: Final = urllib.request.build_opener(_SafeRedirects())
 
 
-# Tokens of an OpenID Connect identity provider (JWTs, RFC 7519, as access tokens of RFC 9068 are) as credentials.
+# Verification of tokens.
 
 LEEWAY_S: Final = 30
 """Difference between the issuer's clock and this one's that is tolerated."""
@@ -258,7 +258,7 @@ class TokenVerifier:
 
 
 def _explain(error: jwt.PyJWTError) -> str:
-    """Which check failed."""
+    """Return which check failed, as a sentence for the client."""
     match error:
         case jwt.InvalidAudienceError():
             return "The token is for another audience."

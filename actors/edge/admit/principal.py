@@ -1,4 +1,4 @@
-"""Who sends a request, what that permits, and the refusals of what it does not."""
+"""The sender of a request, what it is permitted, and the refusals of what it is not."""
 
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
@@ -25,7 +25,7 @@ def forbidden(message: str, *, param: str | None = None, code: str = "insufficie
     return ApiError(403, message, kind="permission_error", param=param, code=code)
 
 
-# Who sent a request, and what it may do. Every request has a `Principal`; it travels in `Call.principal`.
+# The principal of a request, which travels in `Call.principal`.
 
 NO_MODEL_LIMITS: Final[Mapping[str, UsageLimits]] = {}
 
@@ -46,11 +46,11 @@ class Principal(NamedTuple):
 
     @property
     def authenticated(self) -> bool:
-        """Whether it showed a credential. Without authentication no request has one, and everything is permitted."""
+        """True if the principal showed a credential. Without authentication no request has one, and everything is permitted."""
         return bool(self.credential)
 
     def permits(self, permission: Permission) -> bool:
-        """Whether it has this permission."""
+        """Return whether the principal has this permission."""
         return permission in self.scopes.permissions
 
     def require(self, permission: Permission, what: str) -> None:
@@ -65,7 +65,7 @@ class Principal(NamedTuple):
             raise forbidden(f"This endpoint requires the scope 'endpoints:{endpoint}', which this key lacks.")
 
     def permits_model(self, *names: str) -> bool:
-        """Whether it may use a model that has these names."""
+        """Return whether the principal may use a model that has these names."""
         allowed = self.scopes.models
         return EVERY in allowed or any(name in allowed for name in names)
 
@@ -109,7 +109,7 @@ def _permits(principal: Principal, model: Model) -> bool:
     return principal.permits_model(model.card.name, *model.card.aliases)
 
 
-# Scopes as words: `models:NAME`, `endpoints:NAME` and permissions. The notation of tokens, errors and the command line.
+# Scopes as words, the notation of tokens, errors and the command line.
 
 MODELS = "models:"
 ENDPOINTS = "endpoints:"

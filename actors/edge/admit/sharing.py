@@ -26,7 +26,7 @@ SHARE_S: Final = 0.15
 IDLE_S: Final = 1.0
 
 REPEAT_S: Final = 2.0
-"""A changed account is reported for so long: a lost message is made good by the next one."""
+"""A changed account is reported for this long: a lost message is made good by the next one."""
 
 REPORTED_MAX: Final = 1_000
 """Accounts in one message, about 60 KB; the rest follow in the next one."""
@@ -121,7 +121,7 @@ class UsageReports:
 
 
 class UsageSharing:
-    """See the module."""
+    """The reports of this edge, and its use of those of other edges."""
 
     def __init__(self, bus: Bus, ns: str, edge: str, epoch: int, limiter: RateLimiter) -> None:
         self._bus = bus

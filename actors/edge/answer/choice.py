@@ -1,4 +1,4 @@
-"""One choice on its way to the client: tokens to text to an encoder's bytes."""
+"""One choice on its way to the client: its tokens become text, calls and events of an encoder."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -102,7 +102,7 @@ def _overlap(text: str, stop: str) -> int:
     return 0
 
 
-# One choice on its way to the client: tokens to text to an encoder's bytes.
+# A choice whose answer is text only.
 
 
 class ChoiceWriter:
@@ -138,7 +138,7 @@ class ChoiceWriter:
 
     @property
     def stopped(self) -> bool:
-        """Whether its text contains a stop string."""
+        """True once the text contains a stop string."""
         return self._matcher.stopped
 
     def push(self, tokens: tuple[int, ...], logprobs: tuple[TokenLogprob, ...]) -> tuple[str, bytes]:
@@ -163,7 +163,7 @@ class ChoiceWriter:
         return rest, self._encode(rest, None)
 
     def end(self, reason: str) -> ChoiceEnd:
-        """How the choice ended. `reason` is the saga's: stop or length."""
+        """Return how the choice ended. `reason` is the saga's: stop or length."""
         matcher = self._matcher
         return ChoiceEnd("length" if reason == "length" else "stop", matcher.matched, matcher.stop_token)
 
@@ -188,7 +188,7 @@ class ChoiceWriter:
         return self._encoder.text(self._index, text, detail) if self._encoder is not None else b""
 
 
-# Ids of tool calls: the model's own where it writes one that can be used, else new ones. Pure but for what makes these.
+# Ids of tool calls: the model's own where it writes usable ones, else new ones.
 
 PREFIX: Final = "call_"
 
@@ -212,7 +212,7 @@ class CallIds:
         return chosen
 
 
-# A choice whose text a parser reads: reasoning and tool calls on their way to the client.
+# A choice whose text a parser reads for reasoning and tool calls.
 
 
 class ParsedChoiceWriter(ChoiceWriter):

@@ -44,7 +44,7 @@ class ResponseEncoder(Protocol):
 
     @property
     def wants_progress(self) -> bool:
-        """Whether the client asked for continuous usage."""
+        """True if the client asked for continuous usage."""
         ...
 
     def end_choice(self, index: int, end: ChoiceEnd) -> bytes:
@@ -68,7 +68,7 @@ class ResponseEncoder(Protocol):
         ...
 
 
-# Where the bytes of a response go: an HTTP exchange, or what an API has in its place (a WebSocket), and the headers that show its routing.
+# The sink of a response's bytes: an HTTP exchange, or an API's equivalent such as a WebSocket.
 
 
 class ByteSink(Protocol):
@@ -76,7 +76,7 @@ class ByteSink(Protocol):
 
     @property
     def cut(self) -> bool:
-        """Whether the client did not read for too long: what is written is discarded."""
+        """True if the client did not read for too long: what is written is discarded."""
         ...
 
     async def start(self, headers: Headers) -> None:

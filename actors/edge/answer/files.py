@@ -51,7 +51,7 @@ class FileUpdate(NamedTuple):
 
 
 class FileJob(NamedTuple):
-    """What is to be generated. `tokens` are those of the prompt, for the router."""
+    """What to generate. `tokens` are those of the prompt, for the router."""
 
     order: FileRequest
     pool: str
@@ -84,7 +84,7 @@ class FileGeneration:
         stays: bool = False,
     ) -> None:
         self.stays = stays
-        """Whether the worker continues if this ends before it does, for another edge that follows it."""
+        """True if the worker continues when this generation ends early, for another edge that follows it."""
         self._workers = workers
         self._job = job
         self._take = take

@@ -42,7 +42,7 @@ OMITTED_TOOLS: Final = b"x-headwater-omitted-tools"
 OMITTED_MAX: Final = 16
 
 ENDS_THAT_COUNT: Final = ("error", "cancelled", "length", "stop")
-"""Of several choices' ends, the first of these is the request's."""
+"""The order of precedence: the end of a request with several choices is the first of these that one of its choices has."""
 
 HEADERS_S: Final = 2.0
 """Seconds that a stream's headers wait for its first token, so that an early error gets an HTTP status of its own."""
@@ -53,7 +53,7 @@ BeforeEnd = Callable[[GenerationResult], Awaitable[None]]
 
 
 class Generation:
-    """See the module. It is the `ChoiceOutput` of its choices' drivers."""
+    """One generation request. It is the `ChoiceOutput` of its choices' drivers."""
 
     def __init__(
         self,
@@ -381,7 +381,7 @@ class Generation:
 
     @property
     def placed(self) -> bool:
-        """Whether a worker was chosen for any choice."""
+        """Return whether a worker was chosen for any choice."""
         return any(driver.saga.decision is not None for driver in self._drivers)
 
     @property
@@ -430,7 +430,7 @@ class Generation:
         )
 
 
-# Runs generation requests, whatever their API: from the internal request to the last byte of the response.
+# Runs generation requests, whatever their API.
 
 NOTHING: Final = nullcontext()
 """What a request without media holds."""
@@ -442,7 +442,7 @@ _log = structlog.get_logger("headwater.edge")
 
 
 class Generator:
-    """One per edge."""
+    """The runner of an edge's generation requests."""
 
     def __init__(self, serving: Serving) -> None:
         self._serving = serving
@@ -482,7 +482,7 @@ class Generator:
         _log.info("hosted_tools_omitted", request=request.id_prefix + request.id, tools=names)
 
     def _held(self, prepared: Prepared) -> AbstractContextManager[None]:
-        """While it is entered, workers can fetch the request's media."""
+        """Return a context within which workers can fetch the request's media."""
         if not prepared.media and not prepared.chunks:
             return NOTHING
         return self._serving.workers.media.hold(prepared.held)

@@ -1,1 +1,1 @@
-"""The HTTP APIs: what their requests and responses look like, and their translation to and from one internal request."""
+"""The HTTP APIs: their requests and responses, and the translation to and from one internal request."""

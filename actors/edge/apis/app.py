@@ -60,7 +60,7 @@ class Drainable(Protocol):
 
     @property
     def stopping(self) -> bool:
-        """Whether it drains: no new clients should be sent to it."""
+        """True while the process drains: no new clients should be sent to it."""
         ...
 
 
@@ -277,7 +277,7 @@ class App:
         self._requests.errors += status >= 500
 
     def health(self) -> tuple[bool, dict[str, Any]]:
-        """Whether clients should be sent here, and the body of /health."""
+        """Return whether clients should be sent here, and the body of /health."""
         workers: dict[str, int] = {}
         for card in self._models.cards():
             # An earlier run may have left a pool of the same model.
@@ -307,7 +307,7 @@ class App:
 
 
 def _image_objects(ports: Ports, history: HistorySettings) -> TenantObjects | None:
-    """Where generated images are stored; None if nothing is."""
+    """Return the store of generated images; None if nothing is stored."""
     if not history.store:
         return None
     return TenantObjects(ports.stored, history.image_ttl_s, history.tenant_bytes_max)
@@ -316,7 +316,7 @@ def _image_objects(ports: Ports, history: HistorySettings) -> TenantObjects | No
 def _video_parts(
     ports: Ports, history: HistorySettings, videos: VideoSettings
 ) -> tuple[TenantObjects | None, VideoSettings]:
-    """Where videos are stored, None if nothing is, and their settings."""
+    """Return the store of videos (None if nothing is stored) and the settings of video jobs."""
     if not history.store:
         return None, videos
     return TenantObjects(ports.stored, videos.ttl_s, history.tenant_bytes_max, VIDEO_BYTES_MAX), videos

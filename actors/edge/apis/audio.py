@@ -1,4 +1,4 @@
-"""POST /v1/audio/transcriptions and /v1/audio/translations."""
+"""POST /v1/audio/transcriptions and /v1/audio/translations: forms, segments, responses and endpoints."""
 
 import math
 import zlib
@@ -62,7 +62,7 @@ class TranslationForm(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     @property
     def timed(self) -> bool:
-        """Whether the transcript has the times of its segments."""
+        """True if the transcript has the times of its segments."""
         return self.response_format in TIMED
 
 
@@ -132,7 +132,7 @@ def _refuse_unsupported(form: TranslationForm) -> None:
         )
 
 
-# Segments of a transcript, from tokens for text and for times; SRT and WebVTT of them. Pure.
+# Segments of a transcript, from tokens for text and for times, and their formats SRT and WebVTT.
 
 
 class TranscriptSegment(NamedTuple):
@@ -184,7 +184,7 @@ def segments_of(
 
 
 def srt(segments: Sequence[TranscriptSegment]) -> str:
-    """As SubRip."""
+    """Return the segments in the SubRip format."""
     blocks = [
         f"{number}\n{_time(one.start_s, ',')} --> {_time(one.end_s, ',')}\n{one.text.strip()}\n"
         for number, one in enumerate(segments, 1)
@@ -193,7 +193,7 @@ def srt(segments: Sequence[TranscriptSegment]) -> str:
 
 
 def vtt(segments: Sequence[TranscriptSegment]) -> str:
-    """As WebVTT."""
+    """Return the segments in the WebVTT format."""
     blocks = [
         f"{_time(one.start_s, '.')} --> {_time(one.end_s, '.')}\n{one.text.strip().replace('-->', '->')}\n"
         for one in segments
@@ -206,11 +206,11 @@ def _time(seconds: float, point: str) -> str:
     return f"{ms // 3_600_000:02}:{ms // 60_000 % 60:02}:{ms // 1000 % 60:02}{point}{ms % 1000:03}"
 
 
-# Generation's events as responses of /v1/audio/transcriptions and translations. Pure.
+# Generation's events as responses.
 
 
 class ShownTranscript(msgspec.Struct, frozen=True):
-    """What the client asked for. `language`: what is spoken, "" if it is to be detected."""
+    """What the client asked for. `language`: what is spoken, "" if it must be detected."""
 
     format: TranscriptFormat
     task: str
@@ -357,7 +357,7 @@ def _usage(result: GenerationResult) -> dict[str, Any]:
     return {"type": "duration", "seconds": math.ceil(_seconds(result))}
 
 
-# POST /v1/audio/transcriptions and /v1/audio/translations.
+# The endpoints.
 
 TRANSCRIPTIONS: Final = "/v1/audio/transcriptions"
 TRANSLATIONS: Final = "/v1/audio/translations"

@@ -9,7 +9,7 @@ from headwater.actors.http.errors import ApiError
 
 
 def is_anthropic(path: str) -> bool:
-    """Whether a path belongs to Anthropic's API."""
+    """Return whether a path belongs to Anthropic's API."""
     return path == "/v1/messages" or path.startswith("/v1/messages/")
 
 

@@ -1,4 +1,4 @@
-"""`POST /v1/images/edits`: the form, and its images as the media intake decodes them."""
+"""The form of `POST /v1/images/edits`, its images as the media intake decodes them, and the store of generated images."""
 
 import asyncio
 import math
@@ -194,10 +194,10 @@ def fitted(width: int, height: int, support: ImageGenerationSupport) -> tuple[in
 FILES_PATH: Final = "/v1/images/files/"
 
 PAUSES_S: Final = (0.2, 1.0)
-"""Before another attempt to store an image."""
+"""The pause before another attempt to store an image."""
 
 STORE_S_MAX: Final = 15.0
-"""For all images of a request: their client waits."""
+"""The time limit for all images of a request, as their client waits."""
 
 _log = structlog.get_logger("headwater.images")
 

@@ -1,4 +1,4 @@
-"""POST /v1/images/generations and /v1/images/edits, and GET of the images that these gave a URL."""
+"""POST /v1/images/generations and /v1/images/edits, and GET of the images that they stored at a URL."""
 
 import asyncio
 import base64
@@ -24,7 +24,7 @@ from headwater.schemas.tables import ImageGenerationSupport, ModelCard
 
 
 class ImagesEncoder(NamedTuple):
-    """Of one request. `tokens` are those of its prompt; `created_s` is in seconds of Unix time."""
+    """The responses of one images request. `tokens` are those of its prompt; `created_s` is in seconds of Unix time."""
 
     order: ImageRequest
     created_s: int
@@ -102,7 +102,7 @@ def _event(document: dict[str, Any]) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (document["type"].encode(), msgspec.json.encode(document))
 
 
-# POST /v1/images/generations and /v1/images/edits, and GET of the images that these gave a URL.
+# The endpoints.
 
 VARIATIONS: Final = "/v1/images/variations"
 """OpenAI has it for one model only, dall-e-2."""
@@ -247,7 +247,7 @@ def _edit_support(card: ModelCard) -> ImageGenerationSupport:
 
 
 def variations_unsupported() -> ApiError:
-    """For POST /v1/images/variations."""
+    """Return the error for POST /v1/images/variations."""
     return ApiError(
         404,
         f"/v1/images/variations is not supported: no engine has it. Send the image to {EDITS} with a prompt that "

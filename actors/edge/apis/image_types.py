@@ -13,7 +13,7 @@ from headwater.schemas.messages.file_generation import ImageFormat, ImageRequest
 from headwater.schemas.tables import ImageGenerationSupport, VideoGenerationSupport
 
 PROMPT_CHARACTERS_MAX: Final = 32_000
-"""As OpenAI's servers."""
+"""The limit of OpenAI's servers."""
 
 _SIZE: Final = re.compile(r"([1-9]\d{0,4})x([1-9]\d{0,4})")
 
@@ -91,7 +91,7 @@ class ImagesRequest(UnsupportedFields, kw_only=True):
             )
 
     def order(self, support: ImageGenerationSupport, model: str) -> ImageRequest:
-        """What a worker is to generate, without a name yet. Raises `ApiError` 400 for what the model cannot."""
+        """Return what a worker is to generate, without a name yet. Raises `ApiError` 400 for what the model cannot."""
         width, height = sides(self.size, support, model)
         count, steps = self.n or 1, self.steps or support.steps
         if count > support.images_max:

@@ -1,4 +1,4 @@
-"""POST /v1/embeddings, /v1/classify, /v1/score and /v1/rerank: from a body to vectors to a response."""
+"""POST /v1/embeddings, /v1/classify, /v1/score and /v1/rerank: prompts, vectors and responses."""
 
 import asyncio
 from collections.abc import Sequence
@@ -150,7 +150,7 @@ def _check_counts(conversations: Sequence[tuple[Turn, ...]]) -> None:
             )
 
 
-# POST /v1/embeddings, /v1/classify, /v1/score and /v1/rerank: from a body to vectors to a response.
+# The endpoints.
 
 TOKENS_MAX: Final = 1_000_000
 """Prompt tokens of one request, over all of its inputs."""
@@ -240,7 +240,7 @@ class PoolingApi:
         await self._answer(call, job, {"results": results})
 
     async def _prompts(self, request: EmbeddingRequest, model: Model, call: Call) -> PoolingPrompts:
-        """What a request for embeddings pools. Raises `ApiError` 400."""
+        """Return what a request for embeddings pools. Raises `ApiError` 400."""
         if request.messages is None:
             special = request.add_special_tokens is not False
             return PoolingPrompts(await text_prompts(model, request.inputs(), "input", special=special))

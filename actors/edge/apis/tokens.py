@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize, in vLLM's format."""
+"""POST /tokenize and /detokenize, in vLLM's format; and the options of an edge's API."""
 
 from typing import Annotated, Any, NamedTuple
 
@@ -129,7 +129,7 @@ def _wanted(request: TokenizeRequest) -> GenerationRequest:
     )
 
 
-# What an operator sets of an edge's API.
+# The options that an operator sets.
 
 
 class EdgeOptions(NamedTuple):

@@ -96,7 +96,7 @@ class VideosApi:
             self.runner = VideoRunner(parts)
 
     def loops(self) -> list[tuple[Coroutine[Any, Any, None], str]]:
-        """What the owner runs, each with its name."""
+        """Return what the owner runs, each with its name."""
         if self.runner is None:
             return []
         return [(self.board.run(), "video jobs"), (self.runner.run(), "videos")]

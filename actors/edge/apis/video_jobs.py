@@ -1,4 +1,4 @@
-"""Video jobs: what a client asked for, how far it is, and which edge has it generated. KV bucket, one key per job.
+"""Video jobs: what a client asked for, the progress, and the edge that runs it. KV bucket, one key per job.
 
 Every edge follows the table, so each of them lists a tenant's jobs, announces progress and sees which jobs no edge has
 generated. What must be exact (one job, before it is changed or shown) is read from the table itself.
@@ -70,11 +70,11 @@ class VideoJob(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def has_ended(self) -> bool:
-        """Whether it is completed or failed."""
+        """True once the job is completed or failed."""
         return self.status in ("completed", "failed")
 
 
-# All video jobs, as an edge knows them: the fold of their table, kept current by `run`.
+# All video jobs, as an edge knows them.
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(VideoJob).decode
@@ -89,7 +89,7 @@ class StoredJob(NamedTuple):
 
 
 class VideoBoard:
-    """See the module. Every method that reads or writes the table raises `LogError` where it does not answer."""
+    """The fold of the jobs' table, kept current by `run`. Every method that reads or writes the table raises `LogError` where it does not answer."""
 
     def __init__(self, table: Table) -> None:
         self._table = table
@@ -183,5 +183,5 @@ def key_of(job: VideoJob) -> str:
 
 
 def _ttl_s(job: VideoJob, now_s: int) -> int:
-    """How long a job stays in the table. One in progress is there until an edge has noticed its deadline, with time to spare."""
+    """Return how long a job stays in the table. One in progress is there until an edge has noticed its deadline, with time to spare."""
     return max(1, job.expires_s - now_s) if job.has_ended else max(1, job.deadline_s - now_s) + 24 * 3600

@@ -55,7 +55,7 @@ class VideoFields(UnsupportedFields, kw_only=True):
             )
 
     def order(self, support: VideoGenerationSupport, model: str) -> VideoRequest:
-        """What a worker is to generate, without a name yet. Raises `ApiError` 400 for what the model cannot."""
+        """Return what a worker is to generate, without a name yet. Raises `ApiError` 400 for what the model cannot."""
         width, height = sides(self.size, support, model, "videos")
         if width * height > support.pixels_max:
             raise bad_request(

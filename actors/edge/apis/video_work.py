@@ -1,4 +1,4 @@
-"""One video job that this edge has generated: placed, followed, its progress stored, its file kept, and its end written.
+"""Video jobs that this edge runs: each is placed and followed, its progress and file are stored, and its end is written.
 
 Each change names the revision of the one before. If another edge has taken the job over, the change fails, and the worker
 is left to that edge; if the job was deleted, the worker stops.
@@ -36,10 +36,10 @@ from headwater.schemas.events.request import PayloadKind
 from headwater.schemas.failure import failure_place
 
 VIDEO_BYTES_MAX: Final = FILE_BYTES_MAX
-"""Of one video in the store."""
+"""The largest video in the store."""
 
 SAVE_S: Final = 1.0
-"""Between two writes of the progress."""
+"""Seconds between two writes of the progress."""
 
 PAUSE_S: Final = 2.0
 PAUSE_S_MAX: Final = 30.0
@@ -76,7 +76,7 @@ class VideoParts(NamedTuple):
 
 
 class VideoWork:
-    """See the module. `stored` is the job as this edge claimed it."""
+    """One job that this edge runs. `stored` is the job as this edge claimed it."""
 
     def __init__(self, parts: VideoParts, stored: StoredJob) -> None:
         self.stored = stored
@@ -95,7 +95,7 @@ class VideoWork:
             self._generation.stays = False
 
     async def run(self) -> None:
-        """Until the job has ended, here or elsewhere. May be cancelled: the worker continues for another edge, unless `stop_worker` was called."""
+        """Run the job until it has ended, here or elsewhere. When cancelled, the worker continues for another edge, unless `stop_worker` was called."""
         pause_s = PAUSE_S
         try:
             while not self.job.has_ended:
@@ -262,10 +262,10 @@ class VideoWork:
         raise JobLost("it changes all the time")
 
 
-# The video jobs that this edge has generated: those that it accepted, and those of edges that are gone.
+# All jobs that this edge runs: those that it accepted, and those of edges that are gone.
 
 SCAN_S: Final = 1.0
-"""Between two searches for jobs of edges that are gone."""
+"""Seconds between two searches for jobs of edges that are gone."""
 
 RUNS_MAX: Final = 50
 """A job that was begun so often has ended its edges, or no worker ever finishes it: it fails."""
@@ -275,7 +275,7 @@ RUNNING_MAX: Final = 256
 
 
 class VideoRunner:
-    """See the module."""
+    """All jobs that this edge runs."""
 
     def __init__(self, parts: VideoParts) -> None:
         self._parts = parts
@@ -354,7 +354,7 @@ class VideoRunner:
                 self._tasks[key].cancel()
 
     def _is_free(self, job: VideoJob) -> bool:
-        """Whether no edge has the job generated."""
+        """Return whether this edge may take the job, because no edge generates it."""
         if self._released or key_of(job) in self._tasks or len(self._tasks) >= RUNNING_MAX:
             return False
         if (job.edge, job.edge_epoch) == self.edge or not job.edge:

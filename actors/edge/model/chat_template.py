@@ -34,7 +34,7 @@ USER_ROLES: Final = frozenset({"user", "tool"})
 SPELLINGS_MAX: Final = 4_096
 
 DATE: Final = "%d %B %Y"
-"""Of the variable `datetime`, which few templates have. No time of day: each prompt would be another one for a cache."""
+"""The format of the variable `datetime`, which few templates have. It has no time of day, which would make each prompt different for a cache."""
 
 ENCODED_A_TURN: Final = 32
 """Pieces around marks that are encoded in a turn of the event loop."""
@@ -78,7 +78,7 @@ class ChatTemplate:
         )
 
     def mentions(self, word: str) -> bool:
-        """Whether a word is in the template's source: the name of a variable or a role."""
+        """Return whether a word, such as the name of a variable or a role, is in the template's source."""
         return word in self._source
 
     def render(
@@ -221,7 +221,7 @@ class LiteralText:
         return np.concatenate(pieces)
 
 
-# Prompts for text between a prefix and a suffix, with the control tokens that code models have for it.
+# Prompts for text between a prefix and a suffix.
 
 
 class _Form(NamedTuple):

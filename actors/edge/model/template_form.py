@@ -18,18 +18,20 @@ Render = Callable[[list[Message], list[dict[str, Any]] | None, dict[str, Any]], 
 CallContent = Literal["null", "empty", "absent"]
 
 ID_CHARACTERS: Final = 9
-"""Mistral's templates demand ids of so many letters and digits."""
+"""Mistral's templates demand ids of this many letters and digits."""
 
 
 class TemplateForm(NamedTuple):
     """What a template renders. The defaults are those of one that renders everything.
 
-    `parts`: content is a list of parts, never a text. `results` without `calls`: messages of role tool are rendered. `several_systems`, `late_system`: system messages are rendered in their places, at the
-    beginning and behind other messages; `system_with_calls`: also where the last message is no user's. `joins`: neighbours of one role have to
-    be one message. `call_content` is the content of a message that only calls; `text_with_calls`: what the model said before its calls is
-    rendered before them; `spoken_calls`: it is so, or as a message of its own, once an answer follows; and `reasoning_with_text` what it thought before that. `ids_short`: ids of calls must have `ID_CHARACTERS` letters
-    and digits. `descriptions`: each parameter of a tool must have one. `empty_tools`: it needs a list of tools where none are offered; `tool_variables` are further names under which it expects them,
-    `tools_as_json` if as one text.
+    `parts`: content is a list of parts, never a text. `results` without `calls`: messages of role tool are rendered.
+    `several_systems`, `late_system`: system messages are rendered in their places, at the beginning and behind other messages;
+    `system_with_calls`: also where the last message is no user's. `joins`: neighbours of one role have to be one message.
+    `call_content` is the content of a message that only calls; `text_with_calls`: what the model said before its calls is
+    rendered before them; `spoken_calls`: it is so, or as a message of its own, once an answer follows; and `reasoning_with_text`
+    what it thought before that. `ids_short`: ids of calls must have `ID_CHARACTERS` letters and digits. `descriptions`: each
+    parameter of a tool must have one. `empty_tools`: it needs a list of tools where none are offered; `tool_variables` are
+    further names under which it expects them, `tools_as_json` if as one text.
     """
 
     parts: bool = False
@@ -84,7 +86,7 @@ _CHANGES: Final = {
 
 
 def changes_of(form: TemplateForm) -> list[str]:
-    """What is done to conversations so that the template renders them, as sentences for operators."""
+    """Return what is done to conversations so that the template renders them, as sentences for operators."""
     found = [text for name, text in _CHANGES.items() if getattr(form, name) != getattr(WHOLE, name)]
     if form.calls and form.call_content != "null":
         found.append(f"the content of a call without text is {form.call_content}")
@@ -158,7 +160,7 @@ class _Probe:
         return text is not None and self._has(text, words)
 
     def leaks_in(self, text: str, *, tools: bool) -> int:
-        """How many words that stand for missing values are in a prompt, beyond those of a plain message's."""
+        """Return how many words that stand for missing values are in a prompt, beyond those of a plain message's."""
         leaks = self._base_leaks(tools)
         return sum(max(0, text.count(leak) - leaks[leak]) for leak in _LEAKS)
 
@@ -296,7 +298,7 @@ def _with_calls(form: TemplateForm, probe: _Probe) -> TemplateForm:
 
 
 def _leaks_of_a_loop(form: TemplateForm, probe: _Probe) -> int | None:
-    """How many words that stand for missing values are with a call and its result; None if something of these is lost."""
+    """Return how many words that stand for missing values are with a call and its result; None if something of these is lost."""
     call, result = _call(form, "valueword", 1), _result(form, "resultword", 1)
     loop = [_USER, call_message(form, call), result]
     if not probe.has(loop, "userword", "probetool", "valueword", "resultword", tools=form.tools):

@@ -1,12 +1,12 @@
-"""Text to token ids and back.
+"""Translation of text to token ids and back, and the search for control tokens in text.
 
 Encoding: fastokens where it agrees with the model's tokenizer on a probe, else Hugging Face's tokenizers through
 `async_encode`, which frees the GIL (its plain `encode` holds it: a 100 k-token prompt would stop every
 stream for a third of a second). Decoding: a table from token id to bytes, made once and checked against the
 tokenizer; if that fails, the tokenizer's own incremental decoder.
 
-A regular expression takes up to 130 ms for a megabyte of HTML and holds the interpreter's lock, so every stream would
-wait. The kernel takes about a millisecond, without the lock.
+Control tokens are found by a compiled kernel. A regular expression takes up to 130 ms for a megabyte of HTML and holds the
+interpreter's lock, so every stream would wait. The kernel takes about a millisecond, without the lock.
 """
 
 import asyncio
@@ -102,7 +102,7 @@ def find_spellings(data: U8, spellings: U8, ends: I64, begins_with: U8, found: I
     return count
 
 
-# Text to token ids and back.
+# Encoding and decoding.
 
 TOKEN_BYTES_MAX = 128
 """Assumed bytes of the longest token without a byte table: runs of spaces are the longest in known tokenizers."""

@@ -1,4 +1,4 @@
-"""What a grammar works with, and what a kind of call is."""
+"""The types that grammars and formats of output parsers are made of: their output, their context, and the data of a format."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -34,7 +34,7 @@ class Trimmed:
         self._holds_markup = False
         self._lead = ""
         self.written = False
-        """Whether anything but whitespace was written since `start`."""
+        """True once anything but whitespace was written since `start`."""
 
     def start(self, lead: str = "") -> None:
         """Begin a run. Characters `lead` at its beginning belong to the markup before it."""
@@ -73,7 +73,7 @@ class Trimmed:
 
     @property
     def holds_markup(self) -> bool:
-        """Whether a marker is held back."""
+        """True while a marker is held back."""
         return self._holds_markup
 
     def hold_markup(self, marker: str) -> None:
@@ -148,7 +148,7 @@ class Output:
         self.events.append(ToolCallEnd(self._call))
 
 
-# What a grammar works with, and what a kind of call is.
+# The context of a grammar, and the kinds of call.
 
 READ_AGAIN_MAX: Final = 1 << 18
 """Characters of an answer that are read again behind markers that open no call: an answer full of markers costs no more."""
@@ -168,7 +168,7 @@ class Context:
         self.offered = offered
         """The parameters' schemas of each tool that the request offers, by name."""
         self.no_call = out.text
-        """Where the text goes that only looked like a call."""
+        """The sink of text that only looked like a call."""
         self._marker = ""
         self._read_again = 0
 
@@ -189,7 +189,7 @@ class Context:
             self.no_call.write(self.reader.take_record())
 
     def abandon(self, *, cut: bool = True) -> None:
-        """As `give_back`, but if the answer's end cut the call off, its markup is dropped.
+        """Give back what was read, as `give_back` does; but if the answer's end cut the call off, drop its markup.
 
         A call that was cut off before its first argument says nothing that a client could use. `cut`: all that was read may be the
         beginning of a call.
@@ -212,7 +212,7 @@ class CallGrammar(Protocol):
         ...
 
 
-# What a format is: data from which a parser is made.
+# The data of a format, from which a parser is made.
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What an output parser yields: deltas of text and reasoning, and tool calls in pieces."""
+"""The events of an output parser (deltas of text and reasoning, and tool calls in pieces), and the tools that a request offers."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol

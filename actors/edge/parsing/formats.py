@@ -1,4 +1,4 @@
-"""The formats, as data, by name."""
+"""The formats of tool calls and reasoning, as data, by name."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -155,7 +155,7 @@ LONGCAT: Final = ToolFormat(
     framing=("</longcat_tool_call>",),
     trim=WHITESPACE,
 )
-"""As Hermes, between `<longcat_tool_call>` markers: LongCat Flash."""
+"""The format of LongCat Flash: Hermes between `<longcat_tool_call>` markers."""
 
 JAMBA: Final = ToolFormat(
     calls={"<tool_calls>": JsonCalls(close=("</tool_calls>",))}, framing=("</tool_calls>",), trim=WHITESPACE
@@ -265,7 +265,7 @@ FUNCTIONGEMMA: Final = ToolFormat(
 """`<start_function_call>call:name{key:<escape>…<escape>}<end_function_call>`: FunctionGemma."""
 
 
-# How models mark their reasoning.
+# Reasoning.
 
 THINK: Final = ReasoningFormat()
 """`<think>…</think>`: DeepSeek R1, Qwen 3, GLM, Kimi K2, MiniMax and most others."""
@@ -426,7 +426,7 @@ K2_HORIZON: Final = ToolFormat(
 """`<ifm|tool_call>` with an object, or with a name and `<ifm|arg_key>key</ifm|arg_key><ifm|arg_value>…`: K2 Horizon."""
 
 
-# The formats, as data, by name.
+# All formats by name.
 
 TOOL_FORMATS: Final[Mapping[str, ToolFormat]] = {
     "hermes": HERMES,

@@ -1,7 +1,7 @@
 """Gemma's calls: `call:name{key:<|"|>text<|"|>,other:[1,true]}`, rewritten as JSON while they arrive.
 
-Gemma also writes strings of JSON, bare strings, bare ones with the closing quote only, and Python's arguments in parentheses; and it quotes inside its
-strings with the marker that ends them. What follows a mark decides whether it ends a value.
+Gemma also writes strings of JSON, bare strings, bare ones with the closing quote only, and Python's arguments in parentheses; and
+it quotes inside its strings with the marker that ends them. What follows a mark decides whether it ends a value.
 """
 
 import re
@@ -207,7 +207,7 @@ class _Value:
         return False
 
     def _value_ends(self, in_list: bool, keys: Mapping[str, Any] | None = None) -> Steps[bool]:
-        """Whether what follows can only follow a value. Reads nothing. `keys`, where there are any, are the only ones."""
+        """Return whether what follows can only follow a value. Consumes nothing. `keys`, if there are any, are the only ones allowed."""
         reader = self._reader
         pattern = self._ends.list if in_list else self._ends.object
         while True:

@@ -23,7 +23,7 @@ class JsonCalls:
     separators: tuple[str, ...] = ()
     strict: bool = False
     adjacent: bool = False
-    """Whether several objects have only whitespace between them."""
+    """True if several objects have only whitespace between them."""
     arguments: tuple[str, ...] = ("arguments", "parameters")
     name: str = "name"
     id: str = "id"

@@ -1,4 +1,4 @@
-r"""Copying one JSON value out of a stream: checked as it passes, its end found without reading it twice.
+r"""Copying one JSON value out of a stream: it is checked as it passes, and its end is found without reading it twice.
 
 Two mistakes that models make are repaired, since nothing else can be meant: control characters inside a string (a raw
 newline) and escapes that JSON does not have (`\d`) are escaped, and Python's `True`, `False` and `None` become JSON's.
@@ -14,10 +14,8 @@ import regex
 from headwater.actors.edge.parsing.reader import Reader, Steps, Write
 
 JSON_NUMBER: Final = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
-"""Without the words that Python's decoder accepts too (NaN, Infinity)."""
+"""Does not match the words that Python's decoder accepts too (NaN, Infinity)."""
 
-
-# Copying one JSON value out of a stream: checked as it passes, its end found without reading it twice.
 
 _SPACE: Final = re.compile(r"[ \t\r\n]*")
 _STRING: Final = re.compile(r'[^"\\\x00-\x1f]*')

@@ -182,7 +182,7 @@ class Reader:
         return marker
 
     def copy_after_space(self, markers: Markers, write: Write) -> Steps[str]:
-        """As `accept_after_space`, and write what was read."""
+        """Do what `accept_after_space` does, and write what was read."""
         end, marker = yield from self._find_after_space(markers)
         if marker:
             write(self.text[self.at : end] + marker)
@@ -190,7 +190,7 @@ class Reader:
         return marker
 
     def accept_end(self, markers: Markers) -> Steps[str]:
-        """As `accept_after_space`; also reads what the answer's end left of a marker, which is markup too."""
+        """Do what `accept_after_space` does, and also read what the answer's end left of a marker, which is markup too."""
         marker = yield from self.accept_after_space(markers)
         if not marker:
             self.drop_cut(markers)
@@ -268,7 +268,7 @@ class Reader:
             yield
 
     def copy_value_until(self, markers: Markers, write: Write) -> Steps[str]:
-        """As `copy_until`, in a value: the beginning of a marker at the answer's end is no part of it."""
+        """Do what `copy_until` does within a value: the beginning of a marker at the answer's end is not part of it."""
         return (yield from self.copy_until(markers, write, lambda: True))
 
     def read_until(self, markers: Markers) -> Steps[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""The parser: one answer's text through the grammar of its format."""
+"""The parser: it reads one answer's text by the grammar of its format."""
 
 from collections.abc import Generator
 from dataclasses import dataclass
@@ -101,11 +101,11 @@ class Regions:
             out.text.keep_held()
 
     def _is_behind_markup(self) -> bool:
-        """Whether what begins here, and the answer's end cuts, is markup too."""
+        """Return whether text that begins here, and that the answer's end cuts off, is markup too."""
         return self._is_behind_call() or self._context.out.text.holds_markup
 
     def _is_behind_call(self) -> bool:
-        """Whether nothing but whitespace and markup came since a call."""
+        """Return whether only whitespace and markup came since a call."""
         out = self._context.out
         return bool(out.calls) and not out.text.written
 

@@ -1,4 +1,4 @@
-"""Answers as a model's own `response_template` describes them (Hugging Face's format, version 1).
+"""A parser of answers as a model's own `response_template` describes them (Hugging Face's format, version 1).
 
 A template has fields of a message, each with anchors that open and close its region, and the kind of its content. One
 field may lack an opening anchor: it has what is in no other region. Calls are yielded when their region closes, since
@@ -126,7 +126,7 @@ def _fill(shape: Any, scope: Mapping[str, Any]) -> Any:
     return value
 
 
-# Answers as a model's own `response_template` describes them (Hugging Face's format, version 1).
+# The template, and its regions in an answer.
 
 CALLS: Final = "tool_calls"
 

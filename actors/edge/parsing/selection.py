@@ -1,6 +1,6 @@
-"""Making a parser for one answer.
+"""The choice of a parser for one answer, from the names of formats, or detected from a model's folder.
 
-Written against vLLM 0.32 (`--tool-call-parser`, `--reasoning-parser`) and SGLang 0.5.23 (the same flags).
+The names of vLLM 0.32 (`--tool-call-parser`, `--reasoning-parser`) and SGLang 0.5.23 (the same flags) are accepted too.
 
 A template shows past calls in the form in which the model writes new ones, so the markers of a format are in it. Where
 there is none (some models come with a program instead), the added tokens are what is left.
@@ -156,7 +156,7 @@ def _format_of(
     raise UnknownParser(f"{flag} {name}: this {fault} (accepted: {', '.join(names)})")
 
 
-# Making a parser for one answer.
+# The parser of one answer.
 
 F = TypeVar("F")
 
@@ -239,7 +239,7 @@ def starts_in_reasoning(
     return reasoning.starts == "always" and not end.endswith(reasoning.close)
 
 
-# Which formats a model's folder speaks of: found in the chat template, and in the tokens that were added for it.
+# Detection of formats, in the chat template and in the tokens that were added for it.
 
 _TEMPLATE: Final = "the chat template"
 _TOKENS: Final = "the tokenizer"

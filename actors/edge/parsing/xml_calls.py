@@ -31,10 +31,11 @@ class XmlCalls:
     maps to JSON's), the value, `value_end`. `close` ends the call, `after` may follow it. With `newlines` a newline at
     each side of a value belongs to the markup.
 
-    A value ends at a `value_end` behind which the markup continues: with the call's end, or with a parameter that has not come yet. What only
-    looks like one is part of the value, and so is a whole call in it, as in a file about calls. Models forget `value_end`; `missing_end` maps markers that
-    end a value nevertheless to what must follow them (or the answer's end; with nothing named, a parameter that the tool has). With `entities` names and
-    keys are escaped as in XML. With `cdata` a value may be in a CDATA section, which ends where `value_end` comes right behind it.
+    A value ends at a `value_end` behind which the markup continues: with the call's end, or with a parameter that has not come
+    yet. What only looks like one is part of the value, and so is a whole call in it, as in a file about calls. Models forget
+    `value_end`; `missing_end` maps markers that end a value nevertheless to what must follow them (or the answer's end; with
+    nothing named, a parameter that the tool has). With `entities` names and keys are escaped as in XML. With `cdata` a value may
+    be in a CDATA section, which ends where `value_end` comes right behind it.
     """
 
     name: Header
@@ -186,7 +187,7 @@ class _XmlCall:
         return False
 
     def _ends_value(self, nested: int) -> Steps[bool]:
-        """Whether a `value_end`, which was read, ends the value: inside `nested` calls that the value contains only the answer's end does."""
+        """Return whether a `value_end`, which was read, ends the value. Within `nested` calls in the value, only the answer's end ends it."""
         reader = self._context.reader
         if nested:
             return (yield from self._only_ends_follow())
@@ -197,7 +198,7 @@ class _XmlCall:
         return bool(following) or reader.is_cut(self._next)
 
     def _ends_without_end(self, marker: str) -> Steps[bool]:
-        """Whether a marker of `missing_end`, which was read, ends the value; then the marker is there to be read again.
+        """Return whether a marker of `missing_end`, which was read, ends the value; if it does, the marker is given back to be read again.
 
         What was read is gone once more text arrives, so the marker is given back before anything is waited for.
         """
@@ -214,7 +215,7 @@ class _XmlCall:
         return ends
 
     def _has(self, key: str) -> bool:
-        """Whether the tool has this parameter, as far as it is known."""
+        """Return whether the tool has this parameter, as far as its parameters are known."""
         properties = self._schema.get("properties")
         return not isinstance(properties, Mapping) or not properties or key in properties
 
@@ -240,7 +241,7 @@ class _XmlCall:
             yield
 
     def _nests_call(self) -> Steps[int]:
-        """Whether the value contains a call here: behind its opening marker, which was read, come a name and a parameter. Reads nothing."""
+        """Return whether the value contains a call here: a name and a parameter follow its opening marker, which was read. Consumes nothing."""
         reader, grammar = self._context.reader, self._grammar
         ends = markers(*grammar.name.ends)
         while True:
@@ -260,7 +261,7 @@ class _XmlCall:
             yield
 
     def _only_ends_follow(self) -> Steps[bool]:
-        """Whether the call's markers of end follow, and then the answer's end. Reads nothing."""
+        """Return whether only the call's end markers follow, up to the answer's end. Consumes nothing."""
         reader = self._context.reader
         ends = (*self._grammar.close, *self._grammar.after)
         while True:

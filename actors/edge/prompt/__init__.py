@@ -1,1 +1,1 @@
-"""From a conversation to tokens: messages, templates, media, speech and guides."""
+"""The way from a conversation to tokens: messages, templates, media, speech and guides."""

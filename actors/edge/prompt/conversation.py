@@ -18,7 +18,7 @@ from headwater.actors.edge.prompt.messages import MediaPart, Part, TextPart, Too
 from headwater.actors.edge.prompt.request import GenerationRequest
 
 SEPARATOR: Final = "\n\n"
-"""Between messages that are joined."""
+"""The text between messages that are joined."""
 
 ARGUMENTS: Final = "arguments"
 """The key under which arguments that are no object are in one."""

@@ -1,4 +1,4 @@
-"""Detects the language of a recording before its pieces are transcribed: one more choice of the request, of one token, on any worker."""
+"""Detection of a recording's language before its pieces are transcribed: one more choice of the request, of one token, on any worker."""
 
 import asyncio
 

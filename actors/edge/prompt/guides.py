@@ -3,10 +3,10 @@
 There are three ways to request it: OpenAI's `response_format`, vLLM's `structured_outputs`, and vLLM's older
 `guided_*` fields. All are checked here, before they reach an engine: an invalid one is a 400 that names the field.
 
-The engine needs a regular language, without look-around and back-references, whose counted repetitions expand to a
+A regular expression must describe a regular language, without look-around and back-references, whose counted repetitions expand to a
 small automaton: `(a{1000}){1000}` is twelve bytes and a million states.
 
-Not a complete validator. It rejects what the engine would reject with a worse message (a misspelt type, a dangling
+The check of a JSON schema is not a complete validator. It rejects what the engine would reject with a worse message (a misspelt type, a dangling
 reference), what an engine cannot handle (depth, size, cyclic references), and what must never be resolved (references
 out of the document).
 """
@@ -113,7 +113,7 @@ def _too_large(param: str) -> ApiError:
     )
 
 
-# Checks of a client's JSON schema before an engine compiles it to a grammar. Pure.
+# JSON schemas, checked before an engine compiles them to a grammar.
 
 DEPTH_MAX: Final = 32
 """Levels of nested schemas, and of nested lists and objects within a value."""
@@ -283,7 +283,7 @@ def _inner(schema: dict[str, Any], where: str) -> Iterator[tuple[str, Any, str]]
             yield keyword, schema[keyword], f"{where}/{keyword}"
 
 
-# Structured output: what an answer must conform to, as one checked `Guide`. Pure.
+# Guides.
 
 VALUE_BYTES_MAX: Final = 128 * 1024
 CHOICES_MAX: Final = 1_000
@@ -447,7 +447,7 @@ def too_large(param: str) -> ApiError:
 _READERS: Final = {"json": json_schema_guide, "regex": _regex, "choice": _choice, "grammar": _grammar}
 
 
-# Logits processors by name: only those that the worker was started with, each with its arguments. Pure.
+# Logits processors by name: only those that the worker was started with.
 
 PARAM: Final = "logits_processors"
 ARGUMENT_BYTES_MAX: Final = 16 * 1024
@@ -493,7 +493,7 @@ def processors_of(value: Any, known: tuple[str, ...]) -> Processors:
 
 
 def _plain(value: Any, depth: int) -> bool:
-    """Whether msgpack can encode it."""
+    """Return whether msgpack can encode the value."""
     if depth > PROCESSOR_DEPTH_MAX:
         return False
     if isinstance(value, dict):

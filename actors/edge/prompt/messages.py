@@ -1,6 +1,6 @@
-"""The media of a conversation: checked against what the model takes, and fetched and decoded by the media intake.
+"""Messages and their media: what they consist of, checked against what the model takes, and loaded by the media intake.
 
-What is in base64 is not looked at: the media intake decodes it in a process of its own, as megabytes of it would stop the event loop.
+Base64 is not decoded here: the media intake does that in a process of its own, as megabytes of it would stop the event loop.
 """
 
 import asyncio
@@ -66,14 +66,14 @@ class MediaPart(msgspec.Struct, frozen=True):
     name: str = ""
 
     def __hash__(self) -> int:
-        """By its place, which is its own within a request: the hash of 27 MB of base64 takes the event loop 8 ms."""
+        """Hash the item by its place, which is unique within a request: hashing 27 MB of base64 would take the event loop 8 ms."""
         return hash((self.kind, self.param))
 
 
 Part = TextPart | MediaPart
 
 TEXT_SEPARATOR: Final = "\n"
-"""Between neighbouring parts of text: without it the last word of one and the first of the next would be one."""
+"""The text between neighbouring parts of text: without it the last word of one and the first of the next would be one."""
 
 
 def joined_texts(parts: Iterable[Part]) -> tuple[Part, ...]:
@@ -116,14 +116,14 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
         return "".join([part.text for part in self.parts if isinstance(part, TextPart)])
 
 
-# Embeddings that clients send in place of images: what a model takes of them, and what image each stands for. Pure.
+# Embeddings that clients send in place of images.
 
 TENSOR_TYPES: Final[dict[DType, TensorType]] = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
-"""As safetensors spells them."""
+"""The names of these types in safetensors."""
 
 
 def form_of(card: ModelCard) -> EmbeddingForm | None:
-    """What the media intake checks embeddings against; None where clients may send none."""
+    """Return what the media intake checks embeddings against; None where clients may send none."""
     support = card.image_embeddings
     if support is None or card.images is None:
         return None
@@ -142,15 +142,15 @@ def image_shape(item: MediaItem, images: ImageSupport, support: EmbeddingSupport
 
 
 def given_of(item: MediaItem) -> ClientEmbedding:
-    """What a worker needs to know of the embedding."""
+    """Return what a worker needs to know of the embedding."""
     dtype = next(name for name, spelled in TENSOR_TYPES.items() if spelled == item.dtype)
     return ClientEmbedding(dtype, item.width, msgspec.json.encode({GRID: item.grid} if item.grid else {}))
 
 
-# The media of a conversation: checked against what the model takes, and fetched and decoded by the media intake.
+# Media, checked and loaded.
 
 ITEMS_MAX: Final[Mapping[PromptMediaKind, int]] = {"image": 16, "video": 4, "audio": 16}
-"""Of one request, whatever the model takes."""
+"""The most items of each kind in one request, whatever the model takes."""
 
 
 TOO_MANY: Final[Mapping[PromptMediaKind, str]] = {
@@ -268,7 +268,7 @@ def _listed(words: Sequence[str]) -> str:
 
 
 def _limits(limits: MediaLimits, support: MediaSupport) -> MediaLimits:
-    """Those of the server, or of the model where it takes less."""
+    """Return the limits of the server, or those of the model where it takes less."""
     if support.audio is None:
         return limits
     longest_s = support.audio.samples_max / support.audio.rate_hz
@@ -282,7 +282,7 @@ def shown_as(kind: str) -> PromptMediaKind:
 
 
 def _target(card: ModelCard) -> MediaTarget:
-    """What items are decoded to for a model. It decides about their values, and so is part of their ids."""
+    """Return what items are decoded to for a model. It decides about their values, and so is part of their ids."""
     target, support = MediaTarget(card.media_processor, embedding=form_of(card)), card.media
     if support.videos is not None:
         target = target._replace(frames=support.videos.frames)
@@ -347,7 +347,7 @@ def prompt_shape(item: MediaItem, card: ModelCard) -> tuple[int, ...]:
     return shape
 
 
-# Media in messages: the forms in which they come, neither fetched nor decoded. Pure.
+# The forms in which media come, neither fetched nor decoded.
 
 URL_CHARACTERS_MAX: Final = 8_192
 NAME_CHARACTERS_MAX: Final = 255
@@ -434,10 +434,10 @@ def shown_name(name: str) -> str:
     return plain.strip()[:NAME_CHARACTERS_MAX] or UNNAMED
 
 
-# Files in conversations, replaced by their text or by an image.
+# Files, replaced by their text or by an image.
 
 FILES_MAX: Final = 16
-"""Of one request."""
+"""The most files in one request."""
 
 
 async def with_texts_of_files(

@@ -1,4 +1,4 @@
-"""A request and a model: everything that is known before a worker is asked for."""
+"""The preparation of a request for a model: everything that is known before a worker is asked for."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
@@ -60,7 +60,7 @@ def sampling_for(
     guide: Guide | None,
     guide_param: str,
 ) -> Sampling:
-    """How the engine samples for a request whose longest prompt has `longest` tokens of this context. Raises `ApiError` 400."""
+    """Return how the engine samples for a request whose longest prompt has `longest` tokens of this context. Raises `ApiError` 400."""
     card, fields = model.card, request.sampling
     if longest >= context:
         has = f"{longest} tokens in the prompt and {request.max_tokens or 1} in the completion"
@@ -93,7 +93,7 @@ def sampling_for(
 
 
 def _with_logprobs(sampling: Sampling, request: GenerationRequest, card: ModelCard) -> Sampling:
-    """With the log probabilities that other features need: best_of those of the answer, echo those of the prompt."""
+    """Return the parameters with the log probabilities that other features need: best_of those of the answer, echo those of the prompt."""
     if request.best_of > request.choices and sampling.logprobs is None:
         require(card, "logprobs", "best_of")
         sampling = msgspec.structs.replace(sampling, logprobs=0)
@@ -104,7 +104,7 @@ def _with_logprobs(sampling: Sampling, request: GenerationRequest, card: ModelCa
 
 
 def _with_budget(sampling: Sampling, request: GenerationRequest, model: Model) -> Sampling:
-    """With the budget for reasoning, if the engine enforces one. Else it is the template's, or a hint without effect."""
+    """Return the parameters with the budget for reasoning, if the engine enforces one. Else the template gets it, or it is a hint without effect."""
     reasoning = request.reasoning
     if reasoning.budget is None:
         return sampling
@@ -140,7 +140,7 @@ def sampling_of(
     processors: dict[str, dict[str, Any]] | None = None,
     defaults: Mapping[str, float] = NO_DEFAULTS,
 ) -> Sampling:
-    """How the engine samples. `limit` is the number of tokens that may be generated.
+    """Return how the engine samples. `limit` is the number of tokens that may be generated.
 
     `defaults` are the model's own values of fields that the request leaves out. Raises `ApiError` 400.
     """
@@ -209,7 +209,7 @@ def with_seed(sampling: Sampling, number: int) -> Sampling:
     return msgspec.structs.replace(sampling, seed=seed)
 
 
-# A request and a model: everything that is known before a worker is asked for.
+# The prepared request.
 
 CHOICES_MAX: Final = 128
 """Choices of one request, over all its prompts."""
@@ -230,11 +230,11 @@ class Prepared(NamedTuple):
     salt: CacheSalt = NO_SALT
     loaded: LoadedMedia = NO_MEDIA
     media: tuple[PromptMedia, ...] = ()
-    """Where the loaded media are in the prompt; a request with media has one."""
+    """The positions of the loaded media in the prompt; a request with media has at least one."""
     chunks: tuple[AudioChunk, ...] = ()
     """The recording that is transcribed, in pieces: one for each prompt."""
     detection: LanguageDetection | None = None
-    """How the language that is spoken is to be detected; None if it is known."""
+    """How to detect the spoken language; None if it is known."""
     language: str = ""
     """What was detected."""
 
@@ -252,7 +252,7 @@ class Prepared(NamedTuple):
 
     @property
     def places(self) -> tuple[AudioPlace, ...]:
-        """Where the pieces of the recording are in it."""
+        """The positions of the pieces in the recording."""
         return tuple([AudioPlace(chunk.begin_s, chunk.seconds) for chunk in self.chunks])
 
     @property
@@ -270,12 +270,12 @@ class Prepared(NamedTuple):
 
     @property
     def shows_prompt(self) -> bool:
-        """Whether the client asked for the prompt, or for its tokens or log probabilities."""
+        """True if the client asked for the prompt, or for its tokens or log probabilities."""
         request = self.request
         return request.echo or request.return_token_ids or self.sampling.prompt_logprobs is not None
 
     def prompt_detail(self, index: int, logprobs: tuple[TokenLogprob | None, ...]) -> PromptDetail:
-        """What the client asked to see of prompt `index`."""
+        """Return what the client asked to see of prompt `index`."""
         request = self.request
         tokens = tuple(self.prompts[index].tolist())
         text = ""
@@ -292,7 +292,7 @@ class Prepared(NamedTuple):
 
     @property
     def audio_tokens(self) -> int:
-        """Those that stand for audio."""
+        """The number of prompt tokens that stand for audio."""
         return sum([item.tokens for item in self.media if item.kind == "audio"]) if self.media else 0
 
 

@@ -1,4 +1,4 @@
-"""Messages and texts to prompt tokens.
+"""Translation of messages and texts into prompt tokens, and the format in which the answer is read.
 
 `tool_choice` "required" and a named tool are enforced by structured output: the whole answer is JSON then, whatever
 format the model would write calls in.
@@ -110,7 +110,7 @@ def _unmatched(
     return bad_request("The model's chat template puts media in another order than the request.", param=param)
 
 
-# How the answer to a request is read: as plain text, or by a parser that finds reasoning and tool calls. Pure.
+# The format of the answer: plain text, or a parser that finds reasoning and tool calls. Pure.
 
 
 class AnswerFormat(NamedTuple):
@@ -129,7 +129,7 @@ class AnswerFormat(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """Whether the answer is text and nothing else."""
+        """Return whether the answer is text and nothing else."""
         return not self.tool_format and not self.reasoning_format
 
     def after(self, prompt: str, *, guided: bool = False) -> "AnswerFormat":
@@ -161,7 +161,7 @@ PLAIN = AnswerFormat()
 def answer_format(
     request: GenerationRequest, card: ModelCard, response_template: ResponseTemplate | None = None
 ) -> AnswerFormat:
-    """How the answer is read. Raises `ApiError` 400 for a tool choice that this model cannot serve."""
+    """Return how the answer is read. Raises `ApiError` 400 for a tool choice that this model cannot serve."""
     if request.raw_answer or not request.messages:
         return PLAIN
     own = {RESPONSE_TEMPLATE} if response_template is not None else set()
@@ -217,7 +217,7 @@ def _guide(request: GenerationRequest, named: str) -> Guide:
     return Guide("json_schema", msgspec.json.encode(schema).decode())
 
 
-# Messages and texts to prompt tokens.
+# Prompts.
 
 RENDERED_INLINE_MAX: Final = 65_536
 """Longer conversations, in characters, are rendered in a thread."""

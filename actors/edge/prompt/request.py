@@ -1,4 +1,4 @@
-"""One generation, whatever the API: its request, and what becomes of it.
+"""One generation, whatever the API: its request, its events, and its result.
 
 OpenAI chat  ─┐
 Completions  ─┤
@@ -91,7 +91,7 @@ class Hints(msgspec.Struct, frozen=True, kw_only=True):
 class PromptOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How messages or texts become tokens.
 
-    `truncate_tokens`: keep at most so many of the prompt's last tokens, None for all. `continue_final`: the answer
+    `truncate_tokens`: keep at most this many of the prompt's last tokens, None for all. `continue_final`: the answer
     continues the last message. `variables` are further ones for the chat template.
     """
 
@@ -136,7 +136,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     prompt_options: PromptOptions = DEFAULT_PROMPT_OPTIONS
     sampling: SamplingFields = DEFAULT_SAMPLING
     max_tokens: int | None = None
-    """At most; what the context has no room for after the prompt is not generated."""
+    """The most tokens to generate, further limited by the room that the context has after the prompt."""
     max_tokens_param: str = "max_tokens"
     logprobs_param: str = "logprobs"
     choices: int = 1
@@ -153,7 +153,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     raw_answer: bool = False
     hints: Hints = NO_HINTS
     recording: AudioRecording | None = None
-    """To be transcribed: then there are neither messages nor prompts."""
+    """The recording to transcribe; with one, there are neither messages nor prompts."""
 
     @property
     def is_guided(self) -> bool:
@@ -162,7 +162,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def has_media(self) -> bool:
-        """Whether a message has more than text."""
+        """Return whether a message has more than text."""
         return any(isinstance(part, MediaPart) for turn in self.messages for part in turn.parts)
 
     @property
@@ -174,7 +174,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
         return first.text() if all(isinstance(part, TextPart) for part in first.parts) else None
 
 
-# Tools that an API's own servers would run, or that a client offers under a name whose meaning is the API's. Nothing here runs them. Pure.
+# Tools that an API's own servers would run. Nothing here runs them.
 
 OPENAI: Final = re.compile(
     r"(web_search|file_search|code_interpreter|computer|image_generation|mcp|local_shell|shell|apply_patch|tool_search)"
@@ -195,7 +195,7 @@ def hosted_name(tool: Any, types: re.Pattern[str]) -> str:
     return kind if isinstance(kind, str) and types.match(kind) else ""
 
 
-# What generation produces, whatever the API: typed events while it runs, and a result at its end.
+# The events of generation, and its result.
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 
@@ -289,7 +289,7 @@ class ChoiceResult(NamedTuple):
 
 
 class AudioPlace(NamedTuple):
-    """Where in a recording a piece of it is."""
+    """The position of a piece in a recording."""
 
     begin_s: float
     seconds: float

@@ -1,4 +1,4 @@
-"""What the decoder of a model that transcribes begins with. Pure but for the tokenizer."""
+"""Recordings for models that transcribe: the prompt of the decoder, pieces of a recording, and the language spoken in it."""
 
 from collections.abc import Mapping
 from hashlib import blake2b
@@ -34,13 +34,13 @@ class AudioRecording(msgspec.Struct, frozen=True):
     timestamps: bool = False
 
 
-# What the decoder of a model that transcribes begins with. Pure but for the tokenizer.
+# The beginning of the decoder's tokens.
 
 ENGLISH = "en"
 
 
 def require_speech(model: Model) -> SpeechSupport:
-    """How the model transcribes. Raises `ApiError` 400 for one that does not."""
+    """Return how the model transcribes. Raises `ApiError` 400 for one that does not."""
     support = model.card.speech
     if support is None:
         raise bad_request(
@@ -85,7 +85,7 @@ def _task(recording: AudioRecording, model: Model, support: SpeechSupport) -> li
     return [token, support.translate if recording.translates else support.transcribe]
 
 
-# A recording, decoded by the media intake and cut into pieces that the model hears one by one.
+# A recording, cut into pieces that the model hears one by one.
 
 SEARCH_S: Final = 3.0
 """The end of each piece, in which its cut is searched."""
@@ -130,7 +130,7 @@ class AudioChunk(NamedTuple):
     seconds: float
 
     def media(self, prompt_tokens: int) -> PromptMedia:
-        """As the media of a prompt: what the decoder makes of each token depends on the audio, so it overlaps all of them."""
+        """Return the recording as the media of a prompt. It overlaps all tokens, since what the decoder makes of each depends on the audio."""
         return PromptMedia("recording", self.id, 0, prompt_tokens, (self.samples,))
 
 
@@ -180,7 +180,7 @@ def _id_of_part(id_: str, begin: int, end: int) -> str:
     ).hexdigest()
 
 
-# Which language is spoken in a recording: the model's likeliest language token after the start of a transcript, as Whisper was trained.
+# The spoken language: the likeliest language token after the start of a transcript.
 
 LANGUAGE_AT: Final = -3
 """Place of the language's token in a prompt: the task and the times follow."""
@@ -203,7 +203,7 @@ class LanguageDetection(NamedTuple):
 
 
 def detection_of(support: SpeechSupport) -> LanguageDetection:
-    """For a model that knows several languages."""
+    """Return the detection for a model that knows several languages."""
     return LanguageDetection(np.array([support.start], np.uint32), support.languages)
 
 

@@ -1,1 +1,1 @@
-"""A request's life: placed, dispatched, followed, migrated and recorded."""
+"""The life of a request: it is placed, dispatched, followed, migrated and recorded."""

@@ -1,4 +1,4 @@
-"""Messages that place a request: route queries to the router, and the request itself to the worker that it names."""
+"""The messages that place a request: route queries to the router, and the request itself to the worker that it names."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, NamedTuple, TypeVar
@@ -288,7 +288,7 @@ class ChoiceMessages:
         return LegRefused(*refused, now_s, reply.gone)
 
     async def encode_images(self, attempt: Attempt) -> list[RequestEncoded]:
-        """Have encode workers encode the images of a leg that is going to be sent; returns what is to be recorded."""
+        """Have encode workers encode the images of a leg that is going to be sent; returns the events to record."""
         self._sent_media = self._media
         decision = self._decision
         if not self._media or attempt.leg == "decode" or decision is None:

@@ -1,4 +1,4 @@
-"""Carries out the effects of a saga: messages to routers and workers, timers, the request log, metrics."""
+"""The driver of a saga: it carries out the saga's effects, which are messages to routers and workers, timers, the request log and metrics."""
 
 import asyncio
 from typing import Protocol, assert_never

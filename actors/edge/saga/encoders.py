@@ -36,7 +36,7 @@ TRIES_MAX: Final = 2
 """Encode workers that are tried for an image."""
 
 DECLINE_S_MAX: Final = 1.0
-"""That an encode worker may take to note an image that it is not to encode. Nothing waits for that."""
+"""The longest time that an encode worker may take to note an image that it should not encode. Nothing waits for it."""
 
 _log = structlog.get_logger("headwater.edge.encode")
 
@@ -45,7 +45,7 @@ RouteImage = Callable[[str, Constraints, int, bytes, str], Awaitable[Decision | 
 
 
 class EncodeLeg(NamedTuple):
-    """Where a request is to be dispatched: the `decision`, of which it is an `attempt`."""
+    """What identifies the request of an encode leg: the `decision`, and the `attempt` that it belongs to."""
 
     request: str
     choice: int
@@ -54,7 +54,7 @@ class EncodeLeg(NamedTuple):
 
 
 class Encoders:
-    """One per request."""
+    """The encode legs of one request."""
 
     def __init__(
         self, workers: WorkerRegistry, clock: Clock, route: RouteImage, pool: str, block_size: int
@@ -68,7 +68,7 @@ class Encoders:
     async def encode(
         self, leg: EncodeLeg, media: Sequence[PromptMedia], wanted: Constraints = NO_CONSTRAINTS
     ) -> tuple[tuple[PromptMedia, ...], list[RequestEncoded]]:
-        """The images, with the embeddings that encode workers offer, and what is to be recorded. May be cancelled.
+        """The images, with the embeddings that encode workers offer, and the events to record. May be cancelled.
 
         `wanted` are the constraints of the request: its encode workers tolerate the same, and process images with the same settings.
         """
@@ -205,11 +205,11 @@ class _Image:
 
     @property
     def name(self) -> str:
-        """Of the present try."""
+        """The name of the present try."""
         return f"{self.leg.attempt}-e{self.number}-{self.tries}"
 
     def event(self) -> RequestEncoded:
-        """What came of it."""
+        """Return the event for the request log: what came of the leg."""
         known = self.estimate
         return RequestEncoded(
             self.leg.request,

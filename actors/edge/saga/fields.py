@@ -1,4 +1,4 @@
-"""Request fields that the edge does not serve: reserved ones are stripped and counted, unsupported ones refused.
+"""Request fields that the edge does not serve (reserved ones are stripped and counted, unsupported ones refused), and a table of all fields.
 
 Reserved fields are those that only the fleet itself may give to an engine. With a hand-off of its own a client could
 read another client's KV; with a rank, an adapter's path or a request id it could choose where and as whom it runs; some
@@ -88,7 +88,7 @@ _log = structlog.get_logger("headwater.edge")
 
 
 def is_reserved(name: str) -> bool:
-    """Whether only the fleet may set a field of this name."""
+    """Return whether only the fleet may set a field of this name."""
     return name in NAMES or name.startswith(PREFIXES)
 
 
@@ -218,7 +218,7 @@ def _find(value: Any, found: set[str], depth: int) -> None:
             _find(inner, found, depth + 1)
 
 
-# What becomes of each field of a request: served, ignored, rejected or removed. The reference page is made of this. Pure.
+# What becomes of each field: served, ignored, rejected or removed. The reference is made from it.
 
 FieldStatus = Literal["served", "ignored", "rejected", "removed"]
 

@@ -25,7 +25,7 @@ from headwater.schemas.events.request import (
 
 NONE_OPEN: Final = -1
 ACCEPT_PENDING_MAX: Final = PENDING_EVENTS_MAX * 3 // 4
-"""With more unwritten events than this, no request is accepted, so that terminal events still find room."""
+"""The limit of unwritten events, beyond which no request is accepted, so that terminal events still find room."""
 
 _log = structlog.get_logger("headwater.ledger")
 
@@ -47,7 +47,7 @@ class OpenRequests:
 
     @property
     def takes_requests(self) -> bool:
-        """Whether the buffer has room for the events of another request."""
+        """True while the buffer has room for the events of another request."""
         return self.writer.pending < ACCEPT_PENDING_MAX
 
     def write(self, event: Event, trace: str = "") -> None:

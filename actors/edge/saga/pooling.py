@@ -1,4 +1,4 @@
-"""Prompts to vectors: cut into messages that workers can answer, each placed by the router like any request.
+"""Pooling of prompts to vectors: they are cut into messages that workers can answer, each placed by the router like any request.
 
 Every message is a decision of its own in the pool log. A message whose worker refuses it or dies is sent to another
 one: pooling keeps no state.
@@ -75,7 +75,7 @@ def messages(lengths: Sequence[int], vector_bytes: int, first: int = 0) -> list[
 
 
 class Pooling:
-    """One per edge. Caches the size of each model's vectors."""
+    """The pooling of prompts at one edge. Caches the size of each model's vectors."""
 
     def __init__(self, workers: WorkerRegistry) -> None:
         self._workers = workers

@@ -1,4 +1,4 @@
-"""What one request leaves in the request log and the metrics: accepted, routed, started, how far it got, how it ended."""
+"""The record of a request in the request log and the metrics: accepted, routed, started, how far it got, how it ended."""
 
 from collections.abc import Sequence
 from hashlib import sha256

@@ -196,7 +196,7 @@ class _HeaderReader:
 
     @property
     def is_silent(self) -> bool:
-        """Whether the headers name a tenant at most, as those of most requests do."""
+        """Return whether the headers name a tenant at most, as those of most requests do."""
         return self._raw.keys() <= _OF_TENANTS
 
     def raw(self, name: str) -> bytes:

@@ -66,7 +66,7 @@ DEATHS_MAX: Final = 3
 
 
 def is_migratable(sampling: Sampling, emitted: int) -> bool:
-    """Whether a request with `emitted` tokens can continue elsewhere; before the first one it always can."""
+    """Return whether a request with `emitted` tokens can continue elsewhere; before the first token it always can."""
     return not emitted or not _engine_state(sampling)
 
 
@@ -76,7 +76,7 @@ def migration_blocker(sampling: Sampling, emitted: int) -> str:
 
 
 def _engine_state(sampling: Sampling) -> str:
-    """What the engine derived from the tokens that it generated, and another one would start from scratch; "": nothing.
+    """Return what the engine derived from the tokens that it generated, and another one would start from scratch; "": nothing.
 
     A repetition penalty counts the prompt too, which contains the answer so far after a move.
     """
@@ -110,7 +110,7 @@ def is_gone(finish: str) -> bool:
     return finish in ("died", "fatal")
 
 
-# The saga of one choice of one request: place it, stream it, move it when its worker dies, end it once. Pure.
+# Transitions.
 
 REASON_CHARACTERS_MAX: Final = 300
 
@@ -413,7 +413,7 @@ def _lose(
     return _ask_router(replace(saga, placement=placement), now_s, effects)
 
 
-# What every part uses.
+# Common steps.
 
 
 def _fail(saga: Saga, error: errors.ApiError, effects: Effects) -> Saga:

@@ -66,11 +66,11 @@ class Placement(msgspec.Struct, frozen=True):
         return self.refused_by_worker(worker, epoch, "", gone=gone)
 
     def pause_s(self, now_s: float) -> float:
-        """How long to wait before the next query. The last one is at the deadline."""
+        """Return how long to wait before the next query. The last one is at the deadline."""
         return min(RETRY_S * 2.0 ** min(self.pauses, 30), RETRY_S_MAX, max(0.0, self.deadline_s - now_s))
 
     def paused(self) -> Self:
-        """A query is to be repeated after `pause_s`."""
+        """Count a pause: the query is repeated after `pause_s`."""
         return msgspec.structs.replace(self, pauses=self.pauses + 1)
 
     def extend(self, waited_s: float) -> Self:
@@ -110,7 +110,7 @@ class Placement(msgspec.Struct, frozen=True):
         return overloaded(f"No worker could take the request: {self.reason}.", self.retry_after_s)
 
 
-# The vocabulary of a request's saga: its state, the events that drive it, the effects that it asks for. Values only.
+# State.
 
 End = Literal["stop", "length", "cancelled", "error"]
 Awaited = Literal["", "route", "dispatch", "pause"]
@@ -163,7 +163,7 @@ class Saga(msgspec.Struct, frozen=True):
 
     `attempt` is the leg that runs (`streaming`) or ran last; `attempts` counts all. `awaits` is the effect whose
     answer is outstanding. `holder` is set in state `handoff`, and until the first token of the decode leg. `died_with` are
-    the incarnations of workers, as "<worker>.<epoch>", that ended with it: see `migration.is_blamed`. `gone` are those that said
+    the incarnations of workers, as "<worker>.<epoch>", that ended with it: see `saga.is_blamed`. `gone` are those that said
     that their engine is dead, or that they are shutting down.
     """
 
@@ -428,7 +428,7 @@ AwaitedEffect = AskRouter | Dispatch | PauseSearch
 Effect = AwaitedEffect | CancelAttempt | Detach | AskStatus | Emit | RecordEvent | Finish
 
 
-# The states of one choice of one request, and the causes that lead from one to another. A table, nothing else.
+# Phases, and the causes that lead from one to another.
 
 Cause = Literal[
     "accepted",

@@ -1,4 +1,4 @@
-"""The workers that an edge sends requests to: messages to them, their frames, their leases."""
+"""The router and the workers as an edge sees them: queries to the router, messages to workers, their frames, their leases."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
@@ -57,7 +57,7 @@ from headwater.schemas.subjects import EngineVerb
 from headwater.schemas.tables import Lease
 
 PIECE_BYTES_MAX: Final = 4 << 20
-"""Of one reply; a message may have twice as many."""
+"""The limit of one reply; a message may have twice as many."""
 
 OFFER_S: Final = 5.0
 """How long an offer waits to be claimed. The worker that asked for it does so at once."""
@@ -129,10 +129,10 @@ class MediaHolder:
             return None
 
 
-# Queries a router where a request goes, and waits while the query is in the router's queue.
+# The router: route queries, and the wait while a query is in its queue.
 
 ROUTE_TIMEOUT_S: Final = 2.0
-"""Also for each long poll of a queued query: routers hold those for a shorter time."""
+"""The time limit of a route query, and of each long poll of a queued one, which routers hold for a shorter time."""
 
 UNANSWERED_MAX: Final = 3
 """Messages in a row without a reply after which their receiver, a router or a worker, counts as lost."""
@@ -143,7 +143,7 @@ _routing_log = structlog.get_logger("headwater.edge.routing")
 
 
 class RouterClient:
-    """One per edge."""
+    """The edge's client of routers, one per edge."""
 
     def __init__(self, ports: Ports, spawn: Spawn) -> None:
         self._ports = ports
@@ -170,7 +170,7 @@ class RouterClient:
         return reply
 
     def waited_s(self, began_s: float) -> float:
-        """Of the time since `began_s`, what a query spent in the queue: bounded by the router, not by the edge."""
+        """Return the part of the time since `began_s` that a query spent in the queue, which the router bounds, not the edge."""
         return max(0.0, self._ports.clock.monotonic_s() - began_s - ROUTE_TIMEOUT_S)
 
     async def _poll(self, subject: str, request: str) -> RouteReply:
@@ -199,15 +199,15 @@ class RouterClient:
             _routing_log.info("route_cancel_not_sent", request=request, reason=str(error))
 
 
-# The workers that an edge sends requests to: messages to them, their frames, their leases.
+# The workers.
 
 GENERATE_TIMEOUT_S: Final = 2.0
 MEDIA_TIMEOUT_S: Final = 7.0
-"""For a request with images, which the worker fetches before it replies, perhaps after it failed to read their embeddings."""
+"""The time limit for a request with images, which the worker fetches before it replies, perhaps after it failed to read their embeddings."""
 
 STATUS_TIMEOUT_S: Final = 1.0
 EMBED_TIMEOUT_S: Final = 120.0
-"""For one message of prompts. A lost worker is detected long before, by its lease."""
+"""The time limit for one message of prompts. A lost worker is detected long before, by its lease."""
 
 SILENCE_PERIOD_S: Final = 1.0
 """Seconds between two checks for streams without frames."""
@@ -339,7 +339,7 @@ class WorkerRegistry:
         return sum(1 for held in self._leases.values() if held.pool == pool and held.serves)
 
     def embedding_format(self, pool: str, worker: str, kinds: AbstractSet[PromptMediaKind]) -> str:
-        """What embeddings this worker takes, if an encode worker of the pool computes such of these kinds of media; else ""."""
+        """Return what embeddings this worker takes, if an encode worker of the pool computes such of these kinds of media; else ""."""
         reader = self._leases.get(worker)
         if reader is None or not reader.reads_embeddings:
             return ""

@@ -1,4 +1,4 @@
-"""Generation's events as Anthropic's messages: a stream of typed events, or one whole message. Pure.
+"""Generation's events as Anthropic's messages (a stream of typed events, or one whole message), and its errors. Pure.
 
 `input_tokens` counts what was neither read from a cache nor written to one, as Anthropic defines it: the three counts
 add up to the prompt.
@@ -62,7 +62,7 @@ def status_of(error: ApiError) -> int:
     return OVERLOADED if error.status == 503 else error.status
 
 
-# Generation's events as Anthropic's messages: a stream of typed events, or one whole message. Pure.
+# Messages and their events.
 
 _json = msgspec.json.encode
 INVALID_JSON: Final = "INVALID_JSON"

@@ -1,4 +1,4 @@
-"""From Anthropic's Messages API to the internal request. Pure.
+"""Translation of requests of Anthropic's Messages API into the internal request. Pure.
 
 A user's message may contain tool results and text. Chat templates know a tool's result as a message, so each becomes a
 turn, in the order of the blocks. Neighbouring messages of one role are one turn, as Anthropic has it.
@@ -252,7 +252,7 @@ def found_tools(messages: Sequence[InputMessage]) -> frozenset[str]:
     )
 
 
-# From Anthropic's Messages API to the internal request. Pure.
+# Whole requests: prompts, tools, reasoning and guides.
 
 ID_PREFIX: Final = "msg_"
 FORMAT_PARAM: Final = "output_config.format.schema"
@@ -261,7 +261,7 @@ FORMAT_PARAM: Final = "output_config.format.schema"
 def to_generation(
     request: MessagesRequest, id_: str = "", *, keep_billing_line: bool = False
 ) -> GenerationRequest:
-    """What a message request asks for; the message's id ends with `id_`. Raises `ApiError` 400 naming the field."""
+    """Return what a message request asks for; the message's id ends with `id_`. Raises `ApiError` 400 naming the field."""
     prompt = to_prompt(request, keep_billing_line=keep_billing_line)
     return msgspec.structs.replace(
         prompt,

@@ -31,7 +31,7 @@ class FieldRow(NamedTuple):
 
     @property
     def is_at_top(self) -> bool:
-        """Whether it is a field of the body itself, and the row is about all of its values."""
+        """Return whether this is a field of the body itself, and the row is about all of its values."""
         return self.field.isidentifier()
 
 
@@ -114,7 +114,7 @@ REJECTED: Final[Mapping[str, tuple[Any, ...]]] = {
 """Fields that would change the answer, and their values that mean the same as leaving them out."""
 
 
-# Wire types of Anthropic's Messages API that the edge accepts.
+# Types of bodies, and their parts.
 
 TOOLS_MAX: Final = 1_024
 ToolName = Annotated[str, msgspec.Meta(pattern=r"^[a-zA-Z0-9_-]{1,128}$")]
@@ -286,7 +286,7 @@ class ToolChoiceField(msgspec.Struct):
 
 
 class ThinkingConfig(msgspec.Struct):
-    """Whether the model thinks before it answers. `display` omitted: thinking blocks have no text."""
+    """The client's setting of whether the model thinks before it answers. With `display` "omitted", thinking blocks have no text."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Count | None = None

@@ -1,4 +1,4 @@
-"""What the responses of chat completions and completions have in common. Pure."""
+"""Generation's events as responses of /v1/chat/completions and /v1/completions. Pure."""
 
 from abc import abstractmethod
 from typing import Any, Final, Literal, NamedTuple
@@ -83,7 +83,7 @@ class ChunkWriter:
         return self._head + _json(document)[1:] + self._shared.end
 
 
-# What of a generation an OpenAI client asked to see.
+# The parts of a generation that a client asked to see.
 
 REASONING_FIELDS: Final = ("reasoning_content", "reasoning")
 """The two names of reasoning that clients expect: DeepSeek's and SGLang's, and vLLM's."""
@@ -103,7 +103,7 @@ class ShownParts(NamedTuple):
 
 
 def shown_in_chat(request: ChatRequest, field: ReasoningField = "both") -> ShownParts:
-    """For a chat completion. `field`: the name of reasoning on this edge."""
+    """Return the parts that a chat completion shows. `field`: the name of reasoning on this edge."""
     reasoning = REASONING_FIELDS if field == "both" else (field,)
     return ShownParts(
         logprobs=bool(request.logprobs),
@@ -117,7 +117,7 @@ def shown_in_chat(request: ChatRequest, field: ReasoningField = "both") -> Shown
 
 
 def shown_in_completion(request: CompletionRequest) -> ShownParts:
-    """For a text completion."""
+    """Return the parts that a text completion shows."""
     return ShownParts(
         logprobs=request.logprobs is not None,
         prompt_logprobs=request.prompt_logprobs is not None,
@@ -137,7 +137,7 @@ def _progress(request: ChatRequest | CompletionRequest) -> bool:
     return bool(request.stream_options and request.stream_options.continuous_usage_stats)
 
 
-# What the responses of chat completions and completions have in common. Pure.
+# The common part of both APIs.
 
 
 class PromptTokens(msgspec.Struct, omit_defaults=True):
@@ -254,7 +254,7 @@ class OpenAiEncoder:
         return {}
 
     def prompt_fields(self, prompt: PromptDetail | None) -> dict[str, Any]:
-        """What the client asked to see of the prompt, in vLLM's shape."""
+        """Return what the client asked to see of the prompt, in vLLM's shape."""
         fields: dict[str, Any] = {}
         if prompt is not None and self._shown.token_ids:
             fields["prompt_token_ids"] = prompt.tokens
@@ -263,7 +263,7 @@ class OpenAiEncoder:
         return fields
 
     def _prompt_logprobs(self, prompt: PromptDetail) -> list[dict[str, Any] | None]:
-        """Per token the log probabilities by token id: its own, and those of the likeliest."""
+        """Return for each token the log probabilities by token id: its own, and those of the likeliest."""
         found: list[dict[str, Any] | None] = []
         for token, item in zip(prompt.tokens, prompt.logprobs, strict=False):
             if item is None:
@@ -298,7 +298,7 @@ def end_fields(end: ChoiceEnd) -> dict[str, Any]:
     return fields
 
 
-# Generation's events as responses of /v1/chat/completions. Pure.
+# /v1/chat/completions.
 
 CHAT_PREFIX: Final = "chatcmpl-"
 
@@ -382,7 +382,7 @@ class ChatEncoder(OpenAiEncoder):
         return chat_logprobs(self._tokenizer, detail, as_ids=self._shown.tokens_as_ids)
 
 
-# Generation's events as responses of /v1/completions. Pure.
+# /v1/completions.
 
 COMPLETION_PREFIX: Final = "cmpl-"
 

@@ -49,11 +49,11 @@ class CompletionLogprobs:
         """Length of the text before the next tokens, without a character that they complete."""
 
     def prompt(self, prompt: PromptDetail) -> dict[str, list[Any]]:
-        """Of an echoed prompt, whose first token has none. Its text may be without a special token, and the space, before it."""
+        """Return the log probabilities of an echoed prompt, whose first token has none. Its text may lack a special token and the space before it."""
         return self._document(prompt.tokens, prompt.logprobs, prompt.text)
 
     def answer(self, detail: TokenDetail) -> dict[str, list[Any]]:
-        """Of the next tokens of the answer."""
+        """Return the log probabilities of the next tokens of the answer."""
         return self._document(detail.tokens, detail.logprobs)
 
     def _named(self, token: int, item: TokenLogprob) -> dict[str, float]:
@@ -65,7 +65,7 @@ class CompletionLogprobs:
         return found
 
     def _length_in(self, text: str, token: int, piece: str) -> int:
-        """How many characters of a prompt's text are a token's."""
+        """Return how many characters of a prompt's text are a token's."""
         if text.startswith(piece, self.offset):
             return len(piece)
         if token in self._tokenizer.special:

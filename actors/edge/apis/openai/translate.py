@@ -1,4 +1,4 @@
-"""Requests of OpenAI's endpoints as the internal request. Pure."""
+"""Translation of requests of OpenAI's endpoints into the internal request. Pure."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
@@ -137,7 +137,7 @@ _MEDIA: Final[dict[str, Callable[[Any, str], MediaPart]]] = {
 }
 
 
-# Tools and tool choices of chat completions as the internal ones. Pure.
+# Tools and tool choices.
 
 _CHOICES: Final = (
     'tool_choice is "none", "auto", "required", {"type": "function", "function": {"name": NAME}}, or'
@@ -215,7 +215,7 @@ def _unknown() -> ApiError:
     return bad_request(_CHOICES, param="tool_choice")
 
 
-# Requests of OpenAI's endpoints as the internal request. Pure.
+# Whole requests.
 
 DEFAULT_COMPLETION_TOKENS: Final = 16
 """What /v1/completions generates when the client sets no limit, as OpenAI does."""

@@ -1,7 +1,7 @@
 """Wire types of chat completions and completions, and their validation.
 
 An engine gets only the fields that are read here by name. Unknown fields are ignored, as OpenAI's servers do; reserved
-fields are ignored and counted, and known but unsupported ones are refused when they would change the answer (`fields`).
+fields are ignored and counted, and known but unsupported ones are refused when they would change the answer (`headwater.actors.edge.saga.fields`).
 """
 
 from collections.abc import Mapping
@@ -265,7 +265,7 @@ def decode_completion(body: bytes) -> CompletionRequest:
     return cast(CompletionRequest, decode_body(_completion, body))
 
 
-# Fields of OpenAI's API that are not served here: ignored, each with the reason, or rejected by name.
+# Fields of OpenAI's API that are not served: ignored, each with the reason, or rejected by name.
 
 IGNORED_IN_COMPLETIONS: Final[Mapping[str, str]] = {
     "metadata": "answers are not stored",
@@ -283,4 +283,4 @@ IGNORED_IN_CHAT: Final[Mapping[str, str]] = {
 
 REJECTED_IN_COMPLETIONS: Final[Mapping[str, tuple[Any, ...]]] = {"prompt_cache_options": (None, {})}
 REJECTED_IN_CHAT: Final[Mapping[str, tuple[Any, ...]]] = {**REJECTED_IN_COMPLETIONS, "echo": (None, False)}
-"""In addition to those that no API serves (`headwater.actors.edge.saga.fields`): the values that are accepted."""
+"""Values accepted for fields that chat completions reject, besides those that no API serves (`headwater.actors.edge.saga.fields`)."""

@@ -1,4 +1,4 @@
-"""One response from its request to its place in the store, over HTTP or WebSocket."""
+"""One response from its request to its place in the store, over HTTP or WebSocket; and the compaction of a conversation."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -143,7 +143,7 @@ async def resolve_references(items: Sequence[Item], tenant: str, stores: Stores 
 
 
 def is_reference(item: Item) -> bool:
-    """Whether it stands for an item of a stored response."""
+    """Return whether the item stands for an item of a stored response."""
     kind = item.get("type")
     return isinstance(item.get("id"), str) and (
         kind == "item_reference" or (kind is None and "role" not in item)
@@ -159,13 +159,13 @@ def storage_off(param: str) -> ApiError:
     )
 
 
-# One response from its request to its place in the store, over HTTP or WebSocket.
+# The creation of a response.
 
 ANSWER_BYTES: Final = 256 * 1024
-"""Of a stored response, for its answer and for JSON's own characters."""
+"""Bytes of a stored response that are reserved for its answer and for JSON's own characters."""
 
 INPUT_CHARACTERS_MAX: Final = OBJECT_BYTES_MAX - ANSWER_BYTES
-"""Of a request whose response is stored."""
+"""The longest request whose response is stored."""
 
 
 class Creation(NamedTuple):
@@ -179,7 +179,7 @@ class Creation(NamedTuple):
 
 
 class ResponseCreator:
-    """One per edge. Without `stores` nothing is stored."""
+    """The creation of responses at one edge. Without `stores` nothing is stored."""
 
     def __init__(self, serving: Serving, stores: Stores | None) -> None:
         self._serving = serving
@@ -219,7 +219,7 @@ class ResponseCreator:
         return Creation(request, encoder, full, history, tenant)
 
     def _is_stored(self, fields: CreateFields, characters: int) -> bool:
-        """Whether a response whose request has so many characters is stored.
+        """Return whether a response whose request has `characters` characters is stored.
 
         Raises `ApiError` 400 if it is too large, and the client asked for `store` or named a conversation: rather than a chain that breaks
         at its next request. By default `store` is true for all, and a client that never continues needs no store.
@@ -240,7 +240,7 @@ class ResponseCreator:
     async def read_history(
         self, fields: InputFields, tenant: str, local: LocalResponses | None = None
     ) -> tuple[RequestHistory, list[Item]]:
-        """What comes before the input, and the input with its references resolved. Raises `ApiError`."""
+        """Return what comes before the input, and the input with its references resolved. Raises `ApiError`."""
         history = await load_history(fields, tenant, self._stores, local)
         return history, await resolve_references(fields.items(), tenant, self._stores)
 
@@ -315,7 +315,7 @@ class ResponseCreator:
     async def _truncate(
         self, request: GenerationRequest, model: Model, room: int, intake: MediaFetcher | None
     ) -> GenerationRequest:
-        """Without the oldest turns, as many as needed for `room` tokens. Logarithmically many counts are tried."""
+        """Return the request without its oldest turns, as many as needed for `room` tokens. Logarithmically many counts are tried."""
         known: dict[MediaPart, MediaItem] = {}
 
         async def fits(candidate: GenerationRequest) -> bool:
@@ -338,7 +338,7 @@ class ResponseCreator:
         return keep_last(request, enough)
 
 
-# POST /v1/responses/compact: a conversation as its user messages and a summary, which the model itself writes.
+# POST /v1/responses/compact: the user's messages, and a summary that the model itself writes.
 
 SUMMARY_TOKENS_MAX: Final = 2_048
 

@@ -59,7 +59,7 @@ def json_line(kind: bytes, data: bytes) -> bytes:
     return data + b"\n"
 
 
-# The `Response` object. Pure.
+# The `Response` object.
 
 Resource = dict[str, Any]
 """A response as JSON. Every member that a client may require is present; those that are never null are not."""
@@ -157,7 +157,7 @@ def usage_document(usage: TokenUsage) -> dict[str, Any]:
     }
 
 
-# Generation's events as those of the Responses API. Pure but for the clock that dates the end.
+# Generation's events.
 
 _json = msgspec.json.encode
 _DELTA: Final = b"response.output_text.delta"

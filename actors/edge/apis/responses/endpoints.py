@@ -1,4 +1,4 @@
-"""The HTTP endpoints under `/v1/responses`."""
+"""The HTTP endpoints under `/v1/responses` and `/v1/conversations`."""
 
 import re
 from collections.abc import Awaitable, Callable
@@ -51,7 +51,7 @@ _compact: Final = msgspec.json.Decoder(CompactFields)
 
 
 class ResponsesApi:
-    """See the module. Without `stores` nothing is stored."""
+    """The endpoints under `/v1/responses`. Without `stores` nothing is stored."""
 
     def __init__(
         self, serving: Serving, generator: Generator, creator: ResponseCreator, stores: Stores | None
@@ -179,7 +179,7 @@ def no_response(id_: str) -> ApiError:
     return ApiError(404, f"Response with id '{id_[:128]}' not found.", param="response_id", code="not_found")
 
 
-# The HTTP endpoints under `/v1/conversations`.
+# The endpoints under `/v1/conversations`.
 
 _create_conversation: Final = msgspec.json.Decoder(ConversationFields)
 _update: Final = msgspec.json.Decoder(ConversationUpdate)
@@ -187,7 +187,7 @@ _items: Final = msgspec.json.Decoder(ConversationItems)
 
 
 class ConversationsApi:
-    """See the module."""
+    """The endpoints under `/v1/conversations`."""
 
     def __init__(self, stores: Stores | None, ids: Callable[[], str], now_s: Callable[[], int]) -> None:
         self._stores_or_none = stores
@@ -278,7 +278,7 @@ def _shown(head: ConversationHead) -> dict[str, Any]:
     }
 
 
-# Paths of the Responses API to its endpoints.
+# The paths of both.
 
 PREFIXES: Final = ("/v1/responses", "/v1/conversations")
 

@@ -1,8 +1,8 @@
-"""Wire types of items: what a conversation consists of. They are accepted as input, stored, and returned.
+"""Items, of which a conversation of the Responses API consists: their wire types, and their translation into turns. Pure.
 
 An item that the edge stores or returns is a plain JSON object (`dict`); these types check it and read it.
 
-It is encoded, not encrypted: it contains nothing but the client's own conversation, and any edge can read it without
+Reasoning and compactions are encoded, not encrypted: they contain nothing but the client's own conversation, and any edge can read them without
 a key or a stored state. What others wrote (another server's encrypted reasoning) is not readable here.
 
 An item is one thing (a message, a call, a result); a turn is all of an assistant's reasoning, text and calls up to the next
@@ -243,7 +243,7 @@ _HOSTED: Final = re.compile(
 
 
 def is_hosted(item: Item) -> bool:
-    """Whether it is a step of a tool that another server ran: stored and listed, and no part of the prompt."""
+    """Return whether the item is a step of a tool that another server ran. Such items are stored and listed, but are not part of the prompt."""
     kind = item.get("type")
     return isinstance(kind, str) and _HOSTED.match(kind) is not None
 
@@ -297,7 +297,7 @@ def _quoted(value: Any) -> str:
     return repr(value[:64]) if isinstance(value, str) else "that is no string"
 
 
-# `encrypted_content`: text that a client keeps and sends back, in a form that it need not understand.
+# `encrypted_content`: text that a client keeps and sends back without understanding it.
 
 _PREFIX: Final = "hw1."
 TEXT_BYTES_MAX: Final = 8 * 1024 * 1024
@@ -325,7 +325,7 @@ def decode_opaque(content: str, param: str) -> str | None:
         raise bad_request(f"{param} is damaged: send it as it was received.", param=param) from error
 
 
-# Items to turns: the conversation as chat templates know it. Pure.
+# Items to turns, the conversation as chat templates know it.
 
 CUSTOM_INPUT: Final = "input"
 """The one argument of a custom tool, as the model sees it."""

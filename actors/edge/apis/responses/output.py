@@ -1,4 +1,4 @@
-"""Output items while they are generated: each knows its own events. Pure.
+"""Output items: each knows its own events while it is generated, and its form when it is stored or listed. Pure.
 
 An item is added, gets its content in deltas, and is done; what is done is what the whole response contains.
 """
@@ -231,7 +231,7 @@ def _custom_input(arguments: str) -> str:
     return value if isinstance(value, str) else arguments
 
 
-# Items in the form in which they are stored and listed: with an id, a status and whole content parts. Pure.
+# Items as they are stored and listed: with an id, a status and whole content parts.
 
 _ID: Final = re.compile(r"[A-Za-z0-9_-]{1,128}\Z")
 _PREFIXES: Final = {

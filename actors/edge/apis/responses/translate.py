@@ -1,4 +1,4 @@
-"""A request of the Responses API to the internal request. Pure."""
+"""Translation of a request of the Responses API into the internal request. Pure."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -67,7 +67,7 @@ def generation_request(
 
 
 def count_request(fields: InputFields, history: Sequence[Item], items: Sequence[Item]) -> GenerationRequest:
-    """The internal request whose prompt's tokens are to be counted. Raises `ApiError` 400."""
+    """The internal request for counting the prompt's tokens. Raises `ApiError` 400."""
     tools, turns, guide = _prompt(fields, history, items)
     return GenerationRequest(
         model=fields.model,
@@ -101,7 +101,7 @@ def _prompt(
 
 
 def guide_of(wanted: TextFormat) -> Guide | None:
-    """What the answer must conform to, None for anything. Raises `ApiError` 400."""
+    """Return what the answer must conform to, None for anything. Raises `ApiError` 400."""
     if wanted.type == "text":
         return None
     if wanted.type == "json_object":

@@ -138,7 +138,7 @@ def rejected(rows: tuple[ResponseField, ...]) -> dict[str, tuple[Any, ...]]:
     }
 
 
-# Bodies of the Responses API, and their validation. `field_table` says what becomes of each field.
+# Types of bodies, and their parts.
 
 Probability = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
 Temperature = Annotated[float, msgspec.Meta(ge=0.0, le=2.0)]
@@ -249,7 +249,7 @@ class CreateFields(InputFields, kw_only=True):
     access_programs: Any = None
 
     def includes(self, name: str) -> bool:
-        """Whether the client asked for a part of the output that is left out otherwise."""
+        """Return whether the client asked for a part of the output that is left out by default."""
         return name in (self.include or ())
 
     def check(self) -> None:

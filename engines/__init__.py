@@ -1,1 +1,1 @@
-"""Engines behind one protocol. An adapter translates one engine's API into ours and holds no policy."""
+"""Engines behind one protocol. An adapter translates one engine's API into ours and contains no policy."""

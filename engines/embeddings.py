@@ -1,13 +1,13 @@
-"""Embeddings of media: encoded, kept, written to files and read back.
+"""Embeddings of media: computed, kept, announced, written to files and read back.
 
-An engine may load one more than once for one request, so it stays while one has it; and a request that its worker has cancelled may still be
-in the engine's queue, so that it stays for `LINGER_S` then. One that a request was promised stays for `PROMISED_S`: it is on its way.
-Others are removed when their room is needed, the least recently used first.
+An engine may load an embedding more than once for one request, so it stays while a request has it; and a request that its worker
+has cancelled may still be in the engine's queue, so the embedding then stays for `LINGER_S`. One that a request was promised
+stays for `PROMISED_S`: it is on its way. Others are removed when their room is needed, the least recently used first.
 
 For routers an embedding is a chain of blocks in the worker's cache (`embedding_hashes`), so they send an image to where it is encoded
 already, count what a worker would have to compute, and credit a worker with what it computes now.
 
-The worker and the processes of its engine are on one machine, and the folder is in memory where the system has such a one. A file
+The worker and the processes of its engine are on one machine, and share embeddings as files in a folder, in memory where the system allows it. A file
 appears whole or not at all.
 """
 
@@ -45,7 +45,7 @@ from headwater.schemas.tables import Capability
 LINGER_S: Final = 60.0
 
 PROMISED_S: Final = 10.0
-"""From finding an embedding here to the request's start in the engine, in which a worker may claim KV and read other embeddings."""
+"""How long an embedding found here is kept for the request to start in the engine: a worker may claim KV and read other embeddings in that time."""
 
 
 class StoreFull(EngineError):
@@ -53,7 +53,7 @@ class StoreFull(EngineError):
 
 
 class Shelf(Protocol):
-    """Where the tensors of a store are, by the images' ids."""
+    """The place where a store keeps its tensors, by the images' ids."""
 
     def write(self, identifier: str, tensor: Any) -> None:
         """Add one; called in a thread."""
@@ -100,7 +100,7 @@ class EmbeddingStore:
         return len(self._held)
 
     def fields(self, item: PromptMedia) -> bytes | None:
-        """What came with the embedding of an image; None if it is not here. Promises that it stays for a while."""
+        """Return what came with the embedding of an image; None if it is not here. Promises that it stays for a while."""
         held = self._held.get(item.id)
         if held is None:
             return None
@@ -169,7 +169,7 @@ class EmbeddingStore:
         self._shelf.close()
 
 
-# The embeddings that an encode worker keeps, the least recently used dropped first, and the events that announce them.
+# The embeddings that an encode worker keeps (the least recently used goes first), and their events.
 
 
 class EmbeddingCache:
@@ -236,7 +236,7 @@ class EmbeddingCache:
         return pack_hashes(embedding_hashes(item, self._block_size))
 
 
-# Embeddings as files in a folder that a worker shares with its engine's processes: safetensors, one tensor per file.
+# Files in a folder shared with the engine's processes: safetensors, one tensor per file.
 
 TENSOR: Final = "embedding"
 SUFFIX: Final = ".safetensors"
@@ -306,14 +306,14 @@ def count(folder: Path, what: str) -> None:
 
 
 def counted(folder: Path, what: str) -> int:
-    """How often it was counted."""
+    """Return how often it was counted."""
     try:
         return (folder / what).stat().st_size
     except FileNotFoundError:
         return 0
 
 
-# The engine of an encode worker, whatever computes: one computation per image, and a cache whose blocks are announced.
+# The engine of an encode worker, whatever computes: one computation per image.
 
 EVENTS_MAX: Final = 256
 """Cache events read at once."""
@@ -328,7 +328,7 @@ class ImageEncoder(EngineBase):
         self._blocks = 0
         self._cache = EmbeddingCache(1, 0)
         self._running: dict[str, asyncio.Task[EncodedImage]] = {}
-        """By image: several requests that have it wait for one computation."""
+        """The running computations by image: several requests that have it wait for one."""
 
     def _open_cache(self, block_size: int, blocks: int) -> None:
         self._blocks = max(1, blocks)
@@ -418,8 +418,8 @@ TOKEN_COUNT: Final = "audio_num_tokens"
 class ModelEmbeddings(NamedTuple):
     """What the embeddings of a model's media look like, as its probe item shows: rows of `width` numbers of `dtype`.
 
-    `patches` of the grid of an image or a video make one token; 0 where the model needs no grid. An engine ends on fewer rows than the prompt has tokens, or on a
-    grid of more, and answers wrongly with others.
+    `patches` of the grid of an image or a video make one token; 0 where the model needs no grid. An engine ends on fewer rows
+    than the prompt has tokens, or on a grid of more, and answers wrongly with others.
     """
 
     width: int

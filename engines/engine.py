@@ -1,8 +1,7 @@
-"""The `Engine` protocol: what a worker requires of an engine.
+"""The `Engine` protocol, which states what a worker requires of an engine, and rules that all engines share.
 
-One contract suite (tests/contract/engine) runs over every implementation. What an engine's `capabilities` lack is rejected by name; `EngineBase` has none of the optional ones.
-
-The engines differ in how they load, sleep and pool, and not in what they refuse.
+One contract suite (tests/contract/engine) runs over every implementation. What an engine's `capabilities` lack is rejected by
+name; `EngineBase` has none of the optional ones. Engines differ in how they load, sleep and pool, but not in what they refuse.
 """
 
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
@@ -73,7 +72,7 @@ _FINAL = (ValueError, TypeError, ImportError, FileNotFoundError, NotADirectoryEr
 
 
 def start_failure(what: str, error: BaseException, cause: str = "") -> EngineError:
-    """What a start that raised `error` is to raise: `EngineUnavailable` if the next one would fail as well, else `EngineStartFailed`.
+    """Return what a start that raised `error` is to raise: `EngineUnavailable` if the next one would fail as well, else `EngineStartFailed`.
 
     `cause` is what a process of the engine wrote down before it died.
     """
@@ -117,11 +116,12 @@ class SplitOnly(RequestRejected):
 class EngineInfo(NamedTuple):
     """What a started engine reports of itself. `total_blocks` of `block_size` tokens each.
 
-    `pairs_with` identifies the engines that it can exchange KV with, by what must be equal (engine, version, model, dtype); "" if it cannot. `tasks` are the pooling
-    tasks that it supports. `vocabulary` bounds token ids in sampling parameters, 0: by the tokenizer's size; `logprobs_max` bounds the alternatives per token.
-    `default_sampling` are the model's own defaults for fields (`DEFAULT_FIELDS`) that a request omits. `media` says how it takes images, videos and audio in prompts,
-    `speech` how it transcribes, the two of generation what it generates, `image_embeddings` which ones clients may send. `media_settings` are those beyond the model's
-    files, as JSON, `media_tokens_max` the tokens that one item may have, by kind.
+    `pairs_with` identifies the engines that it can exchange KV with, by what must be equal (engine, version, model, dtype); "" if
+    it cannot. `tasks` are the pooling tasks that it supports. `vocabulary` bounds token ids in sampling parameters, 0: by the
+    tokenizer's size; `logprobs_max` bounds the alternatives per token. `default_sampling` are the model's own defaults for fields
+    (`DEFAULT_FIELDS`) that a request omits. `media` says how it takes images, videos and audio in prompts, `speech` how it
+    transcribes, the two of generation what it generates, `image_embeddings` which ones clients may send. `media_settings` are
+    those beyond the model's files, as JSON, `media_tokens_max` the tokens that one item may have, by kind.
     """
 
     model: str
@@ -482,7 +482,7 @@ def check_pooling(info: EngineInfo, task: str, lengths: Collection[int]) -> None
             raise RequestRejected(f"{length} tokens; 1 to {info.context_length} are possible")
 
 
-# Values of a request's guide, the structure that its answer must have, as the adapters need them.
+# Values of a request's guide, the structure that its answer must have, for the adapters.
 
 
 def decode_guide(guide: Guide, kind: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Translation of the KV-cache events that vLLM and SGLang publish to events of the log. Pure.
+"""KV-cache events of vLLM and SGLang: their decoding, and their translation into events of the log. Pure.
 
 An engine's own block hashes (integers, or bytes by a setting of vLLM) are opaque: each block is identified by its sequence
 hash, computed from the event's tokens, LoRA name, salt and extra keys, so that an edge can compute the same hash
@@ -20,11 +20,11 @@ Only certain facts are published:
 * SGLang replaces the tokens of images by numbers above any token id (`sentinels`). Blocks with images of the engine's own requests have
   the names that edges compute; others, and what follows them, have none.
 
-A number is of 62 bits and says nothing of the item's id, so the items of the engine's own requests are remembered by theirs.
+Such a number has 62 bits and says nothing of the item's id, so the items of the engine's own requests are remembered by their numbers.
 An item's numbers repeat over its tokens: a block that begins within an item shows which one, but not how far in.
 That is known from the block before it.
 
-Events are maps with a `type` key since June 2026, positional arrays with the tag first before that; both are read. The
+Events are maps with a `type` key since June 2026, and before that positional arrays with the tag first; both are read. The
 fields that both engines have bear the same names and stand in the same order; SGLang's are the first of vLLM's.
 """
 
@@ -145,7 +145,7 @@ class MediaSentinels:
         return True
 
 
-# Event batches of vLLM and SGLang as published: msgpack `[ts, [event, …], rank]`.
+# Event batches as published: msgpack `[ts, [event, …], rank]`.
 
 _STORED_FIELDS = (
     "block_hashes",
@@ -205,7 +205,7 @@ def multimodal(extra: list[Any]) -> list[hashing.MultimodalDigest]:
     return found
 
 
-# Translation of the KV-cache events that vLLM and SGLang publish to events of the log. Pure.
+# Translation to events of the log.
 
 TIERS = {"GPU": GPU, "CPU": CPU, "CPU_PINNED": CPU, "STORAGE": DISK, "DISK": DISK, "EXTERNAL": DISK}
 

@@ -1,4 +1,4 @@
-"""Reads an engine's KV events from its ZMQ socket, and requests missed ones.
+"""The reader of an engine's KV events: it receives them from a ZMQ socket, and requests missed ones.
 
 vLLM and SGLang number their batches from 0 in each process. Missing batches are requested from the replay socket, which has the last
 10,000; older ones are published as a gap. The epoch is that of the worker's lease.
@@ -123,7 +123,7 @@ class KvSocket:
         return ours
 
     async def _replay(self, start: int, until: int) -> list[tuple[int, bytes]]:
-        """Those of the batches `start` to `until` - 1 that the publisher still has."""
+        """Return those of the batches `start` to `until` - 1 that the publisher still has."""
         socket = self._context.socket(zmq.DEALER)
         batches: list[tuple[int, bytes]] = []
         try:
@@ -163,7 +163,7 @@ class KvSocket:
         self._context.destroy(linger=0)
 
 
-# Where an engine publishes its KV events on this machine.
+# The addresses at which an engine publishes its KV events on this machine.
 
 EVENTS: Final = "inproc-events"
 REPLAY: Final = "inproc-replay"
@@ -178,7 +178,7 @@ def in_folder(folder: Path) -> tuple[str, str]:
 
 
 def reachable(endpoint: str) -> str:
-    """Where to connect to what is bound to `endpoint` on this machine."""
+    """Return the address to connect to for a socket that is bound to `endpoint` on this machine."""
     for everywhere, here in (
         ("tcp://*:", "127.0.0.1"),
         ("tcp://0.0.0.0:", "127.0.0.1"),

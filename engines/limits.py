@@ -12,7 +12,5 @@ LORA_FETCH_S: Final = 600.0
 """Longest fetch of an adapter."""
 
 
-# How much of embeddings is kept where nothing else is set. Light to import: the command line reads it.
-
 EMBEDDINGS_MIB: Final = 256
 """Room of one worker for embeddings of images, in MiB."""

@@ -71,7 +71,7 @@ def fitting_rule(
     return None
 
 
-# The rule by which a model's video tokens are counted, found by comparing it with what an engine's own processor makes of some videos.
+# The rule that counts video tokens, found from what the engine's processor makes of some videos.
 
 VideoSize = tuple[int, int, int]
 """Frames, height, width."""
@@ -130,7 +130,7 @@ def fitting_video_rule(
     return None
 
 
-# The rule by which a model's audio tokens are counted, found by measuring what an engine's own processor makes of some recordings.
+# The rule that counts audio tokens, found from what the engine's processor makes of some recordings.
 
 F32 = NDArray[np.float32]
 
@@ -143,7 +143,7 @@ def fitting_audio_rule(
 ) -> AudioSupport | None:
     """The rule that gives exactly what `count` does, None without one.
 
-    `count` gives the tokens of so many samples, 0 if the model does not take them, -1 if there are other tokens than placeholders. A
+    `count` gives the tokens of this many samples, 0 if the model does not take them, -1 if there are other tokens than placeholders. A
     model hears `window_s` seconds at most and has a number of features every `hop` samples; each token stands for a number of these.
     """
     longest = int(window_s * rate_hz)
@@ -206,7 +206,7 @@ def _counted(rule: AudioSupport, samples: int) -> int:
 # Items of media to try an engine with.
 
 PROBE_ID: Final = "0" * 32
-"""Of no real item: ids are hashes."""
+"""The id of the probe item. No real item has it: ids are hashes."""
 
 
 def probe_item(support: MediaSupport) -> PromptMedia | None:
@@ -230,7 +230,7 @@ def probe_clip(support: AudioSupport) -> PromptMedia:
     return PromptMedia("audio", PROBE_ID, 0, tokens, (samples,), bytes(samples * VALUE_BYTES["audio"]))
 
 
-# Checks of prompts with media, and their values as engines take them.
+# Checks of prompts with media, and the values as engines take them.
 
 
 def check_media(tokens: Sequence[int], media: Sequence[PromptMedia], support: MediaSupport) -> None:
@@ -330,7 +330,7 @@ TIMESTAMP_S: Final = 0.02
 def whisper_support(
     features: Any, vocabulary: Mapping[str, int], *, size: int, context: int
 ) -> SpeechSupport:
-    """How a Whisper model transcribes.
+    """Return how a Whisper model transcribes.
 
     `features` is its feature extractor, `vocabulary` its tokens by name, `size` how many its configuration has, `context` the tokens of a prompt
     and its answer.

@@ -1,4 +1,4 @@
-"""Files of a model's folder for prompts: tokenizer, chat template, special tokens, limits, settings of its processor of media."""
+"""The files of a model's folder that prompts need: tokenizer, chat template, special tokens, limits, settings of the media processor."""
 
 import hashlib
 import json
@@ -12,7 +12,7 @@ _WEIGHTS = ("*.safetensors", "*.bin", "*.gguf")
 
 SAMPLES_MAX: Final = 1_024
 SAMPLE_BYTES: Final = 4_096
-"""Weights are sampled: at most so many pieces of this size, spread evenly over all of them."""
+"""Weights are sampled: at most this many pieces of this size, spread evenly over all of them."""
 
 HEADER_BYTES_MAX: Final = 1 << 20
 """Read from the beginning of each file of weights: names, types and shapes of its tensors."""
@@ -31,7 +31,7 @@ def model_digest(model: str) -> str:
 
 
 def content_digest(folder: Path) -> str:
-    """What a model is: SHA-256, in hex, over its configuration, its tokenizer and its weights, and not over its path or its templates.
+    """Return what a model is: SHA-256, in hex, over its configuration, its tokenizer and its weights, and not over its path or its templates.
 
     Of weights it reads names, sizes, headers and samples, some megabytes in all. A change between two samples is not seen; fine-tuning
     changes nearly every value.
@@ -58,7 +58,7 @@ def content_digest(folder: Path) -> str:
     return digest.hexdigest()
 
 
-# Files of a model's folder for prompts: tokenizer, chat template, special tokens, limits, settings of its processor of media.
+# Reading the files.
 
 PROCESSOR_FILES = ("preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json")
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
@@ -76,8 +76,9 @@ TOOL_USE: Final = "tool_use"
 class ModelFiles(NamedTuple):
     """The parts of a model that an edge uses. `chat_template` is empty for a base model.
 
-    `vocabulary` is how many logits the model has, 0 if its configuration does not say. `response_template` is the JSON text of what `tokenizer_config.json` says about parsing answers, "" if nothing.
-    `media_processor` is a digest of the settings with which the model's processor turns media into its input, "" without such files.
+    `vocabulary` is how many logits the model has, 0 if its configuration does not say. `response_template` is the JSON text of
+    what `tokenizer_config.json` says about parsing answers, "" if nothing. `media_processor` is a digest of the settings with
+    which the model's processor turns media into its input, "" without such files.
     """
 
     tokenizer: bytes

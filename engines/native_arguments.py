@@ -1,4 +1,4 @@
-"""An engine's own arguments as words of a command line: built from a file's section, found by name. Without the engine."""
+"""An engine's own arguments as words of a command line: built from a file's section, found by name, and parsed by that engine."""
 
 import argparse
 import difflib
@@ -97,7 +97,7 @@ def _json(value: Any) -> str:
     return json.dumps(value)
 
 
-# Parsing of an engine's own arguments by that engine's own parser, for values by name and for errors that help.
+# Parsing by the engine's own parser, for values by name and for errors that help.
 
 
 class _NotParsed(Exception):

@@ -1,6 +1,6 @@
-"""The process of an engine: interrupting its load, its first failure, a blocked event loop, and its private folder.
+"""The process of an engine: interruption of its load, the cause of its death, a blocked event loop, and its private folder.
 
-Loading vLLM, SGLang or TensorRT-LLM blocks the thread of the event loop for seconds to minutes, or until it is killed where a node that it
+Loading vLLM, SGLang or TensorRT-LLM blocks the thread of the event loop for seconds to minutes, or until it is killed if a node that it
 waits for does not come: a handler of the event loop would run only after that.
 
 To its client an engine says only that one of its processes died, and that the cause is in the log above. Here the process that
@@ -163,7 +163,7 @@ def prepare(folder: Path) -> str:
 
 
 def keep(logger: str, fatal: Sequence[str]) -> None:
-    """In one of the engine's processes: write the cause of its death.
+    """Write the cause of death of one of the engine's processes; called in that process.
 
     `fatal` are parts of what `logger` says, with the exception, before a process ends. Other logged exceptions are answers to calls.
     """
@@ -187,13 +187,13 @@ def read(path: str, processes: Iterable[Any]) -> str:
     return ""
 
 
-# Notices code that blocks an event loop, from a thread, and says which: a call that does not return cannot say it itself.
+# Detection of code that blocks an event loop, from a thread: a call that does not return reports nothing.
 
 BLOCKED_S: Final = 1.0
 """Shorter than a lease lives after a renewal that was due: the message is in the log before the lease has lapsed."""
 
 SAMPLES: Final = 8
-"""Of the loop's stack within `BLOCKED_S`."""
+"""Samples of the loop's stack within `BLOCKED_S`."""
 
 _log = structlog.get_logger("headwater.engine")
 
@@ -274,7 +274,7 @@ def folder_of(kind: type) -> str:
     return f"{Path(file).parent}/" if file else ""
 
 
-# Excludes objects that live as long as the process from garbage collection.
+# Exclusion of objects that live as long as the process from garbage collection.
 
 YOUNG_OBJECTS: Final = 10_000
 """More than an edge's requests in flight have. Python's own threshold is 700: a few requests."""
@@ -299,7 +299,7 @@ def collect_rarely() -> None:
     gc.set_threshold(YOUNG_OBJECTS, *gc.get_threshold()[1:])
 
 
-# Folders of one process in a place for temporary files, which the next process removes if this one is killed.
+# Folders of one process for temporary files, which the next process removes if this one is killed.
 
 LOCK: Final = "lock"
 NAME: Final = "headwater-"
@@ -346,12 +346,12 @@ def give_up(folder: Path) -> None:
 
 
 def is_private(folder: Path) -> bool:
-    """Whether this is the name of such a folder, of whatever process."""
+    """Return whether this is the name of a private folder of any process."""
     return folder.name.startswith(NAME)
 
 
 def is_own(folder: Path) -> bool:
-    """Whether this process, and not one that it was forked from, took this folder."""
+    """Return whether this process itself, not one that it was forked from, took this folder."""
     lock = _held.get(folder)
     return lock is not None and lock.pid == os.getpid()
 

@@ -1,7 +1,7 @@
-"""Which addresses a process may connect to on behalf of a client: public ones, and networks that the operator lists.
+"""The addresses that a process may connect to on behalf of a client: public ones, and networks that the operator lists.
 
 A client that names a URL must not make a process access its private network, the machine itself or a cloud's metadata
-service, in none of the notations of such an address.
+service, whatever the notation of the address.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ NEVER_PUBLIC: Final = tuple(
 
 
 def may_connect(text: str, networks: Sequence[Network] = ()) -> bool:
-    """Whether a socket may be connected to this address: a public one, or one of `networks`. A scope id is ignored."""
+    """Return whether a socket may be connected to this address: a public one, or one of `networks`. A scope id is ignored."""
     address = unwrapped(ip_address(text.partition("%")[0]))
     if any(address.version == network.version and address in network for network in networks):
         return True
@@ -51,7 +51,7 @@ def unwrapped(address: Address) -> Address:
 
 
 def is_public(address: Address) -> bool:
-    """Whether it is a unicast address of the public Internet."""
+    """Return whether this is a unicast address of the public Internet."""
     if address.is_multicast or not address.is_global:
         return False
     if address.version == 6 and address not in GLOBAL_UNICAST:

@@ -1,6 +1,6 @@
-"""What engines of Python libraries with data-parallel ranks have in common: vLLM and SGLang.
+"""The common part of engines of Python libraries with data-parallel ranks: vLLM and SGLang.
 
-Each rank publishes its KV events on a socket of its own. Their calls clear all ranks or none, and load adapters for all.
+Each rank publishes its KV events on a socket of its own. The libraries' calls clear all ranks or none, and load adapters for all.
 
 Each rank has its own requests, cache, events and load, so the router treats each as a worker; the engine around them
 starts and stops once. Operations on the engine as a whole (sleep, pause, LoRA) run once every rank has requested them,
@@ -45,7 +45,7 @@ class Rank(Protocol):
 
     @property
     def socket(self) -> KvSocket:
-        """Of its KV events."""
+        """The socket of its KV events."""
         ...
 
     @property
@@ -148,7 +148,7 @@ def default_sampling(given: Mapping[str, Any]) -> dict[str, float]:
     return {name: given[name] for name in DEFAULT_FIELDS if given.get(name) is not None}
 
 
-# Data-parallel ranks of one engine as engines of their own.
+# Ranks of one engine as engines of their own.
 
 
 class RankedEngine(Engine, Protocol):

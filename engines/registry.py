@@ -51,7 +51,7 @@ class EngineEntry(NamedTuple):
 
     @property
     def origin(self) -> str:
-        """Where it comes from, for people."""
+        """Return where the engine comes from, for people."""
         return f"{self.package} {self.version}" if self.package else self.module
 
 

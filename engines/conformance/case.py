@@ -1,4 +1,4 @@
-"""An engine under test: requests to it, their steps, and its KV events as a fold."""
+"""An engine under test: requests to it, their steps, its KV events as a fold, and what a check of it is."""
 
 import asyncio
 import random
@@ -19,10 +19,10 @@ from headwater.schemas.tables import Capability
 
 POLL_S = 0.01
 ANSWER_TOKENS = 3_000
-"""Of a request that is to be aborted while it runs."""
+"""The length of an answer that is aborted while it runs."""
 
 _numbers = count(1)
-"""Of requests: no two have the same id, as in a fleet."""
+"""The numbers of requests: no two have the same id, as in a fleet."""
 
 
 class Inapplicable(Exception):
@@ -244,7 +244,7 @@ async def started(engine: Engine, make_adapter: MakeAdapter = _named_adapter) ->
         await engine.stop()
 
 
-# What a check is: an async function whose assertions hold for every engine that has certain capabilities.
+# A check: an async function whose assertions hold for every engine that has certain capabilities.
 
 Subject = Literal["one", "pair", "new"]
 """What a check runs on: a running engine, two that can hand over to each other, or engines that it starts itself."""

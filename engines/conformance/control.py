@@ -1,6 +1,6 @@
-"""Checks of control: pause, sleep, clear and embeddings; what is missing is rejected by name.
+"""Checks of control (pause, sleep, clear, embeddings) and of LoRA adapters; what is missing is rejected by name.
 
-Without adapters as files the engine gets names only. One that reads files rejects those: give it two adapters.
+Unless adapters are given as files, the engine gets only names. An engine that reads files rejects those: give it two adapters.
 """
 
 import asyncio
@@ -26,12 +26,12 @@ from headwater.schemas.events.kv import BlocksCleared
 from headwater.schemas.messages.inference import EmbedRequest
 
 SETTLE_S = 0.1
-"""In which an engine that was not stopped generates tokens."""
+"""A time in which an engine that was not stopped generates tokens."""
 
 
 @check()
 async def optional_call_that_an_engine_lacks_is_rejected_by_name(case: EngineCase) -> None:
-    """With the name of the capability."""
+    """Call each optional method that the engine lacks; the rejection names the capability."""
     engine = case.engine
     calls: dict[str, tuple[Callable[[], Awaitable[object]], ...]] = {
         "sleep": (lambda: engine.sleep(1), engine.wake),
@@ -132,7 +132,7 @@ async def sleeping_engine_holds_no_blocks(case: EngineCase) -> None:
 
 @check("embed")
 async def vectors_are_those_of_the_tokens(case: EngineCase) -> None:
-    """Of one length, the same again and in any company, different for other tokens; rejections by name."""
+    """Vectors have one length, are the same again and in any company, and differ for other tokens; rejections name the capability."""
     prompts = [case.prompt(blocks) for blocks in (0.5, 1.5, 1.5)]
     packed = tuple(map(hashing.pack_tokens, prompts))
     vectors = await case.engine.embed(EmbedRequest("e1", packed))

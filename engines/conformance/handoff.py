@@ -110,7 +110,7 @@ async def unusable_handoff_ends_in_an_error(first: EngineCase, second: EngineCas
 
 @check("generate", "handoff", subject="pair")
 async def decode_leg_without_a_handoff_computes_the_prompt(first: EngineCase, second: EngineCase) -> None:
-    """For prompts whose KV the prefill did not find worth a transfer."""
+    """A decode leg may come without a hand-off, if the prefill did not find the prompt's KV worth a transfer."""
     prompt = first.prompt(1.5)
     answer = await _decoded(second, prompt, None)
     assert answer.cached_tokens in (-1, 0)
@@ -119,7 +119,7 @@ async def decode_leg_without_a_handoff_computes_the_prompt(first: EngineCase, se
 
 @check("generate", "handoff", subject="pair")
 async def aborted_legs_end_with_an_abort(first: EngineCase, second: EngineCase) -> None:
-    """Of both kinds, and both engines answer afterwards."""
+    """Aborted legs of both kinds end, and both engines answer afterwards."""
     prompt = first.prompt(2.5)
     request = first.request(prompt, leg="prefill")
     answer = first.submit(request)

@@ -1,4 +1,4 @@
-"""All checks, and a run of them over one engine."""
+"""The suite: all checks, and a run of them over one engine."""
 
 import asyncio
 import traceback

@@ -9,7 +9,7 @@
                 yield token
 
 `headwater up --engine echo.py` serves it. A class that defines an optional method has the capability that it stands for:
-see `METHODS`. All methods run on the event loop of the worker: whatever takes long belongs into a thread or a process.
+see `METHODS`. All methods run on the event loop of the worker: whatever takes long belongs in a thread or a process.
 """
 
 from headwater.engines.custom.api import (

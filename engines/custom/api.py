@@ -1,4 +1,4 @@
-"""What an engine in one file is given and returns. See `headwater.engines.custom` for an example."""
+"""The interface of an engine in one file: what it is given, and what it returns. See `headwater.engines.custom` for an example."""
 
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -30,7 +30,7 @@ class EngineSetup(NamedTuple):
     options: dict[str, Any] = {}  # noqa: RUF012 (the default of a NamedTuple, never changed)
 
     def info(self, **changes: Any) -> EngineInfo:
-        """What `start` returns: sizes from the settings, with `changes` to fields of `EngineInfo`."""
+        """Return what `start` returns: sizes from the settings, with `changes` to fields of `EngineInfo`."""
         info = EngineInfo(
             self.files.name,
             self.block_size,
@@ -111,7 +111,7 @@ FEATURES: Final[frozenset[Capability]] = (HINTS | EDITS | {need.capability for n
 
 
 def declared_capabilities(kind: Any) -> frozenset[Capability]:
-    """What a class with the two methods can do. Raises `EngineUnavailable` for a declaration that is not whole."""
+    """Return what a class with the two methods can do. Raises `EngineUnavailable` for a declaration that is not whole."""
     found: set[Capability] = {"generate"}
     for methods, capabilities in METHODS.items():
         defined = [method for method in methods if callable(getattr(kind, method, None))]

@@ -101,7 +101,7 @@ def _stored(parent: int, run: list[int], place: Place) -> BlocksStored:
     return BlocksStored(parent, hashing.pack_hashes(np.array(run, np.uint64)), tier, rank)
 
 
-# The two-method class as an `Engine`: tasks, limits, aborts, control and failures around it.
+# The engine around the class.
 
 
 class AnswerCutter:
@@ -177,7 +177,7 @@ class _Running:
 
 
 class CustomEngine(CustomControl):
-    """See the module, and `headwater.engines.engine.Engine`. `engine` is an instance of a class with the two methods."""
+    """An engine in one file as an `Engine`. `engine` is an instance of a class with the two methods."""
 
     def __init__(self, name: str, engine: Any, setup: EngineSetup) -> None:
         super().__init__(engine)

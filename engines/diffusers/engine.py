@@ -1,6 +1,6 @@
 """The engine of a diffusers pipeline. It generates one image, or one video, at a time, in a thread; requests wait by priority.
 
-It has no KV cache and no tokens: what concerns these is rejected, or empty.
+It has no KV cache and no tokens: calls that concern these are rejected, and values empty.
 """
 
 import asyncio
@@ -34,11 +34,11 @@ FileT = TypeVar("FileT", ImageRequest, VideoRequest)
 
 BLOCK_SIZE = 16
 TOTAL_BLOCKS = 4_096
-"""Not used: the events by which a worker joins its pool have sizes of a KV cache."""
+"""Not used, but the events by which a worker joins its pool have sizes of a KV cache."""
 
 
 class DiffusersEngine(EngineBase):
-    """See the module. `folder` has the pipeline, `name` is that of the model."""
+    """A pipeline as an `Engine`. `folder` has the pipeline, `name` is that of the model."""
 
     name = "diffusers"
     capabilities: frozenset[Capability] = frozenset({"priority", "seed"})

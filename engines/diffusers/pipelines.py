@@ -1,4 +1,4 @@
-"""Hugging Face's pipelines: images from text, edits of images, and videos."""
+"""Hugging Face's pipelines: images from text, edits of images, and videos. Everything here blocks."""
 
 import inspect
 import io
@@ -54,7 +54,7 @@ def read_options(options: dict[str, Any]) -> DiffusersOptions:
         raise EngineUnavailable(f"--engine-options of the diffusers engine: {error}") from error
 
 
-# A pipeline of diffusers, loaded from a folder: what its parts say of the sizes and steps it can do. Everything here blocks.
+# A pipeline loaded from a folder: what its parts say of the sizes and steps it can do.
 
 NEEDED: Final = ("prompt", "height", "width", "num_inference_steps", "generator", "callback_on_step_end")
 """Arguments of a pipeline that generates images or a video of a size from a text, and can be stopped."""
@@ -114,7 +114,7 @@ class LoadedPipeline:
 
     @property
     def generates_videos(self) -> bool:
-        """Whether the pipeline makes videos, not images."""
+        """True if the pipeline makes videos, not images."""
         return "num_frames" in self.parameters
 
     @property
@@ -195,7 +195,7 @@ class LoadedPipeline:
         return next((int(getattr(self.pipe, name)) for name in names if getattr(self.pipe, name, None)), 0)
 
 
-# The pipelines that change an image, made of the parts of the one that generates: nothing is in memory twice. Everything here blocks.
+# Edits of images, made of the parts of the pipeline that generates: nothing is in memory twice.
 
 NEEDED_OF_EDITS: Final = ("prompt", "image", "num_inference_steps", "generator", "callback_on_step_end")
 """Arguments of a pipeline that changes an image as a text says, and can be stopped."""
@@ -231,7 +231,7 @@ class EditPipelines:
         self.inpaint = _made(loaded.pipe, "AutoPipelineForInpainting", (*NEEDED_OF_EDITS, MASK))
 
     def call(self, request: ImageRequest, arguments: dict[str, Any]) -> EditCall:
-        """What to call for an edit; `arguments` are those of an image from text. Raises `RequestRejected`."""
+        """Return what to call for an edit; `arguments` are those of an image from text. Raises `RequestRejected`."""
         pipe = self.edit if request.mask is None else self.inpaint
         if pipe is None:
             raise RequestRejected("this model changes no part of an image alone", param="mask")
@@ -285,11 +285,11 @@ def _picture(item: PromptMedia, request: ImageRequest) -> Any:
     return Image.frombytes("RGB", (width, height), item.data).resize(size, Image.Resampling.LANCZOS)
 
 
-# A text-to-image pipeline of diffusers, and those that change images with its parts, run step by step. Everything here blocks.
+# Images from text, and edits with the same parts, run step by step.
 
 SIDE_DEFAULT: Final = 1_024
 LATENT_DIMENSIONS: Final = 4
-"""Of latents that the decoder takes as they are (image, channel, height, width); others have no previews."""
+"""Dimensions of latents that the decoder takes as they are (image, channel, height, width); others have no previews."""
 
 
 class ImagePipeline:
@@ -386,7 +386,7 @@ def _encoded(image: Any, request: ImageRequest) -> bytes:
     return written.getvalue()
 
 
-# A text-to-video pipeline of diffusers, run step by step. Everything here blocks.
+# Videos from text, run step by step.
 
 QUALITY: Final = "18"
 """x264's constant rate factor: visually lossless."""
@@ -414,7 +414,7 @@ FPS_DEFAULT: Final = 16
 FRAMES_DEFAULT: Final = 81
 WIDTH_DEFAULT: Final = 832
 HEIGHT_DEFAULT: Final = 480
-"""Of pipelines that state none."""
+"""The height for pipelines that state none."""
 
 
 class TextToVideo:

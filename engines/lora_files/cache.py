@@ -90,7 +90,7 @@ def _members(archive: Path, budget: Budget) -> Generator[tuple[str, IO[bytes] | 
                 yield member.name, tape.extractfile(member) if member.isreg() else None
 
 
-# The local cache of LoRA files: one folder per digest, created atomically, shared by all workers of the machine.
+# The cache of a machine.
 
 _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
 

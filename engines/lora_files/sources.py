@@ -1,9 +1,9 @@
-"""Where adapters come from: folders, web servers, buckets and hubs, and which of them are allowed.
+"""Sources of adapters (folders, web servers, buckets and hubs): which are allowed, how files are fetched, and their validation.
 
 An adapter's weights generate answers for the fleet's users, and fetching one makes a worker access an address named by a
 client. So only listed sources are allowed: folders, hosts, organisations of a hub.
 
-The address is checked when the socket is created. This covers names that resolve to private addresses, names that resolve
+The address of a web server is checked when the socket is created. This covers names that resolve to private addresses, names that resolve
 differently the second time, numeric addresses, and every hop of a redirect.
 """
 
@@ -49,7 +49,7 @@ class SourceMissing(LoraError):
         super().__init__(404, f"there is no {what}")
 
 
-# Allowed sources of LoRA adapters.
+# Allowed sources.
 
 SCHEMES = ("file", "http", "https", "s3", "hf")
 PORTS = {"http": 80, "https": 443}
@@ -220,7 +220,7 @@ PICKLED = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 
 CONFIG_BYTES_MAX = 1 << 20
 HEADER_BYTES_MAX = 64 << 20
-"""Of an adapter's safetensors file."""
+"""The largest header of an adapter's safetensors file."""
 CHUNK_BYTES = 1 << 20
 
 
@@ -315,7 +315,7 @@ def _rank_of_weights(path: Path) -> int:
     return rank
 
 
-# Files over HTTP(S), from public addresses only: a source must not make a worker access its private network.
+# Files over HTTP(S), from public addresses only: a worker's private network must stay out of reach.
 
 REDIRECTS_MAX = 5
 CONNECT_S = 10.0
@@ -330,7 +330,7 @@ class HttpOrigin:
         self._policy = policy
 
     async def save(self, name: str, to: Path, budget: Budget) -> None:
-        """See `origins.Origin.save`."""
+        """See `Origin.save`."""
         url = self._source.text.rstrip("/") + (f"/{name}" if name else "")
         async with _session(self._policy) as (session, refused):
             for _ in range(REDIRECTS_MAX + 1):
@@ -347,7 +347,7 @@ class HttpOrigin:
         raise LoraError(502, f"{self._source.text} redirects more than {REDIRECTS_MAX} times")
 
     async def names(self) -> list[str]:
-        """See `origins.Origin.names`: a web server has no listing."""
+        """See `Origin.names`: a web server has no listing."""
         return []
 
 
@@ -407,7 +407,7 @@ def _aiohttp() -> Any:
     return aiohttp
 
 
-# Origins of LoRA files: a folder, a bucket, a hub (HTTP has its own module).
+# Files from a folder, a bucket or a hub.
 
 
 class Origin(Protocol):

@@ -1,7 +1,7 @@
-"""SGLang's configuration: its arguments, what follows from them, and the releases that are known.
+"""SGLang's configuration: its arguments, what follows from them, and the known releases.
 
-Where both set a value they must agree. Unset values are SGLang's defaults, except those that the adapter relies on, and
-on a CPU, where SGLang's are for a GPU.
+If Headwater's settings and SGLang's own arguments both set a value, they must agree. Unset values are SGLang's defaults, except
+those that the adapter relies on, and on a CPU, where SGLang's are for a GPU.
 """
 
 import json
@@ -78,10 +78,10 @@ def free_port(host: str) -> int:
         return port
 
 
-# Conversion of Headwater's settings and SGLang's own arguments to the keyword arguments of its `Engine`.
+# Conversion of Headwater's settings and SGLang's own arguments to arguments of its `Engine`.
 
 CPU_PAGE_SIZE: Final = 32
-"""As vLLM's blocks on a CPU: workers of both engines may then serve one pool."""
+"""The page size on a CPU, which is that of vLLM's blocks: workers of both engines may then serve one pool."""
 
 PAGE_SIZE: Final = 16
 """SGLang's own default is pages of one token: an event, a hash and an index entry for each token."""
@@ -134,11 +134,11 @@ class SglangSettings(NamedTuple):
     processors: Mapping[str, str] = {}
     overrides: Mapping[str, Any] = {}
     host: str = "127.0.0.1"
-    """Where other workers reach this one, if it prefills or decodes only."""
+    """The address at which other workers reach this one, if it prefills or decodes only."""
     embeddings_mib: int = EMBEDDINGS_MIB
     reads_embeddings: bool = False
     bootstrap_port: int = 0
-    """Of the server on which the legs of its prompts meet; 0: a free one."""
+    """The port of the server on which the legs of its prompts meet; 0: a free one."""
 
 
 def keyword_arguments(
@@ -287,7 +287,7 @@ POSSIBLE: frozenset[Capability] = frozenset(
 def capabilities(
     config: Mapping[str, Any], *, generates: bool, processors: Mapping[str, str], signatures: Signatures
 ) -> frozenset[Capability]:
-    """What an engine with these resolved arguments (by `ServerArgs`' names) can do, except media: its model decides about these.
+    """Return what an engine with these resolved arguments (by `ServerArgs`' names) can do, except media: its model decides about these.
 
     SGLang has no allowed tokens and no bad words.
     """
@@ -363,7 +363,7 @@ def is_follower(words: Sequence[str]) -> bool:
 
 
 def parse(words: Sequence[str]) -> dict[str, Any]:
-    """The values that these words set, by `ServerArgs`' names: see `native_parser`. Raises `EngineUnavailable`."""
+    """The values that these words set, by `ServerArgs`' names: see `native_arguments.parse`. Raises `EngineUnavailable`."""
     from sglang.srt.server_args import ServerArgs
 
     return engine_native_arguments.parse("SGLang", words, ServerArgs.add_cli_args)

@@ -1,7 +1,7 @@
 """Operations of SGLang other than generation: LoRA, sleep, pause, profiles, embeddings, clearing the cache.
 
-SGLang loads an unloaded adapter again as soon as a request names it, and evicts adapters beyond its limit. Both are kept
-from happening: requests for an adapter that is not in this table are rejected, and it has no more entries than slots.
+SGLang loads an unloaded adapter again as soon as a request names it, and evicts adapters beyond its limit. Neither
+happens here: requests for an adapter that is not in `SglangLoras` are rejected, and it has no more entries than slots.
 """
 
 import asyncio
@@ -124,7 +124,7 @@ def _weights(folder: Path) -> list[str]:
     return [name for name in header if name != "__metadata__"]
 
 
-# Operations of SGLang other than generation: LoRA, sleep, pause, profiles, embeddings, clearing the cache.
+# Operations.
 
 T = TypeVar("T")
 

@@ -1,6 +1,6 @@
-"""An SGLang that is given the embeddings of images and videos: its store of embeddings, their form in a request, and the proof that it uses them.
+"""An SGLang that takes embeddings of images and videos: its store, their form in a request, and the proof that it uses them.
 
-SGLang takes an embedding in the place of processed pixels (`precomputed_embeddings`), so that there is nothing that it could encode.
+SGLang takes an embedding in place of processed pixels (`precomputed_embeddings`), so that there is nothing left to encode.
 Its embeddings are in the worker's memory, and are sent to the scheduler with each request, as pixels are.
 """
 
@@ -29,7 +29,7 @@ from headwater.schemas.messages.media import PromptMedia
 GIVEN_ID: Final = "1" * 32
 SCORED_TOKENS: Final = tuple(range(8))
 SCORE_TOLERANCE: Final = 0.5
-"""Between log probabilities after the same image, twice: engines compute with 8 bits of precision, in batches of different sizes."""
+"""The largest difference between log probabilities after the same image, twice: engines compute with 8 bits, in batches of different sizes."""
 
 FEATURE: Final = "precomputed_embeddings"
 
@@ -68,7 +68,7 @@ class SglangEmbeddings:
 
     def __init__(self, mib: int) -> None:
         self.folder = embedding_files.make_folder()
-        """Where the scheduler counts: see `counter`."""
+        """The folder in which the scheduler counts: see `process.counting`."""
         self._shelf = MemoryShelf()
         self._store = EmbeddingStore(self._shelf, mib << 20, time.monotonic)
         self._form = ModelEmbeddings(0, "")
@@ -169,7 +169,7 @@ def request_data(kind: PromptMediaKind, given: Sequence[GivenEmbedding]) -> dict
 
 
 def fields_in(processed: Mapping[str, Any]) -> dict[str, Any]:
-    """What a consumer of embeddings needs of an image processor's output: the grids by which a model numbers positions."""
+    """Return what a consumer of embeddings needs of an image processor's output: the grids by which a model numbers positions."""
     return {name: value for name, value in processed.items() if "grid" in name}
 
 

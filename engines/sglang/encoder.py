@@ -184,7 +184,7 @@ class SglangEncoder(ImageEncoder):
             raise EngineError(f"SGLang failed to encode: {type(error).__name__}") from error
 
     def _process(self, kind: PromptMediaKind, values: Any) -> Any:
-        """What the model's own processor makes of an image of Pillow, or of the frames of a video."""
+        """Return what the model's own processor makes of an image of Pillow, or of the frames of a video."""
         preprocessor = self._encoder.preprocessor
         if kind == "video":
             return preprocessor.video_processor(videos=[values], return_tensors="pt", **self._video_settings)
@@ -242,7 +242,7 @@ def _load(arguments: Mapping[str, Any]) -> Any:
 
 
 def _is_lasting(error: Exception) -> bool:
-    """After an error of its device a process can compute nothing more."""
+    """Return whether this is an error of the device, after which a process can compute nothing more."""
     import torch
 
     lasting = getattr(torch, "AcceleratorError", None)

@@ -217,7 +217,7 @@ class SglangEngine(SglangControl):
             asyncio.get_running_loop().call_soon(stream.send, Step((), pinned=pinned))
 
     async def _verify_embeddings(self, media: SglangMedia) -> None:
-        """Prove that embeddings are used, if there are to be any. Raises `EngineUnavailable`."""
+        """Prove that embeddings are used, if the settings want any. Raises `EngineUnavailable`."""
         if self._embeddings is None or media.support.images is None:
             return
         meeting = self._handoffs.rehearse if self._handoffs is not None else dict
@@ -238,7 +238,7 @@ class SglangEngine(SglangControl):
         await self._embeddings.put(item, image)
 
     async def _running_max(self) -> int:
-        """How many requests of a rank may run at once. On a GPU the scheduler chooses it, and reports it on request only."""
+        """Return how many requests of a rank may run at once. On a GPU the scheduler chooses it, and reports it on request only."""
         states = await self._call(self._manager.get_internal_state())
         return int(states[0]["effective_max_running_requests_per_dp"])
 
@@ -256,7 +256,7 @@ class SglangEngine(SglangControl):
     def _meeting(
         self, request: GenerateRequest, transfer: Transfer | None
     ) -> tuple[dict[str, Any], Pinned | None]:
-        """Where a leg meets the other one, and what that one needs. Raises `RequestRejected` and `Unusable`."""
+        """Return where a leg meets the other one, and what that one needs. Raises `RequestRejected` and `Unusable`."""
         handoffs = self._handoffs
         if handoffs is None:
             return {}, None

@@ -1,10 +1,10 @@
-"""Images, videos and audio for SGLang: a request's media as it wants them, and the ids by which its cache distinguishes them.
+"""Images, videos and audio for SGLang: the form in which it takes them, and the ids by which its cache distinguishes them.
 
 SGLang decodes a prompt of token ids to text and encodes it again for media that it is to process itself: it may get other tokens, and takes text
 that spells a placeholder for one. So media are processed here, by the model's own processor, and SGLang gets the result with the prompt's own tokens.
 
-SGLang replaces the tokens of an item by numbers made from a hash, by which its cache distinguishes items. The hash is 64 bits of our id; SGLang itself
-sets it too late for items that are processed already, so it is set on what its processor returns.
+SGLang replaces the tokens of an item by numbers made from a hash, by which its cache distinguishes items. The hash is 64 bits of
+our id; SGLang itself sets it too late for items that are processed already, so it is set on what its processor returns.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ from headwater.schemas.tables import (
 )
 
 THREADS: Final = 2
-"""That process media. PyTorch computes outside of the interpreter's lock."""
+"""Threads that process media. PyTorch computes outside of the interpreter's lock."""
 
 FIELDS: Final[dict[PromptMediaKind, str]] = {
     "image": "image_data",
@@ -59,16 +59,16 @@ FIELDS: Final[dict[PromptMediaKind, str]] = {
 """The fields of SGLang's GenerateReqInput, in the order in which its processor returns the items."""
 
 ARGUMENTS: Final[dict[PromptMediaKind, str]] = {"video": "videos", "audio": "audios"}
-"""Of the function with which its processor calls the model's own."""
+"""Arguments of the function with which SGLang's processor calls the model's own."""
 
 SAMPLING: Final = ("fps", "nframes", "min_frames", "max_frames")
-"""Settings by which SGLang takes frames from a video. Ours has those that it is to have."""
+"""Settings by which SGLang takes frames from a video. Our videos already have the frames they should have."""
 
 LENGTHS: Final = "audio_feature_lens"
 
 
 def frames_of(settings: Mapping[str, Any]) -> int:
-    """To how many frames a video is sampled, by the settings of videos in `--mm-process-config`."""
+    """Return how many frames a video is sampled to, by the settings of videos in `--mm-process-config`."""
     return int(settings.get("nframes") or settings.get("max_frames") or SAMPLED_FRAMES)
 
 
@@ -178,7 +178,7 @@ class SglangMedia:
 def processed(
     processor: Any, kind: PromptMediaKind, placeholder: int, values: Sequence[Any], own: Any = None
 ) -> dict[str, Any]:
-    """What SGLang's processor makes of videos or audio, in arrays as `PromptMedia` has them, next to a prompt of one placeholder for each.
+    """Return what SGLang's processor makes of videos or audio, in arrays as `PromptMedia` has them, next to a prompt of one placeholder for each.
 
     `own` is a copy of the model's processor. The prompt's tokens are `input_ids`, with as many of an item as the model makes of it.
     """
@@ -194,7 +194,7 @@ def processed(
 
 
 async def tokens_of(processor: Any, prompt: str | list[int], **fields: Any) -> list[int]:
-    """What SGLang's processor makes of a prompt with media, called as its tokenizer manager calls it."""
+    """Return what SGLang's processor makes of a prompt with media, called as its tokenizer manager calls it."""
     from sglang.srt.managers.io_struct import GenerateReqInput
 
     request = GenerateReqInput(**fields)
@@ -282,7 +282,7 @@ def share_lengths(items: Sequence[Any]) -> None:
 
 
 def _numbers(id_: str) -> tuple[int, ...]:
-    """What SGLang puts in the place of an item's tokens, over and over."""
+    """Return what SGLang puts in the place of an item's tokens, over and over."""
     from sglang.srt.managers.schedule_batch import Modality, MultimodalDataItem
 
     item = MultimodalDataItem(modality=Modality.IMAGE)
@@ -291,7 +291,7 @@ def _numbers(id_: str) -> tuple[int, ...]:
     return found
 
 
-# How a model takes media with SGLang: learned by letting SGLang's own processor expand some, and rehearsed with items of a request.
+# How a model takes media: learned from SGLang's own processor, and rehearsed with a request's items.
 
 PER_PROMPT: Final = 999
 """Items of a prompt, where SGLang has no limit; as vLLM's default."""
@@ -315,7 +315,7 @@ _log = structlog.get_logger("headwater.sglang")
 async def learn_media(
     manager: Any, config: Mapping[str, Any], signatures: Signatures, sentinels: MediaSentinels
 ) -> SglangMedia | None:
-    """How a started SGLang takes media. None for a model without. Kinds are left out whose prompts cannot be predicted exactly: requests with
+    """Return how a started SGLang takes media. None for a model without. Kinds are left out whose prompts cannot be predicted exactly: requests with
     them are rejected, as a wrong count of tokens would name wrong blocks.
 
     `manager` is its tokenizer manager, `config` its resolved arguments.
@@ -405,7 +405,7 @@ class _Learner:
         )
 
     def _expanded(self, kind: PromptMediaKind, placeholder: int, values: Any) -> int:
-        """How many placeholder tokens the model's processor makes of one for an item; -1 if it makes others in between."""
+        """Return how many placeholder tokens the model's processor makes of one for an item; -1 if it makes others in between."""
         tokens = processed(self._processor, kind, placeholder, [values])["input_ids"]
         return _count(tokens.flatten().tolist(), placeholder)
 
@@ -457,7 +457,7 @@ def _shapes(support: MediaSupport, kind: PromptMediaKind) -> list[tuple[int, ...
 
 
 def _count(tokens: list[int], placeholder: int) -> int:
-    """How many placeholder tokens there are; -1 if there are others in between."""
+    """Return how many placeholder tokens there are; -1 if there are others in between."""
     count = tokens.count(placeholder)
     start = tokens.index(placeholder) if count else 0
     return count if tokens[start : start + count] == [placeholder] * count else -1

@@ -4,10 +4,10 @@ Left to itself SGLang takes over the process: it replaces the handlers of SIGTER
 of its own fails, and at the end kills every child of the process, also those that it did not start. Here its message loop is a task of
 ours, a failure is a value with a cause, and only its own processes are ended.
 
-SGLang reports neither. The function that is wrapped here gets the one that encodes as an argument; a release without it leaves no count, and the
-worker, which looks for it at its start, does not start then.
+SGLang does not report what it encodes, so its `get_embedding_and_mask` is wrapped here, which gets the function that encodes as an argument. A
+release without it leaves no count, and the worker, which looks for the count at its start, does not start then.
 
-Imports nothing of SGLang before it runs: the process that starts these is not the one that needs it.
+Nothing of SGLang is imported before a process runs: the one that starts them does not need it.
 """
 
 import asyncio
@@ -63,7 +63,7 @@ def announced(folder: Path | None) -> Iterator[None]:
 
 
 def install() -> None:
-    """In the scheduler's process, before it loads its model: count, if this was announced."""
+    """Install the counter if it was announced. Runs in the scheduler's process, before it loads its model."""
     folder = os.environ.get(VARIABLE)
     if not folder:
         return
@@ -99,7 +99,7 @@ def counting(embed: Callable[..., Any], folder: Path) -> Callable[..., Any]:
     return embed_and_count
 
 
-# What SGLang's own processes run: SGLang's functions, which write down why they fail.
+# The programs of SGLang's own processes: SGLang's functions, which write down why they fail.
 
 FATAL: Final = ("hit an exception",)
 """What SGLang logs before a process ends."""
@@ -127,13 +127,13 @@ def run_detokenizer(*arguments: Any, **named: Any) -> None:
     run_detokenizer_process(*arguments, **named)
 
 
-# SGLang's `Engine` under our own supervision: its start, its message loop, its death, its end.
+# The engine's start, message loop, death and end.
 
 EXIT_S: Final = 10.0
 """How long its scheduler may take to free its memory before it is killed."""
 
 SCHEDULER: Final = "::scheduler"
-"""In the title of those processes that end when asked to: not the detokenizer's, nor that of the controller of several ranks."""
+"""A part of the title of those processes that end when asked to, unlike the detokenizer and the controller of several ranks."""
 
 POLL_S: Final = 0.02
 
@@ -170,7 +170,7 @@ class SglangProcess:
     ) -> "SglangProcess":
         """Start it: blocks until the model is loaded. Raises `EngineUnavailable`.
 
-        The first cause of a death is in `failure_file`: see `first_failure`.
+        The first cause of a death is in `failure_file`: see `headwater.engines.process`.
         """
         return cls(launch(arguments, failure_file), on_failure, failure_file)
 
@@ -257,7 +257,7 @@ class SglangProcess:
             _log.debug("sglang_not_asked_to_end", reason=repr(error))
 
     def _release(self) -> None:
-        """What its Python objects hold: sockets, and the files of those."""
+        """Release what its Python objects hold: sockets, and the files of those."""
         for name in ("recv_from_detokenizer", "send_to_scheduler"):
             found = getattr(self.manager, name, None)
             if found is not None:
@@ -335,7 +335,7 @@ def _tree(pids: list[int]) -> list[int]:
 
 
 def _title(pid: int) -> str:
-    """What `ps` shows of it; empty for one that ended."""
+    """Return what `ps` shows of it; empty for one that ended."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_text(errors="replace")
     except OSError:
@@ -358,7 +358,7 @@ async def _gone(pids: list[int], within_s: float) -> None:
         await asyncio.sleep(POLL_S)
 
 
-# One data-parallel rank of an SGLang: its events, cached blocks and load. Without data parallelism there is one rank.
+# One data-parallel rank: its events, cached blocks and load. There is at least one.
 
 
 class SglangRank:

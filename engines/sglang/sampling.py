@@ -3,8 +3,9 @@
 SGLang's `custom_logit_processor` is a pickled class. It is built only here, from a class that the operator has named: no
 request contains one. `custom_params` are the arguments of that class, likewise built only here.
 
-SGLang's own processor makes the prompt of Whisper's decoder from a language and a kind of timestamps, and has no earlier text, no translation and no model
-for English only. So the prompt is the request's, as everywhere, and only the sound is processed, by the model's feature extractor.
+SGLang's own processor makes the prompt of Whisper's decoder from a language and a kind of timestamps, and has no earlier text, no
+translation and no model for English only. So the prompt is the request's, as everywhere, and only the sound is processed, by the
+model's feature extractor.
 """
 
 import asyncio
@@ -39,7 +40,7 @@ ARGUMENTS: Final = "headwater"
 """Key of `custom_params` with the arguments of the request's logits processor."""
 
 ALLOWED_BIAS: Final = 100.0
-"""As in the API, by which 100 selects a token exclusively; more would cost float32 the differences of logits."""
+"""The bias of the API, in which 100 selects a token exclusively; more would cost float32 the differences of logits."""
 
 
 def answer(sampling: Sampling, *, random_seed: Callable[[], int] | None = None) -> dict[str, Any]:
@@ -126,7 +127,7 @@ def pickled(place: str) -> str:
 
 
 def arguments(params: Mapping[str, Any] | None) -> dict[str, Any]:
-    """For authors of logits processors: the request's arguments in one entry of `custom_param_list`."""
+    """Return the request's arguments in one entry of `custom_param_list`; for authors of logits processors."""
     text = (params or {}).get(ARGUMENTS)
     found: dict[str, Any] = json.loads(text) if text else {}
     return found
@@ -230,7 +231,7 @@ class Stream:
 
 
 def finish_of(reason: dict[str, Any] | None) -> tuple[Finish, str]:
-    """How a request ended, "" if it did not, and why.
+    """Return how a request ended, "" if it did not, and why.
 
     SGLang ends a request with "abort" for several causes: its status shows whether the request was at fault.
     """
@@ -248,7 +249,7 @@ def finish_of(reason: dict[str, Any] | None) -> tuple[Finish, str]:
     return ("rejected" if int(status) == BAD_REQUEST else "error"), detail
 
 
-# Speech for SGLang: a Whisper model's recordings.
+# Speech: a Whisper model's recordings.
 
 PAGE_SIZE: Final = 1
 """SGLang 0.5.23 frees more of its cache than it took for a Whisper with larger pages, and then ends. Nothing of it is cached between requests."""
@@ -268,7 +269,7 @@ KEPT: Final[frozenset[Capability]] = frozenset(
 
 
 def is_whisper(folder: str) -> bool:
-    """Whether a model's folder is that of a Whisper."""
+    """Return whether a model's folder is that of a Whisper."""
     try:
         document = json.loads((Path(folder) / "config.json").read_text())
     except (OSError, ValueError):
@@ -318,7 +319,7 @@ class SglangSpeech:
         self._processor.process_mm_data_async = _keep_prompt
 
     def capabilities(self, found: frozenset[Capability]) -> frozenset[Capability]:
-        """What it can do, of what SGLang can. Languages are detected among allowed tokens."""
+        """Return what it can do, of what SGLang can. Languages are detected among allowed tokens."""
         return (found & KEPT) | {"transcription", "allowed_tokens"}
 
     def check(self, media: Sequence[PromptMedia]) -> None:
@@ -349,7 +350,7 @@ class SglangSpeech:
 
 
 async def _keep_prompt(*_: Any, request_obj: Any, **__: Any) -> Any:
-    """In the place of `process_mm_data_async` of SGLang's processor: the request's own tokens, and the features that were made of its recording."""
+    """Return the request's own tokens and the features made of its recording. Replaces `process_mm_data_async` of SGLang's processor."""
     from sglang.srt.managers.schedule_batch import Modality, MultimodalDataItem, MultimodalProcessorOutput
 
     (recording,) = request_obj.audio_data
@@ -358,7 +359,7 @@ async def _keep_prompt(*_: Any, request_obj: Any, **__: Any) -> Any:
     return MultimodalProcessorOutput(input_ids=list(request_obj.input_ids), mm_items=[item])
 
 
-# What SGLang's models that do not generate compute of a prompt: a vector, the shares of classes, or a score.
+# Pooling: a vector, the shares of classes, or a score.
 
 EMBED: Final = "embed"
 CLASSIFY: Final = "classify"
@@ -368,10 +369,10 @@ CLASSIFIERS: Final = "Classification"
 """Part of the names of architectures with a head for classes."""
 
 FIRST_TOKEN: Final = frozenset({"BertModel", "Contriever", "XLMRobertaModel"})
-"""Architectures of which SGLang returns the first token's state, whatever the model's files say."""
+"""Architectures for which SGLang returns the first token's state, whatever the model's files say."""
 
 POOLING_FILE: Final = Path("1_Pooling", "config.json")
-"""Where models of Sentence Transformers say how they pool: a flag for each mode, or in newer ones its name."""
+"""The file in which models of Sentence Transformers say how they pool: a flag for each mode, or in newer ones its name."""
 
 
 class ModelPooling(NamedTuple):
@@ -407,7 +408,7 @@ class ModelPooling(NamedTuple):
 
 
 def check_mode(folder: Path) -> None:
-    """Raises `EngineUnavailable` for a model of which SGLang would compute other vectors than the model is made for."""
+    """Raises `EngineUnavailable` for a model whose vectors SGLang would compute differently from what it is made for."""
     config, pooling = _json(folder / "config.json"), _json(folder / POOLING_FILE)
     found = FIRST_TOKEN.intersection(config.get("architectures") or ())
     if not pooling or not found:

@@ -61,7 +61,7 @@ USED: Final[Mapping[str, Used]] = {
     "TokenizerManager.load_lora_adapter": Used(("obj",)),
     "TokenizerManager.unload_lora_adapter": Used(("obj",)),
 }
-"""By name of the class or method."""
+"""The parameters that are used, by name of the class or method."""
 
 MODULES: Final[Mapping[str, str]] = {
     "GenerateReqInput": "sglang.srt.managers.io_struct",
@@ -84,7 +84,7 @@ LACKS: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
     "0.5.22": {"MultimodalDataItem": ("pad_values",)},
     "0.5.23": {},
 }
-"""By release: what it does not have of `USED`."""
+"""What each release lacks of `USED`."""
 
 
 class Signatures:
@@ -128,12 +128,12 @@ def newest(versions: Iterable[str]) -> str:
 
 
 def inspected() -> dict[str, tuple[str, ...]]:
-    """What the installed release lacks of `USED`, by looking at its classes."""
+    """Return what the installed release lacks of `USED`, by looking at its classes."""
     return {name: missing(used, parameters(_installed(name))) for name, used in USED.items()}
 
 
 def missing(used: Used, there: Iterable[str]) -> tuple[str, ...]:
-    """What is used and is not there."""
+    """Return what is used and is not there."""
     present = frozenset(there)
     return tuple(name for name in (*used.required, *used.optional) if name not in present)
 

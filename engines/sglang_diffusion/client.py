@@ -1,4 +1,4 @@
-"""The HTTP API of SGLang's diffusion server, as of 0.5.23: what is used of it."""
+"""A client of the HTTP API of SGLang's diffusion server, as of 0.5.23: the part that is used."""
 
 import base64
 import struct
@@ -38,14 +38,14 @@ def _chunk(kind: bytes, data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
 
-# The HTTP API of SGLang's diffusion server, as of 0.5.23: what is used of it.
+# The client, and the types of its replies.
 
 CALL_S: Final = 30.0
-"""For a call that generates nothing. An image is the answer to its call, which takes as long as it takes."""
+"""The time limit of a call that generates nothing. An image is the answer to its call, which takes as long as it takes."""
 
 
 class DiffusionModel(msgspec.Struct, frozen=True):
-    """Of GET /model_info: what the pipeline does, such as T2V (a video from text) or T2I (an image)."""
+    """The reply to GET /model_info: what the pipeline does, such as T2V (a video from text) or T2I (an image)."""
 
     supported_task_types: tuple[str, ...] = ()
     architectures: tuple[str, ...] | None = None
@@ -56,7 +56,7 @@ class _ServerInfo(msgspec.Struct, frozen=True):
 
 
 class VideoState(msgspec.Struct, frozen=True):
-    """Of a video job: queued, in_progress, completed or failed; `progress` in percent; the file that the server wrote."""
+    """The state of a video job: queued, in_progress, completed or failed; `progress` in percent; the file that the server wrote."""
 
     id: str
     status: str
@@ -75,7 +75,7 @@ class _ImagesAnswer(msgspec.Struct, frozen=True):
 
 
 class DiffusionClient:
-    """See the module. Raises `EngineError` where the server does not answer, or with an error of its own."""
+    """The client of one server. Raises `EngineError` where the server does not answer, or with an error of its own."""
 
     def __init__(self, url: str) -> None:
         """Raises `EngineUnavailable`."""
@@ -91,7 +91,7 @@ class DiffusionClient:
         self._http: httpx.AsyncClient = httpx.AsyncClient(base_url=url, timeout=CALL_S, trust_env=False)
 
     async def is_healthy(self) -> bool:
-        """Whether the server takes requests. Raises `EngineError` with the reason once its processes have died."""
+        """Return whether the server takes requests. Raises `EngineError` with the reason once its processes have died."""
         try:
             answer = await self._http.get("/health")
         except self._errors:
@@ -101,7 +101,7 @@ class DiffusionClient:
         return answer.status_code == 200
 
     async def model(self) -> DiffusionModel:
-        """What the server generates."""
+        """Return what the server generates."""
         return msgspec.json.decode(await self._call("GET", "/model_info"), type=DiffusionModel)
 
     async def version(self) -> str:
@@ -136,7 +136,7 @@ class DiffusionClient:
         return msgspec.json.decode(await self._call("POST", "/v1/videos", json=body), type=VideoState)
 
     async def video(self, id_: str) -> VideoState:
-        """How far a video is."""
+        """Return how far a video is."""
         return msgspec.json.decode(await self._call("GET", f"/v1/videos/{id_}"), type=VideoState)
 
     async def video_file(self, id_: str) -> bytes:

@@ -1,7 +1,7 @@
 """The engine of SGLang's diffusion runtime. It generates one image or video at a time; requests wait by priority.
 
 SGLang cannot stop what it generates: a request that is cancelled keeps its turn until SGLang has ended it. It has no KV cache
-and no tokens: what concerns these is rejected, or empty.
+and no tokens: calls that concern these are rejected, and values empty.
 """
 
 import asyncio
@@ -75,11 +75,11 @@ def read_options(options: dict[str, Any]) -> SglangDiffusionOptions:
         raise EngineUnavailable(f"--engine-options of the sglang_diffusion engine: {error}") from error
 
 
-# The engine of SGLang's diffusion runtime. It generates one image or video at a time; requests wait by priority.
+# The engine.
 
 BLOCK_SIZE: Final = 16
 TOTAL_BLOCKS: Final = 4_096
-"""Not used: the events by which a worker joins its pool have sizes of a KV cache."""
+"""Not used, but the events by which a worker joins its pool have sizes of a KV cache."""
 
 IMAGE_TASKS: Final[dict[str, tuple[Capability, ...]]] = {
     "T2I": ("image_generation",),
@@ -89,16 +89,16 @@ IMAGE_TASKS: Final[dict[str, tuple[Capability, ...]]] = {
 """What SGLang's tasks are here: an image from a text, from an image and a text, and both."""
 
 POLL_S: Final = 0.25
-"""Between two queries about a video, or a server that starts."""
+"""Seconds between two queries about a video, or about a server that starts."""
 
 ALIVE_S: Final = 5.0
-"""Between two steps without progress, as long as the server is healthy: SGLang reports no steps of an image, nor of decoding."""
+"""Seconds between two reported steps without progress, as long as the server is healthy: SGLang reports no steps of an image, nor of decoding."""
 
 _log = structlog.get_logger("headwater.sglang_diffusion")
 
 
 class SglangDiffusionEngine(EngineBase):
-    """See the module. `model` is what SGLang loads, a folder or a name; `name` is that of the model for clients."""
+    """SGLang's diffusion server as an `Engine`. `model` is what SGLang loads, a folder or a name; `name` is that of the model for clients."""
 
     name = "sglang_diffusion"
     capabilities: frozenset[Capability] = frozenset({"priority", "seed"})

@@ -22,7 +22,7 @@ STOP_S: Final = 15.0
 """What SGLang has to end its processes before they are killed."""
 
 TAIL_BYTES: Final = 2_000
-"""Of its output, in the error of a server that did not start."""
+"""Bytes of the server's output in the error if it did not start."""
 
 _log = structlog.get_logger("headwater.sglang_diffusion")
 
@@ -92,7 +92,7 @@ class DiffusionServer:
             raise EngineDied(f"SGLang's diffusion server ended with exit code {code}: {tail}")
 
     def defaults(self) -> ModelDefaults:
-        """What the model says, once the server is ready."""
+        """Return what the model says, once the server is ready."""
         return msgspec.json.decode(self._defaults.read_bytes(), type=ModelDefaults)
 
     @property

@@ -2,7 +2,7 @@
 
     python server.py DEFAULTS_FILE [arguments of SGLang's server]
 
-A script: the interpreter that runs it has SGLang, and need not have Headwater. The process ends with the one that started it;
+This is a script: the interpreter that runs it has SGLang, and need not have Headwater. The process ends with the one that started it;
 SGLang's own processes end with it.
 """
 
@@ -14,11 +14,11 @@ import sys
 from pathlib import Path
 
 FIELDS = ("width", "height", "num_frames", "fps", "num_inference_steps")
-"""Of SGLang's sampling parameters: what a request that leaves them out gets."""
+"""SGLang's sampling parameters whose defaults, which a request that leaves them out gets, are written to the file."""
 
 
 def main(path: str, arguments: list[str]) -> None:
-    """Until it is stopped."""
+    """Run the server until it is stopped."""
     from sglang.multimodal_gen.runtime.entrypoints.openai.utils import resolve_sampling_params_cls
     from sglang.multimodal_gen.runtime.launch_server import dispatch_launch
     from sglang.multimodal_gen.runtime.server_args import prepare_server_args

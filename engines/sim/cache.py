@@ -1,7 +1,7 @@
-"""The simulated engine's paged KV cache: blocks with reference counts, prefix reuse, LRU eviction.
+"""The caches of the simulated engine: paged KV blocks with reference counts, prefix reuse and LRU eviction; and embeddings of images.
 
-It contains block identities only, no tensors. Blocks that no sequence uses stay cached until space is needed; then the
-least recently used is evicted first, and of one sequence its tail before its head, so that the rest of a prompt is always
+The KV cache contains block identities only, no tensors. Blocks that no sequence uses stay cached until space is needed; then the
+least recently used is evicted first, and the tail of a sequence before its head, so that the rest of a prompt is always
 a prefix.
 """
 
@@ -42,7 +42,7 @@ class PagedCache:
         return self.capacity - self.used
 
     def match(self, hashes: list[int]) -> int:
-        """How many leading blocks are cached."""
+        """Return how many leading blocks are cached."""
         for depth, block in enumerate(hashes):
             if block not in self._users:
                 return depth
@@ -137,7 +137,7 @@ class PagedCache:
             self._events.append(BlocksStored(parent, pack_hashes(np.array(run, np.uint64))))
 
 
-# The image embeddings that a simulated engine has at hand: those it computed, and those that encode workers computed for it.
+# Embeddings of images: those that the engine computed, and those that encode workers did.
 
 COMPUTED_HERE = -1
 
@@ -177,7 +177,7 @@ class ImageStore:
         return sum(held.until_s > now_s for held in self._held.values())
 
     def content(self, image: str) -> int | None:
-        """What was given with an image, which a request is about to use. None if it is not here."""
+        """Return what was given with an image, which a request is about to use. None if it is not here."""
         held = self._held.get(image)
         if held is None:
             return None

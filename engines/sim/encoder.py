@@ -18,7 +18,7 @@ from headwater.schemas.events.kv import BlocksStored
 from headwater.schemas.messages.media import PromptMedia
 
 FORM = ModelEmbeddings(EMBEDDING_WIDTH, "float32")
-"""Of all embeddings."""
+"""The form of all embeddings."""
 
 
 def embedding_of(item: PromptMedia) -> NDArray[np.float32]:
@@ -36,7 +36,7 @@ def content_of(embedding: NDArray[Any]) -> int:
     return crc32(np.ascontiguousarray(embedding).tobytes())
 
 
-# The simulated engine of an encode worker: images in, embeddings out, one image after the other.
+# The engine.
 
 
 class SimEncoder(ImageEncoder):

@@ -168,7 +168,7 @@ class SimControl(EngineBase):
         return (vector / np.linalg.norm(vector)).astype("<f4").tobytes()
 
 
-# The simulated engine: a continuous-batching scheduler with a paged prefix cache and a step-time model.
+# The engine.
 
 LINGER_S = 60.0
 """How long an embedding that was given stays if no request uses it."""
@@ -271,7 +271,7 @@ class SimEngine(SimControl):
             asyncio.get_running_loop().call_soon(emit, Step((), pinned=self._pin(sequence, ())))
 
     def _contents(self, media: tuple[PromptMedia, ...]) -> list[int]:
-        """What the media of a prompt show: of their values, or of images' embeddings if these were put here."""
+        """Return what the media of a prompt show: of their values, or of images' embeddings if these were put here."""
         found = []
         for item in media:
             content = content_of(embedding_of(item)) if item.data else self._images.content(item.id)

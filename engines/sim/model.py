@@ -61,12 +61,12 @@ def sim_model_files(name: str) -> ModelFiles:
 
 
 def image_support() -> ImageSupport:
-    """How the simulated model takes images: one token per square of 28 pixels, as Qwen2-VL does."""
+    """Return how the simulated model takes images: one token per square of 28 pixels, as Qwen2-VL does."""
     return _squares(IMAGE, defaults.IMAGES_PER_PROMPT, defaults.IMAGE_PIXELS_MAX)
 
 
 def media_support() -> MediaSupport:
-    """How the simulated model takes media: images and videos as Qwen2-VL does, with smaller frames, and audio as Qwen2-Audio does."""
+    """Return how the simulated model takes media: images and videos as Qwen2-VL does, with smaller frames, and audio as Qwen2-Audio does."""
     videos = VideoSupport(
         frame=_squares(VIDEO, defaults.VIDEOS_PER_PROMPT, defaults.FRAME_PIXELS_MAX),
         per_prompt=defaults.VIDEOS_PER_PROMPT,

@@ -69,7 +69,7 @@ class Scheduled(msgspec.Struct, eq=False):
         """Extend `hashes` to at least the first `count` blocks of `size` tokens, all of which are full."""
 
 
-# The simulated engine's scheduler: which sequences run, what each computes in a step, and which are preempted.
+# The scheduler.
 
 SequenceT = TypeVar("SequenceT", bound=Scheduled)
 
@@ -267,7 +267,7 @@ def _is_prompt(sequence: Scheduled) -> bool:
     return sequence.computed < sequence.target
 
 
-# One request in the simulated engine's scheduler, the engine's settings, and the generated tokens.
+# One request, the engine's settings, and the generated tokens.
 
 
 class SimSettings(NamedTuple):
@@ -381,7 +381,7 @@ def seed_of(request: GenerateRequest, images: Sequence[int] = ()) -> int:
 
 
 def image_offset(images: Sequence[int]) -> int:
-    """By how much images, each a number of 32 bits, shift an answer; 0 without any."""
+    """Return by how much images, each a number of 32 bits, shift an answer; 0 without any."""
     return crc32(b"".join([image.to_bytes(4, "little") for image in images])) if images else 0
 
 

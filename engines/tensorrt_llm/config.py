@@ -1,9 +1,9 @@
-"""TensorRT-LLM's configuration: its arguments, what follows from them, and the releases that are known.
+"""TensorRT-LLM's configuration: its arguments, what follows from them, and the known releases.
 
-A later layer replaces values of an earlier one, key by key in nested tables. An unknown key is an error with the nearest
+Arguments come in layers. A later layer replaces values of an earlier one, key by key in nested tables. An unknown key is an error with the nearest
 known one; TensorRT-LLM itself would report it only when the model is loaded.
 
-The numbers are those of its issues.
+Numbers of issues in errors are those of TensorRT-LLM's repository.
 """
 
 import difflib

@@ -40,7 +40,7 @@ from headwater.schemas.tables import Capability, MediaSupport
 def capabilities(
     settings: TensorRtSettings, arguments: Mapping[str, Any], llm: Any, *, images: bool = False
 ) -> frozenset[Capability]:
-    """From its settings, its arguments and the signatures of the `LLM` that was made of them. `images`: the model takes some."""
+    """Return the capabilities, from the settings, the arguments and the signatures of the `LLM` made with them. `images`: the model takes some."""
     cache = arguments["kv_cache_config"]
     has_events = bool(cache.get("enable_block_reuse")) and int(cache.get("event_buffer_max_size") or 0) > 0
     has_salt = takes(llm.generate_async, "cache_salt")
@@ -277,7 +277,7 @@ class TensorRtEngine(TensorRtControl):
         )
 
     def _disaggregated(self, leg: Leg) -> Any:
-        """How this leg takes part in a hand-off, None if it does not. Raises `EngineError` for one that is unusable."""
+        """Return how this leg takes part in a hand-off, None if it does not. Raises `EngineError` for one that is unusable."""
         request, mode = leg.request, self._settings.handoff
         if request.leg == "prefill":
             number = handoff.new_request_id()

@@ -1,4 +1,4 @@
-"""Prefill and decode legs: TensorRT-LLM's `DisaggregatedParams` as opaque bytes, and those of a decode leg from them."""
+"""Hand-offs of TensorRT-LLM: the `DisaggregatedParams` of a prefill leg as opaque bytes, and those of a decode leg made from them."""
 
 import secrets
 from typing import Any

@@ -36,7 +36,7 @@ class EventTranslator:
         self._size = block_size
         self._images = images
         self._blocks: dict[int, _Block] = {}
-        """By TensorRT-LLM's hash."""
+        """The blocks by TensorRT-LLM's hash."""
         self._partial: set[int] = set()
         self._expected: int | None = None
         self._window = 0

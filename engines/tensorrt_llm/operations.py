@@ -1,4 +1,4 @@
-"""LoRA adapters and sleep of TensorRT-LLM, and what its engine and these share."""
+"""Operations of TensorRT-LLM: LoRA adapters and sleep, the requests in it, and what its engine and these share."""
 
 import asyncio
 from abc import abstractmethod
@@ -138,12 +138,12 @@ class TensorRtControl(EngineBase):
         """Number of requests that it runs."""
 
 
-# One request in TensorRT-LLM: its handle, the tokens sent so far, and how it ends.
+# One request: its handle, the tokens sent so far, and how it ends.
 
 FINISHES: Final[dict[str, Finish]] = {"stop": "stop", "length": "length", "cancelled": "abort"}
 
 LEASE_SHARE: Final = 0.8
-"""Of the time that TensorRT-LLM keeps the KV: a claim on the last moment would find it gone."""
+"""The lease's share of the time for which TensorRT-LLM keeps the KV: at a claim in the last moment it would be gone."""
 
 
 class Leg:

@@ -1,6 +1,6 @@
-"""Polls TensorRT-LLM's KV events and iteration statistics, which it keeps in bounded buffers.
+"""Observation of TensorRT-LLM: its KV events and iteration statistics, which it keeps in bounded buffers, its health and its metrics.
 
-They are in this process's registry, so the metrics port of the worker shows them with the worker's labels next to ours.
+Its metrics are in this process's registry, so the metrics port of the worker shows them with the worker's labels next to ours.
 """
 
 import asyncio
@@ -109,7 +109,7 @@ class RankState:
         return self.translator.held()
 
 
-# Checks TensorRT-LLM's health from a thread: a call to a rank that has died may block.
+# Health, checked from a thread: a call to a rank that has died may block.
 
 PERIOD_S = 1.0
 ANSWER_S_MAX = 30.0
@@ -168,10 +168,10 @@ def _unhealthy(llm: Any) -> str:
     return f"TensorRT-LLM has died: {cause}" if cause else "TensorRT-LLM has died"
 
 
-# TensorRT-LLM's own Prometheus metrics (`trtllm_*`), filled as its server fills them: from iterations and ended requests.
+# TensorRT-LLM's own metrics (`trtllm_*`), filled from iterations and ended requests as by its server.
 
 LABELS: Final = {"engine_type": "trtllm"}
-"""Of each sample, as its server has it, with the model's name."""
+"""Labels of each sample, as TensorRT-LLM's server has them, besides the model's name."""
 
 _log = structlog.get_logger("headwater.tensorrt_llm")
 
@@ -204,7 +204,7 @@ class LibraryMetrics:
 
 @cache
 def _collector(model: str) -> Any:
-    """One per process: its metrics may be registered once. None without the class."""
+    """Return the collector of this process, whose metrics may be registered once. None without the class."""
     try:
         made = importlib.import_module("tensorrt_llm.metrics").MetricsCollector
         return made({"model_name": model, **LABELS})
@@ -215,7 +215,7 @@ def _collector(model: str) -> Any:
         return None
 
 
-# What the adapter imports of TensorRT-LLM, in one place.
+# The imports of TensorRT-LLM, in one place.
 
 NAMES: Final = {
     "LLM": "tensorrt_llm",
@@ -231,7 +231,7 @@ NAMES: Final = {
 
 
 def not_installed(reason: str) -> str:
-    """What to do about an import that failed for this reason."""
+    """Return what to do about an import that failed for this reason."""
     here = f"{sys.version_info.major}.{sys.version_info.minor}"
     return (
         f"TensorRT-LLM cannot be imported ({reason}): install headwater's `trtllm` extra on Python {PYTHONS[-1]} "

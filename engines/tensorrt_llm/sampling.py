@@ -1,4 +1,4 @@
-"""Our sampling parameters as TensorRT-LLM's, and its log probabilities as ours.
+"""Translation of sampling parameters, log probabilities and images to and from TensorRT-LLM's.
 
 Bias and allowed tokens are one tensor, `embedding_bias`, which TensorRT-LLM adds to the logits. A word of several tokens
 needs a logits processor: its last token is forbidden only after the others.
@@ -98,7 +98,7 @@ def banned_sequences(words: Sequence[str], tokenizer: Any) -> list[list[int]]:
     return found
 
 
-# Our sampling parameters as TensorRT-LLM's, and its log probabilities as ours.
+# Sampling parameters, and log probabilities.
 
 PROMPT_ROWS: Final = 64
 """Positions of a prompt whose logits are in memory as float32 at a time: 32 MB with a vocabulary of 128k tokens."""
@@ -229,10 +229,10 @@ def token_logprobs(tokens: Sequence[int], entries: Sequence[Any], count: int) ->
     return tuple(found)
 
 
-# Images for TensorRT-LLM: how a model takes them, and requests' images in prompts and in KV events.
+# Images: how a model takes them, and requests' images in prompts and in KV events.
 
 IMAGES_MAX: Final = 16
-"""Of a prompt: TensorRT-LLM states no limit."""
+"""The most images of a prompt: TensorRT-LLM states no limit."""
 
 REMEMBERED: Final = 32_768
 """Bound on the images whose number of tokens is remembered, for events that name them."""
@@ -294,7 +294,7 @@ class TensorRtImages:
 
 
 def image_handling(llm: Any) -> TensorRtImages | None:
-    """How the model of an `LLM` takes images. None for a model without, for one whose prompts cannot be predicted exactly, and for a
+    """Return how the model of an `LLM` takes images. None for a model without, for one whose prompts cannot be predicted exactly, and for a
     release that expands no prompts of token ids: their requests with images are rejected.
     """
     processor = getattr(llm, "input_processor", None)

@@ -1,9 +1,10 @@
-"""The in-process implementation: the same leases and checksums, with injected faults in place of NIXL's.
+"""Transfers on one machine: in one process with injected faults for simulations and tests, and between processes that share memory.
 
-It has no threads and uses the given clock, so simulations are deterministic.
+Both have the leases and checksums of NIXL's. `LocalTransfer` has no threads and uses the given clock, so simulations are deterministic.
 
-The slab is an anonymous file, which ends with its process: a reader opens it through /proc, and finds out by its name whether the process
-with that number is still the one that made the offer. So nothing is left behind by a process that is killed.
+The slab of `SharedTransfer` is an anonymous file, which ends with its process: a reader opens it through /proc, and finds out by
+its name whether the process with that number is still the one that made the offer. So nothing is left behind by a process that is
+killed.
 """
 
 import mmap
@@ -137,7 +138,7 @@ class LocalTransfer(SlabTransfer):
         self._fabric.leave(self._agent)
 
 
-# Tensors between processes of one machine, in memory that they share. For engines without NIXL; see `TensorTransfer`.
+# Memory that processes of one machine share, for engines without NIXL.
 
 PREFIX: Final = "headwater-"
 

@@ -1,6 +1,6 @@
-"""Tensors between processes and machines by NIXL. See `Transfer`.
+"""Tensors between processes and machines by NIXL, an implementation of `TensorTransfer`.
 
-It polls often while a read is in progress or a reader was admitted, and ten times a second otherwise, so that idle agents
+The thread that calls NIXL polls often while a read is in progress or a reader was admitted, and ten times a second otherwise, so that idle agents
 cost almost nothing. NIXL's calls release the GIL while they copy.
 """
 
@@ -261,7 +261,7 @@ def _settle(future: "asyncio.Future[Any]", result: Any) -> None:
         future.set_result(result)
 
 
-# Tensors between processes and machines by NIXL. See `Transfer`.
+# The transfer.
 
 
 class NixlTransfer(SlabTransfer):

@@ -1,4 +1,4 @@
-"""Opens the slab of a process, from which others read tensors: over NIXL, or in memory that processes of one machine share."""
+"""The opening of a process's slab, from which others read tensors: over NIXL, or in memory that processes of one machine share."""
 
 import secrets
 from functools import partial

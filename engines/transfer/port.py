@@ -1,9 +1,9 @@
-"""The `TensorTransfer` port: offer a tensor, read one, and the errors of both.
+"""The `TensorTransfer` port (offer a tensor, read one, the errors of both), and checksums.
 
 `NixlTransfer` moves bytes between processes and machines, `LocalTransfer` within one process and under injected
 faults; one contract suite (tests/contract/transfer/test_transfer.py) runs over both.
 
-It reads 15 GB/s where a transfer moves 8; zlib's crc32, with 2.3, would take three times as long as the transfer itself. It
+The checksum, XXH3-64, reads 15 GB/s where a transfer moves 8; zlib's crc32, with 2.3, would take three times as long as the transfer itself. It
 detects accidents, not forgery.
 """
 
@@ -141,7 +141,7 @@ class TensorTransfer(Protocol):
         ...
 
     def borrow(self, offer: Offer, control: Control, *, attempt: int = 1) -> AbstractAsyncContextManager[Any]:
-        """As `read`, without the copy: the array is in the slab, and must not be used after the block.
+        """Read like `read`, without the copy: the array is in the slab, and must not be used after the block.
 
         Faster for large tensors, whose copy costs more than their transfer; for callers that copy them at once, for
         example to a GPU.

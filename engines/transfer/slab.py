@@ -2,7 +2,7 @@
 
 An implementation adds the read of bytes from another slab into a block of this one.
 
-The buffer is registered once, because registering costs as much as moving megabytes; its parts are allocated here. No bytes
+The slab's buffer is registered once, because registering costs as much as moving megabytes; its parts are allocated here. No bytes
 are accessed: the same allocator serves host and device memory.
 
     held ──► offered ──► claimed ──► free, when the reader reports the end of its read
@@ -308,7 +308,7 @@ class TransferLedger:
             raise ValueError(f"the block at {hold.block.offset} is {hold.state}, not {state}")
 
 
-# The common part of all `TensorTransfer` implementations: leases, claims, checksums, and buffers after each kind of end.
+# The transfer, without the read of bytes.
 
 T = TypeVar("T")
 Take = Callable[[int, Offer], tuple[Any, int]]
@@ -325,7 +325,7 @@ REPORT_S: Final = 1.0
 DRAIN_POLL_S: Final = 0.02
 
 AT_ONCE: Final = 64 * 1024
-"""Up to so many bytes are copied on the event loop, which is cheaper than a thread."""
+"""Up to this many bytes are copied on the event loop, which is cheaper than a thread."""
 
 REFUSED: Final[dict[Refusal, tuple[type[TransferError], str]]] = {
     "unknown": (OfferVoid, "has no such lease"),

@@ -1,9 +1,9 @@
-"""VLLM's configuration: its arguments, what follows from them, and the releases that are known.
+"""Configuration of vLLM: its arguments, what follows from them, and the known releases.
 
 Everything except `parse` works without vLLM, so that mistakes are found without an import of half a minute.
 
-Where both set a value they must agree. Unset values are vLLM's defaults, except on a CPU, where these are for servers with
-hundreds of cores.
+If Headwater's settings and vLLM's own arguments both set a value, they must agree. Unset values are vLLM's defaults, except on a
+CPU, where these are for servers with hundreds of cores.
 """
 
 import os
@@ -25,7 +25,7 @@ from headwater.schemas.tables import Capability, ModelCard
 
 
 def parse(words: Sequence[str]) -> dict[str, Any]:
-    """The values that these words set, by `AsyncEngineArgs`'s names: see `native_parser`. Raises `EngineUnavailable`."""
+    """The values that these words set, by `AsyncEngineArgs`'s names: see `native_arguments.parse`. Raises `EngineUnavailable`."""
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
@@ -35,7 +35,7 @@ def parse(words: Sequence[str]) -> dict[str, Any]:
 
 
 def _of_http_server(flag: str) -> str:
-    """What to do with a flag of vLLM's HTTP server, "" for another."""
+    """Return what to do with a flag of vLLM's HTTP server, "" for another."""
     try:
         from vllm.entrypoints.launchers.cli_args import FrontendArgs
     except ImportError:
@@ -45,7 +45,7 @@ def _of_http_server(flag: str) -> str:
     return "it belongs to vLLM's HTTP server, which Headwater's edge replaces: omit it"
 
 
-# Conversion of Headwater's settings and vLLM's own arguments to the keyword arguments of AsyncEngineArgs.
+# Conversion of Headwater's settings and vLLM's own arguments to those of AsyncEngineArgs.
 
 CPU_BLOCK_SIZE = 32
 CPU_KV_CACHE_MIB = 512
@@ -134,7 +134,7 @@ def keyword_arguments(settings: VllmSettings, events: str, replay: str, *, cpu: 
 
 
 def shared_arguments(settings: VllmSettings, *, cpu: bool) -> dict[str, Any]:
-    """What every process of an engine must be started with, its headless ranks and further nodes too; native arguments go first."""
+    """Return what every process of an engine must be started with, its headless ranks and further nodes too; native arguments go first."""
     arguments: dict[str, Any] = {}
     if settings.max_model_len:
         arguments["max_model_len"] = settings.max_model_len
@@ -188,7 +188,7 @@ def _kv_events(theirs: Any, events: str, replay: str) -> Any:
     return theirs
 
 
-# What a pooling model of vLLM computes of a prompt: its tasks, and the parameters that they need.
+# Pooling models: their tasks, and the parameters that they need.
 
 POOLING: Final = ("embed", "classify", "score", "token_embed", "token_classify")
 """Tasks of vLLM's pooling models that return vectors."""

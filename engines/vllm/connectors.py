@@ -44,7 +44,7 @@ CONNECTORS: dict[str, Connector] = {
     # vLLM's default folder is /tmp, where other users could read the KV of prompts.
     "example": Connector("ExampleConnector", needs=(("shared_storage_path", '"/var/lib/headwater/kv"'),)),
 }
-"""By the name on the command line."""
+"""The connectors by their names on the command line."""
 
 PULLING = frozenset({"NixlConnector", "NixlPullConnector"})
 """vLLM's connectors by which a decode worker reads the KV of a prefill worker."""

@@ -28,7 +28,7 @@ class ItemsToLoad(ECConnectorMetadata):
 
 
 class EmbeddingConnector(ECConnectorBase):
-    """See the module; methods as `ECConnectorBase` describes them."""
+    """The connector; its methods are described by `ECConnectorBase`."""
 
     def __init__(self, vllm_config: Any, role: ECConnectorRole) -> None:
         super().__init__(vllm_config=vllm_config, role=role)
@@ -47,7 +47,7 @@ class EmbeddingConnector(ECConnectorBase):
             self._to_load.append(identifier)
 
     def build_connector_meta(self, scheduler_output: Any) -> ECConnectorMetadata:
-        """Hand over what is to be loaded."""
+        """Hand over what to load."""
         identifiers, self._to_load = self._to_load, []
         return ItemsToLoad(identifiers)
 

@@ -1,4 +1,4 @@
-"""vLLM without its language model, as the `Engine` of an encode worker: images, videos and audio in, embeddings out."""
+"""Encode workers with vLLM: a vLLM without its language model as their `Engine`, and a vLLM that takes the embeddings they computed."""
 
 import asyncio
 import itertools
@@ -51,7 +51,7 @@ def transfer_config(role: str, folder: Any) -> Any:
     )
 
 
-# vLLM without its language model, as the `Engine` of an encode worker: images, videos and audio in, embeddings out.
+# The engine of an encode worker.
 
 PROCESSOR_CACHE_GIB: Final = 0.25
 
@@ -159,7 +159,7 @@ class VllmEncoder(ImageEncoder):
 
 
 def fields_resolver(model_config: Any) -> Any:
-    """What names a model's placeholder fields; None in releases without, whose consumers need the pixels too."""
+    """Return what names a model's placeholder fields; None in releases without, whose consumers need the pixels too."""
     try:
         from vllm.distributed.ec_transfer.ec_connector.utils import PlaceholderMetadataResolver
     except ImportError:
@@ -167,7 +167,7 @@ def fields_resolver(model_config: Any) -> Any:
     return PlaceholderMetadataResolver(model_config)
 
 
-# A vLLM that is given the embeddings of media: its connector, its store of embeddings, and the proof that it uses them.
+# A vLLM that takes embeddings: its connector, its store, and the proof that it uses them.
 
 GIVEN_ID: Final = "1" * 32
 
@@ -178,7 +178,7 @@ class EmbeddingInput:
     def __init__(self, mib: int) -> None:
         self._folder = embedding_files.make_folder()
         self.taken: EmbeddingSupport | None = None
-        """Which embeddings of images the engine takes in place of them, once verified; None where it needs the images too."""
+        """The embeddings of images that the engine takes in place of them, once verified; None if it needs the images too."""
         self.form: ModelEmbeddings | None = None
         """What the engine computes of images itself, and can be given, once verified."""
         self.store = EmbeddingStore(embedding_files.FileShelf(self._folder), mib << 20, time.monotonic)
@@ -205,7 +205,7 @@ class EmbeddingInput:
         await self.store.put(item, tensor_of(image), image.fields)
 
     def fields_of(self, media: Sequence[PromptMedia]) -> list[dict[str, Any]] | None:
-        """What the model needs of the items besides their embeddings; None if it needs the pixels of any of them."""
+        """Return what the model needs of the items besides their embeddings; None if it needs the pixels of any of them."""
         found = []
         for item in media:
             fields = self.store.fields(item)
@@ -245,7 +245,10 @@ class EmbeddingInput:
 
 
 def form_of(probe: PromptMedia, tensor: Any, taken: EmbeddingSupport | None) -> ModelEmbeddings:
-    """From the embedding of the probe item, and what is known of its grid. Raises `EngineUnavailable` for another number of rows than tokens."""
+    """Return the form of the model's embeddings, from that of the probe item and what is known of its grid.
+
+    Raises `EngineUnavailable` unless it has as many rows as the item has tokens.
+    """
     image = encoded_image(tensor, b"")
     if tuple(tensor.shape[:-1]) != (probe.tokens,):
         raise EngineUnavailable(
@@ -263,7 +266,7 @@ async def _generate_one(engine: Any, support: MediaSupport, item: PromptMedia) -
 
 
 def _taken(model: Any, embedding: Any) -> EmbeddingSupport | None:
-    """Of a model that needs nothing but the grid of an image's patches besides its embedding, as Qwen2-VL and its successors do."""
+    """Return the embeddings that a model takes if it needs only the grid of patches besides, as Qwen2-VL and its successors do; else None."""
     fields = fields_resolver(model)
     merge = getattr(getattr(model.hf_config, "vision_config", None), "spatial_merge_size", 0)
     if fields is None or set(fields.fields_for("image")) != {"image_grid_thw"} or not merge:

@@ -176,7 +176,7 @@ class VllmEngine(VllmControl):
         )
 
     def _taken_embeddings(self) -> EmbeddingSupport | None:
-        """Those that clients may send. Raises `EngineUnavailable` if they are to, and the model needs the images too."""
+        """Return the embeddings that clients may send. Raises `EngineUnavailable` if they should be able to, and the model needs the images too."""
         if not self._settings.accepts_embeddings:
             return None
         if self._embeddings is None or self._embeddings.taken is None:
@@ -246,7 +246,7 @@ class VllmEngine(VllmControl):
         task.add_done_callback(partial(self._ended, request.request, rank, stream))
 
     def _fields_of(self, media: Sequence[PromptMedia]) -> list[dict[str, Any]] | None:
-        """Of images that came without pixels, whose embeddings are at hand."""
+        """Return the fields of images that came without pixels, from their stored embeddings; None if all came with pixels."""
         if self._embeddings is None or not media or any(item.data for item in media):
             return None
         found = self._embeddings.fields_of(media)

@@ -132,8 +132,11 @@ def _wait_for_transfers() -> None:
 
 
 def _let_llvmlite_be_scanned() -> None:
-    """On CPU vLLM reads `__dict__` of every object in all loaded modules; llvmlite (numba, the block hashes) has an
-    object that returns a native function for any attribute, which makes the worker fail."""
+    """Make llvmlite's object raise AttributeError for special names, such as `__dict__`.
+
+    On CPU vLLM reads `__dict__` of every object in all loaded modules. llvmlite (used by numba, for the block hashes) has an object that
+    returns a native function for any attribute, which makes the worker fail.
+    """
     ffi = importlib.import_module("llvmlite.binding.ffi")
     wrapper: Any = getattr(ffi, "_lib_wrapper", None)
     if wrapper is None:

@@ -1,4 +1,4 @@
-"""vLLM processes without requests of their own: data-parallel ranks (`--headless`), further nodes of an engine.
+"""vLLM processes without requests of their own: data-parallel ranks (`--headless`) and further nodes of an engine.
 
 Their leader is a worker elsewhere, which represents them in the fleet: they do not join it, and only compute and export
 metrics.

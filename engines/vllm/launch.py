@@ -1,4 +1,4 @@
-"""The start of vLLM's AsyncLLM in this process, and the cause of its death: for workers that generate and for those that encode."""
+"""The start of vLLM's AsyncLLM in this process, the cause of its death, and its ranks: for workers that generate and that encode."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -75,7 +75,7 @@ def launch(
 
 
 def _put_sockets_in(folder: Path) -> None:
-    """Where vLLM's own sockets are to be, unless the operator has said where: it removes none of them, also not at an orderly end."""
+    """Set the folder of vLLM's own sockets, unless the operator has set one: vLLM removes none of them, even if it ends orderly."""
     given = os.environ.get(SOCKETS)
     if given and not engine_process.is_private(Path(given)):
         return
@@ -113,13 +113,13 @@ def check_alive(engine: Any, failure_file: str) -> None:
 
 
 def death_of(engine: Any, failure_file: str) -> str:
-    """That it died, and why."""
+    """Return a message that the engine core died, and why."""
     resources = getattr(getattr(engine, "engine_core", None), "resources", None)
     processes = getattr(getattr(resources, "engine_manager", None), "processes", ())
     return f"vLLM's engine core died: {engine_process.read(failure_file, processes) or engine.dead_error}"
 
 
-# One data-parallel rank of a vLLM: its events, cached blocks and load. Without data parallelism there is one rank.
+# One data-parallel rank: its events, cached blocks and load. There is at least one.
 
 
 class EngineRank:

@@ -1,6 +1,6 @@
-"""Images, videos and audio for vLLM: how a model takes them, learned by letting vLLM's own processor expand some, and a request's as it wants them.
+"""Images, videos and audio for vLLM: how a model takes them, learned from vLLM's own processor, and the form of a request's media.
 
-vLLM expands one placeholder token per item by itself. The requests of this project have the expanded ones, since their number is part of
+vLLM itself expands one placeholder token per item. Headwater's prompts have the expanded ones, since their number is part of
 the prompt's block hashes; so each run is collapsed again.
 """
 
@@ -53,7 +53,7 @@ def item_value(item: PromptMedia, support: MediaSupport) -> Any:
     return values_of(item)
 
 
-# Images, videos and audio for vLLM: how a model takes them, learned by letting vLLM's own processor expand some, and a request's as it wants them.
+# Images, videos and audio in prompts.
 
 Learn = Callable[[Any, Any, int, int], Any]
 """The rule of a kind, None if none fits: of vLLM's model configuration, its processor, the placeholder's id, and the limit per prompt."""
@@ -62,7 +62,7 @@ _log = structlog.get_logger("headwater.vllm")
 
 
 def media_support(config: Any) -> MediaSupport:
-    """How the model takes media. Kinds are left out that it does not take, or whose prompts cannot be predicted exactly: requests with them
+    """Return how the model takes media. Kinds are left out that it does not take, or whose prompts cannot be predicted exactly: requests with them
     are rejected, as a wrong count of tokens would name wrong blocks.
 
     `config` is vLLM's `VllmConfig`.
@@ -73,7 +73,7 @@ def media_support(config: Any) -> MediaSupport:
 
 
 def image_support(config: Any) -> ImageSupport | None:
-    """How the model takes images: see `media_support`."""
+    """Return how the model takes images: see `media_support`."""
     support: ImageSupport | None = _learned(config, "image", _image_rule)
     return support
 
@@ -96,7 +96,7 @@ def media_tokens_max(engine: Any, support: MediaSupport) -> dict[PromptMediaKind
 
 def _learned(config: Any, kind: PromptMediaKind, learn: Learn) -> Any:
     model = config.model_config
-    # What an encoder of its own reads is no part of a prompt: such a model transcribes.
+    # What an encoder of its own reads is not part of a prompt: such a model transcribes.
     if not model.is_multimodal_model or getattr(model, "is_encoder_decoder", False):
         return None
     from vllm.multimodal import MULTIMODAL_REGISTRY
@@ -154,7 +154,7 @@ def _audio_rule(model: Any, processor: Any, placeholder: int, limit: int) -> Aud
 
 
 def _expanded(processor: Any, placeholder: int, kind: PromptMediaKind, item: Any) -> int:
-    """How many placeholder tokens vLLM makes of one for an item; -1 if it makes others too."""
+    """Return how many placeholder tokens vLLM makes of one for an item; -1 if it makes others too."""
     from vllm.multimodal.processing import ProcessorInputs, TimingContext
 
     inputs = ProcessorInputs([placeholder], processor.info.parse_mm_data({kind: [item]}))
@@ -202,11 +202,11 @@ def _stacked(fields: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-# Speech for vLLM: whether a model transcribes, and a recording as vLLM wants it.
+# Speech: whether a model transcribes, and a recording as vLLM wants it.
 
 
 def speech_support(config: Any) -> SpeechSupport | None:
-    """How the model transcribes. None for a model that does not, and for one that is no Whisper: prompts differ by architecture.
+    """Return how the model transcribes. None for a model that does not, and for one that is no Whisper: prompts differ by architecture.
 
     `config` is vLLM's `VllmConfig`.
     """

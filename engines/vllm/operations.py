@@ -118,7 +118,7 @@ def _content(adapter: LoraAdapter) -> str:
     return digest.hexdigest()
 
 
-# Operations of vLLM other than generation: LoRA, sleep, pause, profiles, embeddings, release of pinned blocks.
+# Operations.
 
 RELEASE_TRIES = 5
 RELEASE_PAUSE_S = 0.02

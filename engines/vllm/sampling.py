@@ -1,4 +1,4 @@
-"""Conversion of sampling settings to vLLM's SamplingParams, and of vLLM's log probabilities.
+"""Conversion of sampling settings to vLLM's SamplingParams, of vLLM's log probabilities, and of its errors.
 
 vLLM's `extra_args` (hand-off parameters, arguments of logits processors) are built only here: no name in it comes from a
 client.
@@ -121,7 +121,7 @@ def unknown_processor(wanted: Iterable[str], known: Mapping[str, str]) -> str:
 
 
 def arguments(params: Any, name: str) -> dict[str, Any] | None:
-    """For authors of logits processors: the arguments in `params` for the processor `name`.
+    """Return the arguments in `params` for the processor `name`; for authors of logits processors.
 
     None if the request does not use it. See `VllmSettings.processors`.
     """
@@ -158,7 +158,7 @@ def _token_logprob(token: int, entries: Any, count: int) -> TokenLogprob:
     return TokenLogprob(entries[token].logprob, tuple((number, entry.logprob) for number, entry in ranked))
 
 
-# Classifies vLLM's exceptions: invalid request, or engine failure.
+# Classification of vLLM's exceptions: invalid request, or engine failure.
 
 TEXT_MAX = 1_000
 """Characters of an error that are passed on: some contain the whole value."""

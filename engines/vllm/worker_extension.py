@@ -34,7 +34,7 @@ class Extension:
 
 
 def fix_mixed_batches() -> None:
-    """On CPU, requests without LoRA use the adapter of the last slot, once another in their batch has one.
+    """Fix batches of mixed requests on CPU, in which those without LoRA use the adapter of the last slot once another has one.
 
     They have index -1, which GPU kernels skip; CPU kernels use it as an index from the end. Seen in vLLM 0.32.
     """

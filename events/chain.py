@@ -1,4 +1,4 @@
-"""Verification of a log's hash chains: does each message follow the one that it names as its predecessor?
+"""Verification of a log's hash chains: each message must follow the one that it names as its predecessor.
 
 Each message's own digest is checked when it is decoded. This module detects the remaining faults: a message missing
 between two valid ones, one replaced by another, and a duplicate. Pure, and part of the fold, so every router and every
@@ -24,7 +24,7 @@ class Head(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Break(NamedTuple):
-    """At `position` the chain of `subject` is broken: `writer`'s events are incomplete."""
+    """A break in the chain of `subject` at `position`: `writer`'s events are incomplete."""
 
     position: int
     subject: str

@@ -1,4 +1,4 @@
-"""`Log` in memory: the same contract, no server. For tests and the simulator."""
+"""The ports in memory: `Log`, `Table` and `Blobs` with the same contracts and no server. For tests and the simulator."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -172,7 +172,7 @@ class MemoryLog:
         grown.set()
 
 
-# `Table` and `Blobs` in memory: same contracts, no server. For tests and the simulator.
+# `Table` and `Blobs`.
 
 
 class MemoryTable:

@@ -1,6 +1,6 @@
-"""Snapshots: a fold's state with its log position, in the object store.
+"""Snapshots: a fold's state with its log position, in the object store, and when a new one is due.
 
-A snapshot is a manifest and its chunks (see `events.snapshots.format`). The manifest is written last and deleted first,
+A snapshot is a manifest and its chunks (see `events.snapshot_format`). The manifest is written last and deleted first,
 so a snapshot is visible whole or not at all. The newest `KEEP` and those named by a bookmark are retained. If one fails
 verification the next older one is used; without any, the fold starts at the beginning of the log.
 
@@ -295,7 +295,7 @@ class SnapshotStore:
         raise failure
 
 
-# Decides when a snapshot is due because retention is about to remove messages that the newest one needs.
+# The guard of retention: a snapshot is due before messages that the newest one needs are removed.
 
 MARGIN = 0.5
 """A snapshot is due once messages after the newest one use this share of a limit."""
@@ -370,7 +370,7 @@ class RetentionGuard:
         return reason
 
 
-# When a snapshot is due: by the time to fold the tail after it, by age, and by the cost of taking one.
+# The policy: a snapshot is due by the time to fold the tail after it, by age, and by its cost.
 
 
 class Policy(NamedTuple):

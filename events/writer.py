@@ -1,4 +1,4 @@
-"""A writer of one subject: queues events without blocking and appends them in packed messages, one call at a time.
+"""The writer of one subject: it queues events without blocking, and appends them in packed messages, one call at a time.
 
 `offer` queues an event and returns at once, so the log never delays a token. `run` packs the events of a few
 milliseconds into messages and retries each append, with the same messages, until it is stored.

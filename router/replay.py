@@ -1,4 +1,4 @@
-"""Replaying decisions: fold the log again and recompute every decision at the position where it was made. Pure.
+"""Replay of decisions: the log is folded again, and every decision recomputed at the position where it was made. Pure.
 
 A router decides on the fold up to some position plus its own decisions that the log did not hold yet. So each
 incarnation of a router gets loads of its own (its *view*): they apply its decisions at the position where
@@ -137,7 +137,7 @@ def _copy(loads: Loads) -> Loads:
     return msgspec.convert(msgspec.to_builtins(loads), Loads)
 
 
-# All candidates of some decisions, which the log keeps a few of: fold the log again and score the workers where those were made. Pure.
+# All candidates of some decisions, of which the log keeps a few.
 
 Key = tuple[Incarnation, int]
 """A router's incarnation and the number of its decision."""

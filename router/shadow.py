@@ -1,4 +1,4 @@
-"""Shadow policy: recomputes each decision of the log with another policy, on the same state. Pure.
+"""The shadow policy: recomputes each decision of the log with another policy, on the same state. Pure.
 
 A decision is stored some time after it was made, on a fold that had read less. So messages are read first and folded
 later, when the decisions made before them are known; the caller of `read` and `advance` chooses the delay. On that fold
@@ -65,7 +65,7 @@ class Tally(msgspec.Struct):
 
 
 class ShadowFold(Replay):
-    """See the module. `done` lists requests whose decisions were judged before, under the same name."""
+    """The fold of a shadow router. `done` lists requests whose decisions were judged before, under the same name."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What a request demands of its worker, how it wants one picked, and how it may be queued.
+"""Constraints, preferences and flow control: which workers may take a request, how one is picked, and how the request may be queued.
 
 Each struct travels whole: from HTTP headers into the route query, into the decision's record, and back when a decision is
 recomputed. Code outside this module names a field only where its value is set or used, so that a new constraint needs a field
@@ -28,14 +28,14 @@ CLIENT_POLICIES: Final = (
 
 
 class Constraints(msgspec.Struct, frozen=True, array_like=True, cache_hash=True):
-    """Which workers may take a request. Requests with equal constraints can be placed on the same workers.
+    """The properties of a request that limit which workers may take it. Requests with equal constraints can be placed on the same workers.
 
     `pinned` is the only worker allowed. `exclude` lists incarnations to leave out, as "<worker>.<epoch>": those that just failed
-    the request, and saturated ones. `leg` "decode" requires a worker that can continue a prompt computed elsewhere, by a
-    hand-off of the kind `pairs_with`; with the need "encode" that is the format of embeddings. `needs` are capabilities that the engine must have, `tier` the only tier allowed.
-    A tainted worker is allowed only if `tolerates` has all its taints. `engine` is the only engine allowed, whatever the
-    engine weights are. `tokenizer` is the digest of the tokenizer that the tokens so far are of, `media_processor` that of the settings which the ids of its media
-    stand for.
+    the request, and saturated ones. `leg` "decode" requires a worker that can continue a prompt computed elsewhere, by a hand-off
+    of the kind `pairs_with`; with the need "encode" that is the format of embeddings. `needs` are capabilities that the engine
+    must have, `tier` the only tier allowed. A tainted worker is allowed only if `tolerates` has all its taints. `engine` is the
+    only engine allowed, whatever the engine weights are. `tokenizer` is the digest of the tokenizer that the tokens so far are
+    of, `media_processor` that of the settings which the ids of its media stand for.
     """
 
     pinned: str = ""

@@ -1,4 +1,4 @@
-"""The log's events as one type, and the codec of its messages.
+"""The codec of the log's messages, and its events as one type.
 
 The messages of one subject form a hash chain: each contains the digest of the previous one and ends with its own. A reader
 verifies that a message was not altered (its own digest), and that the message before it is the one that preceded it when
@@ -49,10 +49,10 @@ Digest = Annotated[bytes, msgspec.Meta(min_length=DIGEST_BYTES, max_length=DIGES
 class Batch(msgspec.Struct, Generic[EventT], frozen=True, array_like=True):
     """One log message: the events of one writer, in the order they happened.
 
-    `epoch` is the revision of the writer's lease, so a higher epoch is a later incarnation; `seq` counts that
-    incarnation's batches on this subject from 1 and identifies the batch in retries; `wall_ns` is data, which no fold
-    compares. `trace` is the W3C trace id that all events of the batch belong to, empty where they belong to several. `previous` is the digest of the subject's message before this one, `digest`
-    its own: BLAKE2b over all bytes before it, last in the message.
+    `epoch` is the revision of the writer's lease, so a higher epoch is a later incarnation; `seq` counts that incarnation's
+    batches on this subject from 1 and identifies the batch in retries; `wall_ns` is data, which no fold compares. `trace` is the
+    W3C trace id that all events of the batch belong to, empty where they belong to several. `previous` is the digest of the
+    subject's message before this one, `digest` its own: BLAKE2b over all bytes before it, last in the message.
     """
 
     version: int
@@ -81,7 +81,7 @@ class Sealed(NamedTuple):
         return self.data[-DIGEST_BYTES:]
 
 
-# Retired events, which are no longer written, and their conversion to the events that replaced them.
+# Retired events, which are no longer written, and their conversion to their replacements.
 
 Upcasters = dict[type[Event], Callable[[Any], Event]]
 
@@ -89,7 +89,7 @@ UPCASTERS: Upcasters = {}
 """Each retired event's conversion, to the event that replaced it or to a retired one between them."""
 
 
-# The log's events as one type, and the codec of its messages.
+# Messages.
 
 PoolEvent = (
     BlocksStored

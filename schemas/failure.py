@@ -1,4 +1,4 @@
-"""Describes an unexpected exception by its type and place, without its message.
+"""A description of an unexpected exception by its type and place, without its message.
 
 The message of an exception from a library may contain what it failed on: a prompt, an answer, a tool argument. Logs and
 error responses get this description instead; messages are in the log at level debug.

@@ -1,4 +1,4 @@
-"""Tokens to sequence hashes: the block identity shared by edge, worker and router.
+"""Translation of tokens to sequence hashes: the block identity shared by edge, worker and router.
 
 A sequence hash identifies a block by its tokens *and* all tokens before it: it is chained over all earlier blocks and
 seeded by LoRA name and cache salt; multimodal digests enter at the block they overlap. Equal hashes mean equal prefixes.

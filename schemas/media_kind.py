@@ -5,7 +5,7 @@ from typing import Final, Literal
 PromptMediaKind = Literal["image", "video", "audio", "recording"]
 
 SAMPLED_FRAMES: Final = 32
-"""To which a video is sampled where the settings of an engine do not say: vLLM's own default, for all engines."""
+"""The number of frames that a video is sampled to where an engine's settings state none: vLLM's own default, for all engines."""
 
 ONE: Final[dict[PromptMediaKind, str]] = {
     "image": "an image",
@@ -19,4 +19,4 @@ SEVERAL: Final[dict[PromptMediaKind, str]] = {
     "audio": "audio clips",
     "recording": "recordings",
 }
-"""In messages for people."""
+"""Their plurals, for messages for people."""

@@ -1,4 +1,4 @@
-"""What each kind of client may publish and subscribe to on the server: the least that its work requires.
+"""Permissions on the server: what each kind of client may publish and subscribe to, which is the least that its work requires.
 
 A subject permission matches whole tokens only. A pool's stream has the pool in its name, so it is allowed by name where
 the pools are known and by `*` where they are not; the namespace's other streams are then denied where they must not be
@@ -295,7 +295,7 @@ def _reply(ns: str, *kinds: InboxKind) -> tuple[str, ...]:
 
 
 def _services(kind: str, client: str) -> tuple[str, ...]:
-    """Where an actor answers service discovery."""
+    """Return the subjects on which an actor answers service discovery."""
     name = f"headwater-{kind}"
     verbs: tuple[Literal["PING", "INFO", "STATS"], ...] = ("PING", "INFO", "STATS")
     return tuple(subjects.service(verb, *scope) for verb in verbs for scope in ((), (name,), (name, client)))
@@ -310,7 +310,7 @@ def _info(stream: str) -> str:
 
 
 def _exist(*streams: str) -> tuple[str, ...]:
-    """Whether streams exist, and no more."""
+    """Return the subjects to ask whether streams exist, and no more."""
     return tuple(_info(stream) for stream in streams)
 
 
@@ -319,7 +319,7 @@ def _purge(stream: str) -> str:
 
 
 def _look_up(*streams: str) -> tuple[str, ...]:
-    """Whether a stream exists, and single messages of it: from the leader, and from any replica."""
+    """Return the subjects to ask whether a stream exists, and to read single messages of it: from the leader, and from any replica."""
     return tuple(
         subject
         for stream in streams
@@ -347,7 +347,7 @@ def _read(*streams: str) -> tuple[str, ...]:
 
 
 def _no_reading(*streams: str) -> tuple[str, ...]:
-    """What to deny where `*` stands for pools whose names are not known."""
+    """Return what to deny where `*` stands for pools whose names are not known."""
     return tuple(
         right for stream in streams for right in (*_look_up(stream), *_read(stream)) if right != _info(stream)
     )

@@ -43,7 +43,7 @@ class Wildcard(str):
 
 
 ANY: Final = Wildcard("*")
-"""In place of a name: the pattern of all subjects of that form."""
+"""Stands in place of a name: the pattern of all subjects of that form."""
 
 
 def _token(kind: str, name: str) -> str:
@@ -172,7 +172,7 @@ def edge_streams(ns: str, edge: str, epoch: int | Wildcard) -> str:
 
 
 def usage(ns: str, edge: str) -> str:
-    """What the clients of one edge use of their rate limits; all edges listen."""
+    """Return the subject for what the clients of one edge use of their rate limits; all edges listen."""
     return _ours(ns, "usage", _token("edge", edge))
 
 

@@ -1,4 +1,4 @@
-"""The records of the tables: model cards, capabilities, leases and API keys."""
+"""The records of the tables: model cards and LoRA cards, API keys, and leases."""
 
 import math
 from collections.abc import Iterable
@@ -115,11 +115,11 @@ def needs_of(sampling: Any, **fields: Any) -> list[Need]:
 
 
 def required_capabilities(sampling: Any, **fields: Any) -> tuple[Capability, ...]:
-    """What an engine must be capable of. Arguments as in `needs_of`."""
+    """Return what an engine must be capable of. Arguments as in `needs_of`."""
     return tuple([need.capability for need in needs_of(sampling, **fields)])
 
 
-# Model cards and LoRA cards: what an edge needs to serve a model. KV bucket, one key per pool and per LoRA adapter.
+# Model cards and LoRA cards: what an edge needs to serve a model. One key per pool and per adapter.
 
 LOGPROBS_MAX = 20
 """Alternatives per token that OpenAI's API permits."""
@@ -143,7 +143,7 @@ class ImageSupport(msgspec.Struct, frozen=True, kw_only=True):
 class EmbeddingSupport(msgspec.Struct, frozen=True, kw_only=True):
     """What a model takes in place of an image: its embedding, `width` values of type `dtype` for each token.
 
-    With `merge`, a token stands for a square of so many patches on each side, and the grid of patches comes with the embedding.
+    With `merge`, a token stands for a square of this many patches on each side, and the grid of patches comes with the embedding.
     """
 
     width: int
@@ -191,7 +191,7 @@ class MediaSupport(NamedTuple):
 
     @property
     def capabilities(self) -> frozenset[Capability]:
-        """Those that an engine has for these kinds."""
+        """The capabilities that an engine has for these kinds."""
         found: dict[Capability, object] = {"images": self.images, "videos": self.videos, "audio": self.audio}
         return frozenset([name for name, support in found.items() if support is not None])
 
@@ -385,10 +385,10 @@ class LoraCard(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.name}@{self.digest[:12]}"
 
 
-# How many placeholder tokens an item of media has in a prompt, from its shape.
+# The number of placeholder tokens that an item of media has in a prompt, from its shape.
 
 RATIO_MAX: Final = 200
-"""Of an image's longer side to its shorter one: models that resize refuse narrower ones."""
+"""The largest ratio of an image's longer side to its shorter one: models that resize refuse narrower ones."""
 
 
 def count_media_tokens(support: MediaSupport, kind: PromptMediaKind, shape: tuple[int, ...]) -> int:
@@ -450,10 +450,10 @@ def count_audio_tokens(support: AudioSupport, samples: int) -> int:
     return tokens
 
 
-# API keys: who a client is, what it may do and how much of it. KV bucket, one key per API key. The secret is not in it.
+# API keys: who a client is, what it may do and how much of it. The secret is not stored.
 
 EVERY: Final = "*"
-"""In a list of models or endpoints: all of them, those of the future too."""
+"""Stands in a list of models or endpoints for all of them, including future ones."""
 
 Endpoint = Literal[
     "chat",
@@ -533,10 +533,10 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
     limits: UsageLimits = UsageLimits()
     model_limits: dict[str, UsageLimits] = {}
     cache_sharing: bool = False
-    """Whether its requests share cached prompts with other tenants, for system prompts that the operator publishes."""
+    """True if its requests share cached prompts with other tenants, for system prompts that the operator publishes."""
 
 
-# Leases: which actors are alive, and the epoch of each. KV bucket, one key per actor.
+# Leases: which actors are alive, and the epoch of each. One key per actor.
 
 LeaseKind = Literal["worker", "router", "edge", "shadow"]
 
@@ -547,12 +547,12 @@ ServedPart = Literal["", "whole", "prefill", "decode", "encode"]
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
     """Value of a lease. Stored as JSON, so that people can read it with the stock `nats` tool.
 
-    `epoch` numbers the holder's incarnation. It does not change when the lease is renewed, nor when the holder
-    reclaims a lapsed lease that is still free; 0 until the holder has determined it, before it serves anything.
-    `incarnation` is unique to the holder. `stalled`: the log does not accept what the holder appends. `serves` is a
-    worker's: nothing before it has joined its pool, and while it drains, is paused or sleeps. `reads_embeddings`: the worker
-    takes media that an encode worker has encoded. `encodes`: the kinds that an encode worker encodes. `embedding_format` names what that worker computes, and an encode worker's what it
-    computes itself: only with equal ones do they exchange embeddings.
+    `epoch` numbers the holder's incarnation. It does not change when the lease is renewed, nor when the holder reclaims a lapsed
+    lease that is still free; 0 until the holder has determined it, before it serves anything. `incarnation` is unique to the
+    holder. `stalled`: the log does not accept what the holder appends. `serves` is a worker's: nothing before it has joined its
+    pool, and while it drains, is paused or sleeps. `reads_embeddings`: the worker takes media that an encode worker has encoded.
+    `encodes`: the kinds that an encode worker encodes. `embedding_format` names what that worker computes, and an encode worker's
+    what it computes itself: only with equal ones do they exchange embeddings.
     """
 
     kind: str

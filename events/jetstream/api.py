@@ -1,6 +1,6 @@
 """Requests to the JetStream API: JSON in, JSON out, errors typed, every call with a deadline.
 
-From the server's list (`server/errors.json`, codes 10002 to 10227 at nats-server 2.15). Its HTTP-like `code` is right for
+Error codes are from the server's list (`server/errors.json`, codes 10002 to 10227 at nats-server 2.15). The HTTP-like `code` is right for
 most: 400, 404 and 412 are permanent, everything else is retryable. The sets below are the exceptions. An unknown code, of
 a newer server, is retryable: treating a temporary error as permanent would stop the process.
 """
@@ -60,7 +60,7 @@ Meaning = Literal["missing", "full", "retryable", "final"]
 
 
 def meaning_of(err_code: int, code: int) -> Meaning:
-    """How to handle an error reply with these two codes."""
+    """Return how to handle an error reply with these two codes."""
     if err_code == STREAM_NOT_FOUND:
         return "missing"
     if err_code in FULL:
@@ -72,7 +72,7 @@ def meaning_of(err_code: int, code: int) -> Meaning:
     return "final" if code in (400, 404, 412) else "retryable"
 
 
-# Requests to the JetStream API: JSON in, JSON out, errors typed, every call with a deadline.
+# Requests.
 
 REQUEST_DEADLINE_S = 5.0
 SECOND_NS = 1_000_000_000
@@ -135,11 +135,11 @@ def too_large(subject: str, size: int, client: Client) -> LogRefused:
 
 
 HEADERS_BYTES: Final = 1024
-"""Headers of a message of ours have at most so many bytes; they count."""
+"""Headers of a message of ours have at most this many bytes; they count."""
 
 
 def check_sizes(client: Client, subject: str, messages: Iterable[bytes]) -> None:
-    """Before the first message of a batch is sent: can the server take all of them? Raises `LogRefused`."""
+    """Check that the server can take all messages of a batch, before the first is sent. Raises `LogRefused`."""
     largest = max(map(len, messages), default=0)
     if largest + HEADERS_BYTES > client.max_payload:
         raise too_large(subject, largest, client)

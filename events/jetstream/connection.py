@@ -1,8 +1,8 @@
-"""One NATS connection with the settings every Headwater process uses.
+"""One NATS connection with the settings that every Headwater process uses: credentials, TLS, and permission violations.
 
-Files are named by setting and read again at each reconnect, so a renewed creds file needs no restart.
+Files of credentials are named by settings and read again at each reconnect, so a renewed creds file needs no restart.
 
-A denied request would wait for its deadline, look like a slow server, and be retried without end. Here the violation
+By itself a denied request would wait for its deadline, look like a slow server, and be retried without end. Here the violation
 ends the wait, and is logged once per subject.
 """
 
@@ -210,7 +210,7 @@ class Violations:
                     del self._waiting[key]
 
 
-# One NATS connection with the settings every Headwater process uses.
+# The connection.
 
 PENDING_BYTES_MAX = 16 * 1024 * 1024
 """Bytes buffered while disconnected; beyond that, publishing raises."""
@@ -232,8 +232,9 @@ class TlsNotOffered(NatsError):
 class Connection(Client):
     """A client that records permission violations, never sends plain text where TLS is configured, and reconnects until it is closed.
 
-    nats-py ends a connection for good when the server refuses it once, as it does where credentials have expired or changed, or where it
-    has as many connections as it may. Here every refusal is followed by another attempt. A task that is cancelled while it awaits `request` or `flush` is cancelled on every Python (see `_Cancellable`).
+    nats-py ends a connection for good when the server refuses it once, as it does where credentials have expired or changed, or
+    where it has as many connections as it may. Here every refusal is followed by another attempt. A task that is cancelled while
+    it awaits `request` or `flush` is cancelled on every Python (see `_Cancellable`).
     """
 
     def __init__(self, name: str, inbox: str, credentials: Credentials | None = None) -> None:
@@ -432,7 +433,7 @@ async def _abandon(client: Client) -> None:
 
 
 def _refusal(error: Exception) -> str:
-    """What the server rejects, with the fix; empty for any other error."""
+    """Return what the server rejects, with the fix; empty for any other error."""
     text = str(error).lower()
     if isinstance(error, TlsNotOffered):
         return (

@@ -1,10 +1,10 @@
-"""A cursor over a stream: overlapped raw pulls, checked against the consumer's sequence.
+"""A cursor over a stream (overlapped raw pulls, checked against the consumer's sequence), and the reading half of `Log` on it.
 
 The server numbers deliveries to a consumer consecutively, whatever was purged from the stream; so a gap in that sequence
 is a message lost in transit, and the cursor reads it again. A gap in the *stream's* sequence is a purge, and is reported
 to the reader. Readers apply back-pressure: at most two pulls are outstanding, and no message is dropped.
 
-A slice is decoded messages, cut where positions are missing.
+A slice of the log is a run of decoded messages, cut where positions are missing.
 """
 
 import asyncio
@@ -286,7 +286,7 @@ class Cursor:
             pass
 
 
-# The reading half of `Log` on a JetStream stream: slices after a position, bounds, retention.
+# The reading half of `Log`: slices after a position, bounds, retention.
 
 PAUSE_S = 0.05
 

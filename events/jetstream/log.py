@@ -6,7 +6,7 @@ subjects it writes; an ingest, whose messages are not acknowledged one by one, t
 incarnation writes first. A retried message has the same message id, and a lost acknowledgement results in
 `Stored(again=True)`.
 
-The protocol is encoded in the reply subject, `<inbox>.<batch>.<flow>.fail.<seq>.<op>.$FI`; the server replies with flow
+The protocol of an ingest is encoded in the reply subject, `<inbox>.<batch>.<flow>.fail.<seq>.<op>.$FI`; the server replies with flow
 acks (progress, and the number of messages until the next one), with an error that names its message, and finally with an
 ordinary acknowledgement of what was stored: a prefix of the batch if a message was rejected.
 """
@@ -172,7 +172,7 @@ class Ingest:
             batch.news.set()
 
 
-# `Log` on a JetStream stream.
+# The log.
 
 
 class Part(NamedTuple):

@@ -1,4 +1,4 @@
-"""Specifications of the streams of a namespace, as values.
+"""Specifications of the streams of a namespace, as values, and how a stream differs from its specification. Pure.
 
 Operators' settings are kept: where a stream has more than Headwater requires (a larger limit, more replicas, a further
 subject or capability, a stricter protection), the difference is reported with `operators` set and needs no repair.
@@ -174,7 +174,7 @@ def pool_log_stream(ns: str, pool: str, replicas: int, sizes: StreamSizes = STRE
     )
 
 
-# How a stream differs from its specification, and the consequences of altering it. Pure.
+# Differences of a stream from its specification, and the consequences of altering it.
 
 Cost = Literal["safe", "would lose", "cannot"]
 """safe: altered in place, without loss of messages. would lose: the server would accept it and delete stored

@@ -1,4 +1,4 @@
-"""The streams on the server: made, probed, compared with their wanted form, and repaired.
+"""The streams on the server: created, probed, compared with their specifications, and repaired.
 
 Nothing here deletes or purges. An alteration sends the server's configuration with our fields replaced: an operator's
 settings are kept, and a server in strict mode (2.12) receives no unknown field. JetStream has no compare-and-set for
@@ -183,7 +183,7 @@ _HOLDS = {
 }
 
 
-# Creates the streams of a namespace and of a pool where they are missing, as every process does at its start.
+# Creation of the missing streams of a namespace and of a pool, as every process does at its start.
 
 POLL_S = 0.1
 
@@ -239,7 +239,7 @@ async def stream_names(client: Client, prefix: str) -> list[str]:
             return sorted(name for name in found if name.startswith(prefix))
 
 
-# Does a stream accept appends? Tested by appending: the stream's information does not show a frozen store.
+# Probing a stream by appending to it: the stream's information does not show a frozen store.
 
 ANSWER_S: Final = 3.0
 
@@ -288,7 +288,7 @@ async def _append(log: JetStreamLog, subject: str, clock: Clock) -> str:
     return "" if isinstance(result, Stored) else FROZEN
 
 
-# The status of every stream of a namespace; creates and changes none.
+# The status of every stream of a namespace. Nothing is created or changed.
 
 READ_S = 5.0
 """Readers wait for a lost server without limit; a survey does not."""
@@ -314,9 +314,9 @@ class StreamStatus(msgspec.Struct, frozen=True, kw_only=True):
     leader: str = ""
     differences: tuple[StreamDifference, ...] = ()
     snapshot: int | None = None
-    """Of a pool log: position of its newest snapshot."""
+    """The position of a pool log's newest snapshot."""
     forgotten: str = ""
-    """Of a pool log: why a new router cannot continue from its newest snapshot."""
+    """The reason why a new router cannot continue from a pool log's newest snapshot."""
 
     @property
     def whole(self) -> bool:

@@ -175,7 +175,7 @@ class JetStreamTable:
             yield [*fresh, *lost]
 
     async def _created(self) -> str:
-        """When the bucket was made: another one of the same name has lost what was in this one. "" where that is not known."""
+        """Return when the bucket was made: another one of the same name has lost what was in this one. "" where that is not known."""
         try:
             return str((await api(self._client, f"STREAM.INFO.{self._stream}"))["created"])
         except LogError as error:

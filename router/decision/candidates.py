@@ -6,13 +6,13 @@ decoded, which delays the requests decoding there. An engine that only serves le
 
 All workers are scored at once, as arrays (`cost.score_workers`). Tests compare the outcome with a plain implementation, bit for bit.
 
-All but the last test what workers have in common with others (`Traits`), so that a decision tests each kind of worker once. The last
+All filters but the last test what workers have in common with others (`Traits`), so that a decision tests each kind of worker once. The last
 leaves out incarnations by name.
 
-The draw is weighted rendezvous hashing: each engine gets a time from an exponential distribution with its weight as the rate,
-seeded by the request and the engine, and the earliest one is drawn. So an engine is drawn in proportion to its weight; the
-requests of one session always draw the same; a change of weights moves only the sessions that it has to move; and where
-no worker of the drawn engine may take the request, the order of the others is fixed too.
+An engine of a weighted pool is drawn by weighted rendezvous hashing: each engine gets a time from an exponential distribution
+with its weight as the rate, seeded by the request and the engine, and the earliest one is drawn. So an engine is drawn in
+proportion to its weight; the requests of one session always draw the same; a change of weights moves only the sessions that it
+has to move; and where no worker of the drawn engine may take the request, the order of the others is fixed too.
 
 A request for a given worker or engine draws none, nor does a decode leg: its prefill leg has drawn. Nor do images for encode
 workers: what the serving worker can read decides.
@@ -187,7 +187,7 @@ def _explain_split(workers: Sequence[Worker], wanted: Constraints) -> str:
     return f"the engines of this pool serve only split requests: it needs {needed}"
 
 
-# Which engine serves a request of a pool whose engines an operator has weighted. Pure.
+# Engine weights: which engine serves a request of a pool whose engines an operator has weighted.
 
 
 def find_invalid_weight(weights: Mapping[str, float], workers: Sequence[Worker]) -> str:
@@ -272,10 +272,10 @@ def explain_weights(loads: Loads, wanted: Constraints) -> str:
     return f"none of the {len(loads.workers)} workers runs an engine with a weight above 0 ({shares})"
 
 
-# Candidates: each worker that passes the filters, with the work that the request would add and its cost.
+# Candidates.
 
 _LEGS: Final[tuple[Leg, ...]] = ("", "", "prefill", "decode")
-"""By `work.NO_CANDIDATE`, `WHOLE`, `PREFILL`, `DECODE`."""
+"""The leg of each kind of work: `cost.NO_CANDIDATE`, `WHOLE`, `PREFILL`, `DECODE`."""
 
 
 class Candidates(Sequence[Candidate]):
@@ -325,7 +325,7 @@ class Candidates(Sequence[Candidate]):
         return iter(self._built(self.rows))
 
     def at(self, places: Sequence[int]) -> list[Candidate]:
-        """Those at some places: faster than one by one."""
+        """Return the candidates at some places, which is faster than one by one."""
         return self._built(self.rows[places])
 
     def _built(self, rows: I64) -> list[Candidate]:
@@ -351,18 +351,18 @@ class Candidates(Sequence[Candidate]):
         return {self._workers[row].engine for row in self.rows.tolist()}
 
     def of_engine(self, engine: str) -> "Candidates":
-        """Those that run an engine."""
+        """Return the candidates that run an engine."""
         return self.only(
             np.array([self._workers[row].engine == engine for row in self.rows.tolist()], np.bool_)
         )
 
     def only(self, places: NDArray[np.bool_]) -> "Candidates":
-        """Those at which `places` is true."""
+        """Return the candidates at which `places` is true."""
         return Candidates(self._workers, self._counts, self._costs, self.rows[places], mixed=self.mixed)
 
 
 def _candidate(worker: Worker, counts: list[int], costs: list[float]) -> Candidate:
-    """From a worker's row of each array."""
+    """Return a candidate from a worker's row of each array."""
     leg, cached, lower, tokens, blocks, requests, assumed, loads = counts
     score, queue_ms, prefill_ms, transfer_ms, itl_ms = costs
     return Candidate(
@@ -447,7 +447,7 @@ def select_legs(scoring: ScoringContext, candidates: Candidates) -> Candidates:
 def _allowed(
     columns: WorkerColumns, wanted: Constraints, engine_weights: Mapping[str, float]
 ) -> tuple[Flags, F64]:
-    """Which workers pass the filters, and how many slots of LoRA adapters each must change.
+    """Return which workers pass the filters, and how many slots of LoRA adapters each must change.
 
     With `engine_weights`, an engine without one may get no request.
     """
@@ -501,7 +501,7 @@ def _slots(scoring: ScoringContext, columns: WorkerColumns) -> I64:
 
 
 def _credited(scoring: ScoringContext, columns: WorkerColumns) -> I64:
-    """How many leading blocks each worker is expected to hold by now."""
+    """Return how many leading blocks each worker is expected to hold by now."""
     found: I64 = np.zeros(len(columns.names), np.int64)
     for name, blocks in scoring.credited.items():
         row = columns.rows.get(name)

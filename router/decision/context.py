@@ -1,4 +1,4 @@
-"""Inputs of one decision besides the prompt: what the router adds, and what all candidates are scored with."""
+"""The inputs of one decision besides the prompt: what the router adds, and what all candidates are scored with."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -47,10 +47,10 @@ class ScoringContext(NamedTuple):
 
     @property
     def constraints(self) -> Constraints:
-        """Those of the query."""
+        """The constraints of the query."""
         return self.query.constraints
 
     @property
     def weights(self) -> Weights:
-        """Those of the router."""
+        """The weights of the router."""
         return self.context.weights

@@ -1,14 +1,12 @@
-"""Scorer: what a request would cost on a worker. Pure arithmetic.
+"""The scorer: what a request would cost on a worker. Pure arithmetic.
 
 The cost estimates the time to the first token in milliseconds: queued prefill work + uncached prompt tokens + KV transfer
-(disaggregated only). What others lose
-is added: `crowding`, `queued`, `arrivals` and `memory` (see `Weights`). Until the step times of all candidates
-are known, the unit is the work for one block. `itl_ms`, the estimated time between two tokens, is recorded, and no part of the cost.
+(disaggregated only). What others lose is added: `crowding`, `queued`, `arrivals` and `memory` (see `Weights`). Until the step
+times of all candidates are known, the unit is the work for one block. `itl_ms`, the estimated time between two tokens, is
+recorded, but is not part of the cost.
 
 The formula is here once, for one worker. `score_workers`, at the end, is the loop over a fleet: numba compiles the same functions
 into it, so its costs equal those of the plain functions bit for bit.
-
-Types, numbers and the weights at a load: the formulas of the cost are in `cost`.
 
 Where a worker's load reports are late, it has computed more of its queue than they say: as much as its step times predict.
 """
@@ -33,11 +31,11 @@ UTILIZATION_BUSY: Final = 0.4
 """Mean utilization of workers from which on none of it counts as spare."""
 
 SPARE_WORKERS_MIN: Final = 16.0
-"""Of fewer workers nothing counts as spare, of so many half, of more a larger share."""
+"""The number of workers of which half counts as spare; of fewer nothing does, of more a larger share."""
 
 
 class CostWeights(NamedTuple):
-    """Those of `Weights` that the formula uses."""
+    """The fields of `Weights` that the formula uses."""
 
     prefill: float
     decode: float
@@ -60,7 +58,7 @@ def cost_weights(weights: Weights) -> CostWeights:
 
 @jitable
 def utilization_of(prefill_tokens: int, held_blocks: int, total_blocks: int) -> float:
-    """How much of a worker is in use, 0 to 1: all while it has prompts to compute, or without KV blocks, else its share of KV blocks in use."""
+    """Return how much of a worker is in use, 0 to 1: all while it has prompts to compute, or without KV blocks, else its share of KV blocks in use."""
     if prefill_tokens or total_blocks <= 0:
         return 1.0
     return min(1.0, held_blocks / total_blocks)
@@ -68,7 +66,7 @@ def utilization_of(prefill_tokens: int, held_blocks: int, total_blocks: int) -> 
 
 @jitable
 def spare_capacity(utilization: float, workers: int) -> float:
-    """How idle so many workers are, 0 to 1, from their mean utilization.
+    """Return how idle this many workers are, 0 to 1, from their mean utilization.
 
     0 from `UTILIZATION_BUSY` on. The mean of a few workers at one moment says little: with 8, prompts waited up to 2 % longer for nothing.
     """
@@ -184,12 +182,13 @@ def estimate_computed(
     age_ms: float,
     now_ns: int,
 ) -> Computed:
-    """What a worker has computed of its queue between its latest report and now.
+    """Return what a worker has computed of its queue between its latest report and now.
 
-    The first three describe a `StepModel`. The worker computes its prompts in order; those that were routed to it before the one before is done
-    are computed together, so that the fixed time of a step is not paid for each. It began the first of `length` prompts at
-    `since_ns`. `queue` has a row for each: when it was routed to the worker, and its uncached tokens. `age_ms` ago it was not done, or the report of that would be here: until then, a prediction that says otherwise was wrong.
-    Only `ASSUMED` of that time is assumed to have been used.
+    The first three describe a `StepModel`. The worker computes its prompts in order; those that were routed to it before the one
+    before is done are computed together, so that the fixed time of a step is not paid for each. It began the first of `length`
+    prompts at `since_ns`. `queue` has a row for each: when it was routed to the worker, and its uncached tokens. `age_ms` ago it
+    was not done, or the report of that would be here: until then, a prediction that says otherwise was wrong. Only `ASSUMED` of
+    that time is assumed to have been used.
     """
     prompts = computed = together = 0
     began_ms = done_ms = (since_ns - now_ns) / 1e6
@@ -233,7 +232,7 @@ def estimate_times(
     return Times(queue, own, pace * longer / (BLOCK_TO - BLOCK_FROM) * block_size)
 
 
-# Scorer: what a request would cost on a worker. Pure arithmetic.
+# The formula.
 
 
 @jitable
@@ -263,7 +262,7 @@ def block(work: WorkEstimate) -> float:
 
 @jitable
 def delay_of_others(crowding: float, arrivals: float, requests: int, queue: float, own: float) -> float:
-    """What other requests lose by a prompt that takes `own` ms, after `queue` ms of earlier ones.
+    """Return what other requests lose by a prompt that takes `own` ms, after `queue` ms of earlier ones.
 
     Each of the `requests` that run is delayed by the whole prompt. A request that arrives while the worker has work waits for the rest of it: the
     prompt adds (queue + own)² - queue² to twice the sum of those waits, for each request that arrives in a millisecond. That is the value
@@ -276,7 +275,7 @@ def delay_of_others(crowding: float, arrivals: float, requests: int, queue: floa
 
 @jitable
 def delay_of_queued(weights: CostWeights, work: WorkEstimate) -> float:
-    """What queued prompts lose: a step that computes several ends later for all of them by what this one adds, without a step's fixed time."""
+    """Return what queued prompts lose: a step that computes several ends later for all of them by what this one adds, without a step's fixed time."""
     return weights.queued * work.queued_prompts * work.times.block * (uncached_tokens(work) / work.block_size)
 
 

@@ -1,10 +1,10 @@
-"""`decide(state, …) -> Decision`, pure, and `recompute`, the same from a decision's record.
+"""The decision: `decide` makes one, and `recompute` makes the same from its record. Pure.
 
 A record keeps a few numbers of its prompt: the count of blocks, the deepest hash that any worker has, and some of those after it.
 The matched path is in the index, by parents, so `recompute` on the same state gives the same decision, bit for bit. Of its candidates it
-keeps a summary (`summary`); `reevaluate` gives all of them.
+keeps a summary (`summarize`); `reevaluate` gives all of them.
 
-A few candidates that explain the choice, and a digest over the costs of all: who recomputes the decision can compare them. Workers
+The summary has a few candidates that explain the choice, and a digest over the costs of all, with which a recomputation can be compared. Workers
 left out by name, of which a saturated fleet has many, are kept as bits, in order of their names.
 """
 
@@ -37,10 +37,10 @@ from headwater.schemas.events.route import Candidate, Decision, RouteQuery, Rout
 from headwater.schemas.hashing import U64, pack_hashes, tenant_digest, unpack_hashes
 
 ALL_MAX: Final = 8
-"""Up to so many candidates are all kept."""
+"""Up to this many candidates are all kept."""
 
 BEST: Final = 5
-"""Of more, those of the lowest cost …"""
+"""The number of candidates with the lowest costs that are kept of more …"""
 
 BEST_OFFERED: Final = 2
 """… and of the lowest cost among those that the policy could pick."""
@@ -86,7 +86,7 @@ def summarize(
 
 
 def find_lowest(values: F64, count: int) -> list[int]:
-    """Where the `count` lowest values are; of equal ones the first."""
+    """Return the positions of the `count` lowest values; of equal ones the first."""
     if len(values) <= count:
         return list(range(len(values)))
     limit = np.partition(values, count - 1)[count - 1]
@@ -118,7 +118,7 @@ def unpack_rows(packed: bytes, count: int) -> list[int] | None:
     return rows
 
 
-# `decide(state, …) -> Decision`, pure, and `recompute`, the same from a decision's record.
+# Deciding and recomputing.
 
 NO_WORKER_RETRY_S: Final = 1.0
 ALGORITHM: Final = 1

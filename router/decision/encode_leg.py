@@ -1,12 +1,12 @@
-"""Whether the images of a request are encoded apart: the estimate of both ways, from what the log has of their times.
+"""The estimate of whether a request's images should be encoded apart: the time of both ways, from the measurements in the log.
 
 With the images i of a request whose embeddings are needed, and the requests that run on the worker that serves it, in milliseconds:
 
     apart = max over i of (queue(i) + encode(i)) + sum over i of read(i)
     here  = h × (1 + DELAY_WEIGHT × requests) + arrivals / 1000 × (2 × queue + h) × h / 2, with h = sum over i of here(i)
 
-The last term is what requests wait that come later, as in `cost`, with the queue of that worker.
-The router makes the estimate of each image, which its decision records; the edge, and what-if, compare.
+The last term is the wait of requests that come later, as in `cost`, with the queue of that worker.
+The router makes the estimate of each image, which its decision records; the edge and what-if compare the two.
 """
 
 from collections.abc import Sequence
@@ -22,26 +22,26 @@ DELAY_WEIGHT: Final = 0.5
 
 MEASURED_EVERY: Final = 64
 MEASURED_FACTOR: Final = 4.0
-"""One of so many requests takes the way that is expected to be slower, unless by more than this factor: so that both ways stay measured."""
+"""One of this many requests takes the way that is expected to be slower (unless by more than this factor), so that both ways stay measured."""
 
 READS_MIN: Final = 8
-"""With fewer measurements of reading an embedding nothing is estimated: the first ones have connections to open."""
+"""The fewest measurements of reading an embedding; with fewer nothing is estimated: the first ones have connections to open."""
 
 WAIT_FACTOR: Final = 3.0
 WAIT_S_MIN: Final = 1.0
 WAIT_S_MAX: Final = 20.0
 WAIT_S_UNKNOWN: Final = 5.0
-"""An embedding is awaited for so many times its estimate, between these bounds; without measurements for the last."""
+"""An embedding is awaited for this many times its estimate, between these bounds; without measurements for the last."""
 
 NOT_APART: Final = -1
 """Tokens that may be ahead of an image which the serving worker encodes."""
 
 ANY_AHEAD: Final = (1 << 53) - 1
-"""Of an image that is encoded apart whatever is ahead of it. JSON has no larger exact integers."""
+"""The bound for an image that is encoded apart whatever is ahead of it. JSON has no larger exact integers."""
 
 
 def estimate_encoding(loads: Loads, chosen: Candidate, tokens: int, reader: str) -> EncodeEstimate | None:
-    """Of an image with `tokens` tokens on the chosen encode worker, whose embedding `reader` reads. None for a query that names no reader.
+    """Estimate the encoding of an image with `tokens` tokens on the chosen encode worker, whose embedding `reader` reads; None without a `reader`.
 
     Where one side has not been measured, both are expected to take the same; with few measurements of reading, nothing is known yet.
     """
@@ -93,7 +93,7 @@ class LegEstimate(NamedTuple):
 def weigh_encoding(
     request: str, tokens: Sequence[int], answers: Sequence[Decision], serving: Decision
 ) -> LegEstimate:
-    """Compare both ways for the images of a request, of so many `tokens`, whose encode workers are named in `answers`, if a router chose them."""
+    """Compare both ways for the images of a request, of this many `tokens`, whose encode workers are named in `answers`, if a router chose them."""
     requests = serving.chosen.requests
     found = [answer.encoding for answer in answers]
     if not found or not all(one is not None and one.here_ms > 0 for one in found):

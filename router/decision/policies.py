@@ -10,7 +10,7 @@ least_loaded   the least loaded for its size
 session        session affinity: always the same worker for a session, with bounded load
 direct         the worker that the request names
 
-Elementwise arithmetic only, so that a recomputed decision is the same to the last bit on every machine.
+All arithmetic is elementwise, so that a recomputed decision is the same to the last bit on every machine.
 """
 
 import math
@@ -59,7 +59,7 @@ def predict_itl_ms(candidates: Candidates, table: NDArray[Any]) -> F64:
 
 
 def find_meeting(candidates: Candidates, table: NDArray[Any], prompt_tokens: int, limits: Weights) -> Flags:
-    """Which candidates a request may be packed on; none where step times are unknown.
+    """Return which candidates a request may be packed on; none where step times are unknown.
 
     They meet the limit of the time to the first token, compute no more of the prompt than any other that does, and meet the limit
     between two tokens. A worker that lacks the prefix never counts as better placed because it is less busy: what it would compute again
@@ -74,10 +74,10 @@ def find_meeting(candidates: Candidates, table: NDArray[Any], prompt_tokens: int
     return in_time & least & (predict_itl_ms(candidates, table) <= limits.itl_limit_ms)
 
 
-# Pickers: each policy chooses one of the scored candidates. Pure; random draws come from the recorded seed.
+# Pickers.
 
 SESSION_SHARE_MAX: Final = 1.25
-"""A session spills to its next worker while the first has more than so many times the mean number of requests …"""
+"""A session spills to its next worker while the first has more than this many times the mean number of requests …"""
 
 SESSION_SLACK: Final = 2
 """… plus this many."""
@@ -124,7 +124,7 @@ def pick_lowest_cost(choice: Choice) -> Candidate:
 
 
 def pick_within_limits(choice: Choice) -> Candidate:
-    """The fullest worker that is predicted to meet the limits (`slo.find_meeting`), so that others stay free; if none is, the lowest cost."""
+    """The fullest worker that is predicted to meet the limits (`find_meeting`), so that others stay free; if none is, the lowest cost."""
     candidates, scoring = choice.candidates, choice.scoring
     table = _rows_of(choice)
     meeting = find_meeting(candidates, table, scoring.query.prompt_tokens, scoring.weights)
@@ -146,7 +146,7 @@ def pick_lowest_product(choice: Choice) -> Candidate:
 
 
 def pick_round_robin(choice: Choice) -> Candidate:
-    """In turn, by the router's count of decisions: each router counts its own."""
+    """Pick in turn, by the router's count of decisions: each router counts its own."""
     return choice.candidates[choice.scoring.context.number % len(choice.candidates)]
 
 

@@ -1,7 +1,7 @@
-"""What a decision reads of every worker, as arrays: one row for each, in order of their names.
+"""The columns of workers: what a decision reads of every worker, as arrays with one row for each, in order of their names.
 
 The fold marks the workers that an event changes, and a row is written again when the next decision needs it. So a decision
-costs no Python per worker, and the fold no more than before. The arrays follow from `Loads` and are no part of the state.
+costs no Python per worker, and the fold no more than before. The arrays follow from `Loads` and are not part of the state.
 """
 
 from hashlib import blake2b
@@ -56,11 +56,11 @@ WORKER_ROW: Final = np.dtype(
 )
 """One worker. `kind` is the number of its traits, `pairs` that of its kind of hand-off (0: none).
 
-The oldest decision that it has not accepted was made at `unaccepted_ns`. It computes `computing_tokens` since `computing_ns`, which
-is true until `computing_until_ns`. `model` is the row of its engine's step times, `pace` its own
-factor of them. When it last reported, it was `running` so many requests, of at most `max_running`, with `step_ms` between two tokens of each. The
-next four are its `DecodeLine`. `queued_prompts` were routed to it and are not computed. Where its reports are late, `queue_length` of those, the oldest, are
-listed in `queues`.
+The oldest decision that it has not accepted was made at `unaccepted_ns`. It computes `computing_tokens` since `computing_ns`,
+which is true until `computing_until_ns`. `model` is the row of its engine's step times, `pace` its own factor of them. When it
+last reported, it was `running` this many requests, of at most `max_running`, with `step_ms` between two tokens of each. The next
+four are its `DecodeLine`. `queued_prompts` were routed to it and are not computed. Where its reports are late, `queue_length` of
+those, the oldest, are listed in `queues`.
 """
 
 ROLES: Final = {"both": 0, "prefill": 1, "decode": 2, "encode": 3}
@@ -101,8 +101,9 @@ def find_overdue(table: Any, now_ns: int, rows: Any) -> int:
 
 
 class WorkerColumns:
-    """See the module. The fold adds the workers that an event changed to `touched`, those whose traits it changed to `changed` too, and
-    engines whose step times it taught to `taught`; it sets `stale` when there are other workers or engines. Call `refresh` before
+    """The columns of a pool's workers.
+
+    The fold adds the workers that an event changed to `touched`, those whose traits it changed to `changed` too, and engines whose step times it taught to `taught`; it sets `stale` when there are other workers or engines. Call `refresh` before
     reading `table`, and `refresh_at` before a decision at a time.
 
     `keys` are digests of the workers' incarnations. `classes`, `lengths` and `times` are the engines' step times; `classes` is 0 where too

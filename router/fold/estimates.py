@@ -1,4 +1,6 @@
-"""What the router learns from the log: how long prefill, decode and encode take, and how long answers become.
+"""Estimates learned from the log: how long prefill, decode and encode take, and how long answers become.
+
+The duration of a decode step is a line:
 
     step_ms(r, b) = base_ms + request_ms × r + block_ms × b, at least `FLOOR` of the mean step
 
@@ -6,19 +8,20 @@ with r the running requests and b the KV blocks in use. The coefficients are the
 neither slope is negative. A slope counts only as far as r or b have varied (ridge), so a worker that has always had the same
 load is predicted by its mean. The time between two tokens contains prompts that were computed in between, so their delay is part of the line.
 
-Prompts are grouped by length into classes, each twice as long as the one before. A class keeps the mean length and
+Prefill: prompts are grouped by length into classes, each twice as long as the one before. A class keeps the mean length and
 time of its latest samples; lengths between two classes are interpolated linearly. So nothing is
 assumed about an engine's chunks, kernels or attention, and a class without samples does not affect the others.
 
 The classes are those of an engine, over all its workers. A worker has one number of its own, its pace: so a worker with few
 samples is predicted by what its engine needs, and a slow one by how slow it is.
 
-Sizes are grouped into classes, each twice as large as the one before, for each engine, and sizes between two classes are interpolated.
+Images: their sizes are grouped into classes, each twice as large as the one before, for each engine, and sizes between two classes are interpolated.
 
-Answers are grouped into classes by the octave of their limit (`max_tokens`), by that and the octave of their prompt's length, and
-both once more for each tenant. A class keeps the mean share of the limit that its latest answers used, and the mean of its square. An estimate begins with the
-coarsest class and continues with finer ones; each counts by the number of its answers, so that a class with few of them adds little to the one
-before. Clients that always generate up to their limit are predicted exactly, and no expectation exceeds the limit.
+Answer lengths: answers are grouped into classes by the octave of their limit (`max_tokens`), by that and the octave of their
+prompt's length, and both once more for each tenant. A class keeps the mean share of the limit that its latest answers used, and
+the mean of its square. An estimate begins with the coarsest class and continues with finer ones; each counts by the number of its
+answers, so that a class with few of them adds little to the one before. Clients that always generate up to their limit are
+predicted exactly, and no expectation exceeds the limit.
 """
 
 import math
@@ -55,17 +58,17 @@ class DecodeLine(NamedTuple):
 
 
 UNKNOWN: Final = DecodeLine(0.0, 0.0, 0.0, 0.0)
-"""Before the first sample."""
+"""The line before the first sample."""
 
 
 @jitable
 def predict_step_ms(line: Any, requests: int, blocks: int) -> float:
-    """Milliseconds of a decode step with so many running requests and KV blocks in use; 0 if nothing is known."""
+    """Milliseconds of a decode step with this many running requests and KV blocks in use; 0 if nothing is known."""
     return float(max(line.least_ms, line.base_ms + line.request_ms * requests + line.block_ms * blocks))
 
 
 class DecodeModel(msgspec.Struct):
-    """Of the samples' ms, requests and blocks: the means, the (co)variances (`request_var`, `both_cov`, …), and the `line` through them.
+    """Statistics of the samples' ms, requests and blocks: means, (co)variances (`request_var`, `both_cov`, …), and the `line` through them.
 
     `tokens` is the samples' weight so far, at most `MEMORY_TOKENS`.
     """
@@ -121,17 +124,17 @@ class DecodeModel(msgspec.Struct):
         return 0.0, block_ms
 
 
-# Prefill time model: how long a worker takes for a prompt, learned from the samples that engines report.
+# Prefill: how long a worker takes for a prompt, learned from the samples that engines report.
 
 SAMPLES_MIN = 16
 CLASSES_MIN = 2
-"""With fewer samples or classes nothing is predicted."""
+"""The fewest classes; with fewer samples or classes nothing is predicted."""
 
 PREFILLS_REMEMBERED = 16
 """The effective number of samples in a class's mean."""
 
 TRUST = 4
-"""Of its first samples a class takes the fastest: disturbances only make them longer."""
+"""The number of a class's first samples of which it takes the fastest: disturbances only make them longer."""
 
 PREFILL_OUTLIER = 1.2
 """Later samples are clamped to within this factor of the mean: prompts that shared a step with others, and pauses, do not
@@ -169,7 +172,7 @@ BLOCK_FROM, BLOCK_TO = 2_048, 8_192
 
 @jitable
 def longer_ms(lengths: Any, times: Any, classes: int) -> float:
-    """How much longer a prompt of `BLOCK_TO` tokens takes than one of `BLOCK_FROM`."""
+    """Return how much longer a prompt of `BLOCK_TO` tokens takes than one of `BLOCK_FROM`."""
     return predict_ms(lengths, times, classes, BLOCK_TO) - predict_ms(lengths, times, classes, BLOCK_FROM)
 
 
@@ -195,7 +198,7 @@ def learn_pace(pace: float, observed: float, outliers: int) -> tuple[float, int]
 
 
 def count_in_row(outliers: int, observed: float, expected: float) -> int:
-    """How many samples in a row are above `expected` by more than `OUTLIER`, or below it (negative), after one more."""
+    """Return how many samples in a row are above `expected` by more than `OUTLIER`, or below it (negative), after one more."""
     side = (observed > expected * PREFILL_OUTLIER) - (observed < expected / PREFILL_OUTLIER)
     return outliers + side if side * outliers > 0 else side
 
@@ -273,7 +276,7 @@ class StepModel(msgspec.Struct):
         return predict_ms(self.tokens, self.ms, len(self.kinds), tokens)
 
 
-# How long images take: to be encoded by encode workers and by those that serve prompts, and to be read as embeddings. Learned from load reports.
+# Images: how long encoding takes on encode workers and with prompts, and reading an embedding.
 
 ENCODES_REMEMBERED = 8
 """The effective number of samples in a class's mean."""
@@ -282,7 +285,7 @@ LEAST_MS = 0.001
 """An image that took less than its prompt was expected to take counts as this."""
 
 STALL_FACTOR = 4.0
-"""A time counts as at most so many times the mean of its class: a stall moves that by 38 % at most, and of what has become ten times slower, two thirds are known by ten samples."""
+"""A time counts as at most this many times the mean of its class: a stall moves that by 38 % at most, and of what has become ten times slower, two thirds are known by ten samples."""
 
 
 class ImageTimes(msgspec.Struct):
@@ -307,7 +310,7 @@ class ImageTimes(msgspec.Struct):
 
 
 class EncodeTimes(msgspec.Struct):
-    """Of one engine's workers, by tokens of an image: `apart` on encode workers, `here` with prompts, and `reads` of embeddings."""
+    """The times of one engine's workers, by tokens of an image: `apart` on encode workers, `here` with prompts, and `reads` of embeddings."""
 
     apart: ImageTimes = msgspec.field(default_factory=ImageTimes)
     here: ImageTimes = msgspec.field(default_factory=ImageTimes)
@@ -315,23 +318,23 @@ class EncodeTimes(msgspec.Struct):
 
 
 def image_ms(model: ImageTimes, tokens: int) -> float:
-    """Milliseconds that an image of so many tokens is expected to take; 0 without measurements."""
+    """Milliseconds that an image of this many tokens is expected to take; 0 without measurements."""
     classes = len(model.kinds)
     if classes <= 1:
         return float(model.ms[0] * max(1.0, tokens / model.tokens[0])) if classes else 0.0
     return float(predict_ms(model.tokens, model.ms, classes, tokens))
 
 
-# Output length model: how many tokens an answer is expected to have, learned from the answers of the pool's model.
+# Answer lengths: how many tokens an answer is expected to have.
 
 LENGTHS_REMEMBERED: Final = 64
 """The effective number of answers in a mean."""
 
 PRIOR: Final = 32
-"""The coarser classes count for a finer one as so many answers of its own."""
+"""The coarser classes count for a finer one as this many answers of its own."""
 
 UNKNOWN_TOKENS: Final = 256
-"""Until the first answer: the limit, or this if the limit is larger."""
+"""The expected length until the first answer: the limit, or this if the limit is larger."""
 
 OCTAVE_MAX: Final = 64
 """No limit or prompt has more bits."""
@@ -388,7 +391,7 @@ class OutputLengths(msgspec.Struct):
                 _latest(own, kind, AnswerClass(), TENANT_CLASSES_MAX).observe(tokens / max_tokens)
 
     def expect(self, max_tokens: int, prompt_tokens: int = 0, tenant: int = 0) -> OutputLength:
-        """Of an answer with this limit: at least 1 token, at most the limit."""
+        """Return the expected length of an answer with this limit: at least 1 token, at most the limit."""
         if max_tokens <= 1:
             return OutputLength(max(0, max_tokens), 0)
         kinds = _kinds(max_tokens, prompt_tokens)

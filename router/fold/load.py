@@ -272,7 +272,7 @@ class Loads(msgspec.Struct, dict=True):
                 shared.observe(tokens, ms / worker.pace)
 
     def _learn_encoding(self, worker: Worker, event: LoadReported) -> None:
-        """What images took: of an encode worker all that it computed, of others what a prompt with images took longer than without."""
+        """Learn what images took: of an encode worker all that it computed, of others what a prompt with images took longer than without."""
         times = self.encoding.setdefault(worker.engine, EncodeTimes())
         if worker.role == "encode":
             for tokens, micros in event.prefills:

@@ -1,6 +1,6 @@
 """The router's state: a fold of the pool log. `apply` is total and deterministic, and has no side effects.
 
-No clock, randomness, IO or logging. An event that does not fit (an unknown worker, an ended epoch) changes nothing, so
+There is no clock, randomness, I/O or logging here. An event that does not fit (an unknown worker, an ended epoch) changes nothing, so
 folding never fails.
 """
 

@@ -28,7 +28,7 @@ AGE_NS_MAX = 600_000_000_000
 
 
 def sample_positions(first: int, blocks: int) -> list[int]:
-    """Which of a prompt's blocks `first` to `blocks` - 1 are sampled: the first, the last, and an even grid.
+    """Return which of a prompt's blocks `first` to `blocks` - 1 are sampled: the first, the last, and an even grid.
 
     The grid has a power of two as its step and starts at the beginning of the prompt, so long and short prompts share points.
     """
@@ -121,7 +121,7 @@ class Credit(msgspec.Struct):
         return found
 
 
-# One worker as the log describes it: its properties, its in-flight requests, and its prefill times.
+# The worker.
 
 DECIDED, ACCEPTED, PREFILLED, FINISHED = range(4)
 
@@ -282,7 +282,7 @@ class Worker(msgspec.Struct):
                 return
 
     def queued_prompts(self, now_ns: int) -> int:
-        """How many prompts are routed to it and not computed, of the requests that `promised` counts."""
+        """Return how many prompts are routed to it and not computed, of the requests that `promised` counts."""
         return len(self.computing) - sum(request in self.computing for request in self._given_up(now_ns))
 
     def computing_since(self, now_ns: int) -> tuple[int, int]:

@@ -1,6 +1,6 @@
-"""Compiled: the hash table from block hashes to rows. It is used only where a guess at the neighbouring row fails.
+"""The hash table from block hashes to rows, compiled. It is used only where a guess at the neighbouring row fails.
 
-Open addressing over entries of 8 bytes. An entry is
+The table uses open addressing over entries of 8 bytes. An entry is
 
     tag (32 bits of the block's hash, mixed) << 32  |  row + 1
 
@@ -142,7 +142,7 @@ def build(table: Any, keys: Any) -> Any:
     return fetched
 
 
-# Compiled: lookahead for chains whose rows are scattered.
+# Lookahead for chains whose rows are scattered.
 
 SHORT_RUN = 4
 """Lookahead starts when a guess fails after fewer neighbouring rows than this."""
@@ -192,7 +192,7 @@ def candidates(table: Any, hashes: Any, start: int, rows: Any) -> int:
 
 @kernel
 def matching(slab: Any, rows: Any, hashes: Any, start: int, most: int) -> int:
-    """How many leading candidates, at most `most`, hold the prompt's blocks from `start`."""
+    """Return how many leading candidates, at most `most`, hold the prompt's blocks from `start`."""
     difference = _0
     for j in range(most):
         difference |= slab[_0, rows[np.uint64(j)]] ^ hashes[np.uint64(start + j)]

@@ -1,11 +1,11 @@
-"""Compiled read-only loops of the prefix index: longest-prefix match for each worker, paths, the digest.
+"""The compiled read-only loops of the prefix index: longest-prefix match for each worker, paths, the digest.
 
 A prompt's blocks mostly lie in neighbouring rows, so after one hash table lookup a match is a sequential scan of memory, 32
 blocks at a time: are the keys the prompt's, and which bits do all these rows have in common? Rows are examined one by one only
 where a worker's prefix ends. The table is used again only where the guess at the next row fails: for one block, or,
-where rows are scattered, for many at once (`prefetch`).
+where rows are scattered, for many at once (`hash_table.candidates`).
 
-Why no binary search: workers lose blocks from the middle of a chain, and a jump would miss such a hole. A
+There is no binary search: workers lose blocks from the middle of a chain, and a jump would miss such a hole. A
 summary of holes for each run of rows would have to be updated by every store and removal, which are as frequent as matches. The
 gain would be small: for a prompt of 8,192 blocks of which 32 of 256 workers hold most, 380 KB are read, in 26 microseconds
 in an index of 10 M blocks, or 19 if the prompt was matched just before.
@@ -40,7 +40,7 @@ def _note_depth(workers: Any, first: int, depth: int, out: Any) -> None:
 
 @kernel
 def _same(slab: Any, row: Any, hashes: Any, start: int, most: int) -> int:
-    """How many rows from `row`, at most `most`, hold the prompt's blocks from `start` in order."""
+    """Return how many rows from `row`, at most `most`, hold the prompt's blocks from `start` in order."""
     if most == CHUNK:
         difference = _0
         for j in range(CHUNK):

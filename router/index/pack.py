@@ -1,4 +1,4 @@
-"""Packs the index's slab into the arrays of a snapshot, and back.
+"""Packing of the index's slab into the arrays of a snapshot, and back.
 
 Neighbouring rows are mostly neighbours in a chain and held by the same workers. So only parents that are not the previous row
 are stored, and of owners the first of each run of equal values, both with their positions (`<name>-at`); a column is stored whole
@@ -132,7 +132,7 @@ def count_pages(slab: Any, words: int, top: int, pages: Any) -> None:
                 slot += 1
 
 
-# Packs the index's slab into the arrays of a snapshot, and back.
+# Packing and unpacking.
 
 SPARE = 8
 """A loaded slab has one spare row for this many rows."""
@@ -213,7 +213,7 @@ def unpack(arrays: Arrays, words: int, tiers: int, rows: int) -> tuple[PackedSla
 
 
 def prepare(arrays: Arrays) -> None:
-    """Before they are read: replace the names by room for them in a slab. Anything else stays."""
+    """Replace the names of arrays that are not read yet by room for them in a slab. Anything else stays."""
     keys = arrays.get("keys")
     if keys is None or keys.dtype != np.uint64 or keys.ndim != 1 or "parents" not in arrays:
         return

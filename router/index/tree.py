@@ -161,7 +161,7 @@ def _walk(under: Rows, weight: Rows, shown: set[int]) -> list[int]:
 
 
 def _runs(index: PrefixIndex) -> tuple[Rows, Rows, Rows, Rows, Rows]:
-    """For each run its first row, last row, length and parent run (-1: none); and an order with parents first."""
+    """Return for each run its first row, last row, length and parent run (-1: none); and an order with parents first."""
     top = int(index.scratch[TOP])
     up: Rows = np.full(top, -1, np.int64)
     only: Rows = np.full(top, -1, np.int64)

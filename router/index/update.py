@@ -1,4 +1,4 @@
-"""Compiled loops that change the prefix index: store blocks, remove blocks, remove all blocks of a worker.
+"""The compiled loops that change the prefix index: store blocks, remove blocks, remove all blocks of a worker.
 
 Rows are in the *slab*, uint64 of shape (2 + tiers * words, rows), one line per column. A column that was never written to
 takes no memory, and a scan reads only the columns it needs. The columns are
@@ -6,7 +6,7 @@ takes no memory, and a scan reads only the columns it needs. The columns are
     key | parent | tier 0: `words` columns of worker bits | tier 1: … | …
 
 A row with key 0 is free. Free rows below the highest one ever used form a doubly linked list in the parents' column:
-(next + 1) << 32 | (previous + 1). Doubly, because a chain takes the row after its last block if that is free, wherever it is
+(next + 1) << 32 | (previous + 1). It is doubly linked because a chain takes the row after its last block if that is free, wherever it is
 in the list: neighbours in a chain stay neighbours in memory, also after much churn.
 
 `scratch` (uint64) holds TOP, the number of rows ever used, and FREE, the first free row + 1. From CHAINS on it passes

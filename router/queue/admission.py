@@ -1,4 +1,4 @@
-"""Admission queue: holds queries while every worker that could take them is saturated. One implementation for router and what-if.
+"""The admission queue: it holds queries while every worker that could take them is saturated. Router and what-if share it.
 
 Pure apart from its `Router`, which decides; time is passed in.
 
@@ -62,7 +62,7 @@ def find_placement(choose: Choose, loads: Loads, query: RouteQuery, saturated: S
 
 
 def _passing(loads: Loads, wanted: Constraints, incarnations: Sequence[str]) -> frozenset[str]:
-    """Those of the incarnations that pass the filters."""
+    """Return those of the incarnations that pass the filters."""
     if wanted.pinned:
         return frozenset(one for one in incarnations if one.rpartition(".")[0] == wanted.pinned)
     passing: dict[Traits, bool] = {}
@@ -87,7 +87,7 @@ class LoadSnapshot(NamedTuple):
 
     @classmethod
     def of(cls, loads: Loads) -> "LoadSnapshot":
-        """Of the fold's present loads."""
+        """Return a snapshot of the fold's present loads."""
         ready = [one for one in loads.workers.values() if one.takes_requests]
         seen = tuple((one.name, one.epoch, one.role, one.loras, one.taints) for one in ready)
         fingerprint = hash((seen, tuple(loads.engine_weights.items())))
@@ -106,7 +106,7 @@ class BlockedKey(NamedTuple):
 
     @classmethod
     def of(cls, snapshot: LoadSnapshot, verdict: Saturated) -> "BlockedKey":
-        """From a verdict on that snapshot."""
+        """Return the key from a verdict on that snapshot."""
         return cls(snapshot.fingerprint, verdict.workers)
 
     def still_blocks(self, snapshot: LoadSnapshot, saturated: Set[str]) -> bool:
@@ -136,7 +136,7 @@ def _decodes_on_prefill_worker(loads: Loads, decision: Decision) -> bool:
     return not decision.leg and loads.workers[decision.worker].role == "prefill"
 
 
-# Admission queue: holds queries while every worker that could take them is saturated. One implementation for router and what-if.
+# Saturation, and the queue.
 
 UNACCEPTED_NS_MAX: Final = 5_000_000_000
 """A decision that its worker has not accepted for this long no longer saturates it: its answer was lost, or its edge died.
@@ -230,7 +230,7 @@ class Released(NamedTuple):
 
 
 class AdmissionQueue:
-    """See the module."""
+    """The admission queue of one router."""
 
     def __init__(self, settings: QueueSettings, router: Router, now: Now) -> None:
         self.waiting = WaitingQueue(settings.limits)

@@ -1,4 +1,4 @@
-"""Order of queued queries: by rank within a tenant, by served tokens between tenants. Pure.
+"""The order of queued queries: by rank within a tenant, by served tokens between tenants. Pure.
 
 A tenant's queries form one line for each `PlacementKey`. If the head of a line cannot be placed, no other query in it can.
 """

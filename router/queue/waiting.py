@@ -1,16 +1,16 @@
-"""The queue itself: bounds, deadlines, and the order in which queries leave it. Pure.
+"""The order of waiting: the queue with its bounds, deadlines and order, and the order of a burst. Pure.
 
-Lower priorities are served first, strictly. Within one priority, tenants share by prompt tokens (`fairness.PriorityClass`).
+In the queue, lower priorities are served first, strictly. Within one priority, tenants share by prompt tokens (`fairness.PriorityClass`).
 Within one tenant the order is that of arrival (`fcfs`), or fewest uncached prompt tokens first (`shortest_uncached`). The latter
 ages: each second in the queue counts as `ageing_tokens_s` tokens less, so a query with U uncached tokens is never
 overtaken by one that arrives more than U / ageing_tokens_s seconds later.
 
-At the bounds of `QueueLimits` a query displaces later ones of a less urgent priority, if enough of them wait. Else it is refused: with 429 if its tenant has used its share, else with 503. All times
-are passed in, in seconds of a monotonic clock.
+At the bounds of `QueueLimits` a query displaces later ones of a less urgent priority, if enough of them wait. Else it is refused:
+with 429 if its tenant has used its share, else with 503. All times are passed in, in seconds of a monotonic clock.
 
-They are decided highest regret first.
+The queries of a burst are decided highest regret first.
 
-Each decision takes capacity on some worker. A query that would lose most by not getting its best worker (which caches its prefix,
+Each decision takes capacity on some worker. The query that would lose most by not getting its best worker (which caches its prefix,
 or is the only idle one) is decided before those that are as well off elsewhere. On a public trace whose
 requests arrive ten at a time this takes a twentieth off the mean time to the first token.
 
@@ -31,7 +31,7 @@ MEMORY_S: Final = 10.0
 """Time constant: what happened this long ago has 1/e of the weight of what happens now."""
 
 KNOWN_AFTER_S: Final = 1.0
-"""With less observed time the rate is unknown: one served query would be extrapolated to any rate."""
+"""The shortest observation; with less the rate is unknown: one served query would be extrapolated to any rate."""
 
 
 class DrainRate:
@@ -84,7 +84,7 @@ class Admitted(NamedTuple):
 
 
 class WaitingQueue:
-    """See the module."""
+    """The queue of one router."""
 
     def __init__(self, limits: QueueLimits) -> None:
         self.limits = limits
@@ -179,7 +179,7 @@ class WaitingQueue:
         return self._tokens_ahead_of(query) / rate if rate else 0.0
 
     def retry_after_s(self, query: RouteQuery) -> float:
-        """When a refused query should be sent again: when it would have been served."""
+        """Return when a refused query should be sent again: when it would have been served."""
         rate = self._rate.tokens_s
         wait_s = self._tokens_ahead_of(query) / rate if rate else RETRY_UNKNOWN_S
         return min(max(wait_s, RETRY_S_MIN), RETRY_S_MAX)
@@ -307,7 +307,7 @@ class _Room:
             self.own_requests, self.own_tokens = self.own_requests - 1, self.own_tokens - one.tokens
 
 
-# Burst scheduling: in which order queries that arrived together are decided, and answered.
+# Bursts: the order in which queries that arrived together are decided, and answered.
 
 BURST_MAX: Final = 64
 """Queries ordered as one batch; those beyond keep their order of arrival. Ordering decides each query once more."""

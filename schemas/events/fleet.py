@@ -1,4 +1,4 @@
-"""Fleet events: workers that join, drain and leave. Stream: pool log, kind `fleet`."""
+"""Fleet events (workers that join, drain and leave) and load reports. Stream: pool log, kinds `fleet` and `load`."""
 
 from typing import Annotated, Literal
 
@@ -20,12 +20,13 @@ LORA_ON_DEMAND = "lora_on_demand"
 class WorkerJoined(Event, frozen=True, tag="fleet.joined"):
     """A worker serves from now on, with an empty cache. Written by the worker under its new epoch.
 
-    Blocks and requests of the worker's earlier epochs no longer exist. `pairs_with` identifies compatible engines for
-    hand-offs (engine, version, model): only equal values match, "" for none; of an encode worker it is the format of its embeddings. `capabilities` are the engine's;
-    `lora_slots` is the number of LoRA adapters that it can load at once. `worker` may be one data-parallel rank of an
-    engine: `instance` is the same for all ranks of one engine. `tier` is a class of service; requests that do not
-    tolerate all `taints` are not routed to the worker. `tokenizer` is the SHA-256 digest of its model's tokenizer, "" if
-    unknown. `media_processor` is the digest of the settings with which it turns media into its model's input, "" if it takes none.
+    Blocks and requests of the worker's earlier epochs no longer exist. `pairs_with` identifies compatible engines for hand-offs
+    (engine, version, model): only equal values match, "" for none; of an encode worker it is the format of its embeddings.
+    `capabilities` are the engine's; `lora_slots` is the number of LoRA adapters that it can load at once. `worker` may be one
+    data-parallel rank of an engine: `instance` is the same for all ranks of one engine. `tier` is a class of service; requests
+    that do not tolerate all `taints` are not routed to the worker. `tokenizer` is the SHA-256 digest of its model's tokenizer, ""
+    if unknown. `media_processor` is the digest of the settings with which it turns media into its model's input, "" if it takes
+    none.
     """
 
     worker: str
@@ -104,19 +105,20 @@ class EnginesWeighted(Event, frozen=True, tag="fleet.weighted"):
     by: str = ""
 
 
-# Load of one worker. Stream: pool log, kind `load`. Worker and epoch are the batch's writer and epoch.
+# Load of one worker, kind `load`. Worker and epoch are the batch's writer and epoch.
 
 
 class LoadReported(Event, frozen=True, tag="load.reported"):
     """The engine's load, and the progress of requests since the last report.
 
-    `running` and `waiting` count requests, `used_blocks` KV blocks in use. The three lists name requests: accepted by
-    the engine, prefilled (first token generated), and ended for any reason. `cached` are cached prompt tokens, one number
-    for each of `prefilled`, -1 where the engine did not report it. `prefills` are measurements: (prompt tokens computed,
-    duration in µs); `step_us` is the mean time between two tokens of a request over `gaps` such times, 0 if there were none. `outputs` are
-    (`max_tokens`, tokens generated) of the answers that ended by themselves or at their limit. `encodes`, of workers that read embeddings, are (prompt tokens computed, images encoded for
-    that, tokens of these, duration of both in µs), and `reads` (tokens of an image whose embedding was read, duration in µs). `answered`
-    are (prompt tokens, digest of the tenant or 0) of the requests of `outputs`, one for each.
+    `running` and `waiting` count requests, `used_blocks` KV blocks in use. The three lists name requests: accepted by the engine,
+    prefilled (first token generated), and ended for any reason. `cached` are cached prompt tokens, one number for each of
+    `prefilled`, -1 where the engine did not report it. `prefills` are measurements: (prompt tokens computed, duration in µs);
+    `step_us` is the mean time between two tokens of a request over `gaps` such times, 0 if there were none. `outputs` are
+    (`max_tokens`, tokens generated) of the answers that ended by themselves or at their limit. `encodes`, of workers that read
+    embeddings, are (prompt tokens computed, images encoded for that, tokens of these, duration of both in µs), and `reads`
+    (tokens of an image whose embedding was read, duration in µs). `answered` are (prompt tokens, digest of the tenant or 0) of
+    the requests of `outputs`, one for each.
     """
 
     running: int

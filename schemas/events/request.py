@@ -25,7 +25,7 @@ EncodeOutcome = Literal["computed", "cached", "local", "failed"]
 """How an image came to its embedding: an encode worker computed it or had it, or the serving worker computes it, because that
 was expected to be faster or because no encode worker delivered."""
 EncodeLegs = Literal["estimate", "always", "never"]
-"""Which images an edge sends to encode workers: those for which that is expected to be faster, all that one takes, or none."""
+"""The images that an edge sends to encode workers: those for which that is expected to be faster, all that an encode worker takes, or none."""
 
 
 class MediaPlace(msgspec.Struct, frozen=True, array_like=True):
@@ -40,8 +40,8 @@ class MediaPlace(msgspec.Struct, frozen=True, array_like=True):
 class RequestAccepted(Event, frozen=True, tag="req.accepted"):
     """The edge accepted a request, and will write exactly one `RequestEnded`. `body` is the client's request.
 
-    `media` are the items of its prompt, in order. A recording that is transcribed has no tokens in a prompt and is not among them. `trace` is the W3C trace id
-    that the client sent, "" without one.
+    `media` are the items of its prompt, in order. A recording that is transcribed has no tokens in a prompt and is not among
+    them. `trace` is the W3C trace id that the client sent, "" without one.
     """
 
     request: str

@@ -1,4 +1,4 @@
-"""Route query, decision and refusal. Decisions are events: stream pool log, kind `route`."""
+"""Route query, decision and refusal, and state digests. Decisions are events: stream pool log, kind `route`."""
 
 import msgspec
 
@@ -38,11 +38,11 @@ class Weights(msgspec.Struct, frozen=True, array_like=True):
     same worker, and `lora_load` loading a LoRA adapter. Prompts with at most `local_tokens` uncached tokens are prefilled
     where they are decoded; with `apart`, all longer ones go to a prefill worker regardless of cost.
 
-    With `estimate`, and once step times are known, the cost is in milliseconds: the time to the first token, plus
-    `crowding` times the prompt's prefill time for each running request that it delays (up to 1 + `crowding_spare` times that where workers
-    are idle), plus the wait of requests that arrive later, of which
-    a worker with work gets `arrivals` per second, plus `memory` times the share of the KV cache in use, plus `queued` times the time that the prompt adds to a step for each prompt that is routed to the
-    worker and not computed: it may be computed in the same step.
+    With `estimate`, and once step times are known, the cost is in milliseconds: the time to the first token, plus `crowding`
+    times the prompt's prefill time for each running request that it delays (up to 1 + `crowding_spare` times that where workers
+    are idle), plus the wait of requests that arrive later, of which a worker with work gets `arrivals` per second, plus `memory`
+    times the share of the KV cache in use, plus `queued` times the time that the prompt adds to a step for each prompt that is
+    routed to the worker and not computed: it may be computed in the same step.
 
     `ttft_limit_ms` and `itl_limit_ms` are no weights but the limits of the policy `slo`: milliseconds to the first token, and between two.
     """
@@ -114,8 +114,9 @@ class EngineDraw(msgspec.Struct, frozen=True, array_like=True):
 class EncodeEstimate(msgspec.Struct, frozen=True, array_like=True):
     """What an image is expected to take on the chosen encode worker, and on the worker `reader` if that encodes it itself.
 
-    Milliseconds: `queue_ms` until the encode worker starts with it, `encode_ms` to encode it there (0: its embedding is there), `token_ms` for a token
-    of those ahead of it, `read_ms` to read the embedding, `here_ms` to encode it on the reader. Without measurements of either, all are 0.
+    Milliseconds: `queue_ms` until the encode worker starts with it, `encode_ms` to encode it there (0: its embedding is there),
+    `token_ms` for a token of those ahead of it, `read_ms` to read the embedding, `here_ms` to encode it on the reader. Without
+    measurements of either, all are 0.
     """
 
     reader: str
@@ -127,7 +128,7 @@ class EncodeEstimate(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Decision(Event, frozen=True, tag="route.decided"):
-    """Which worker a request goes to, and everything needed to recompute that choice.
+    """The record of one routing choice: the worker that a request goes to, and everything needed to recompute the choice.
 
     It is decision `number` of the batch's `writer`, made on the fold of the log up to `position` plus the writer's own decisions
     `seen`+1 … `number`-1, which the log did not hold yet. `constraints` are the query's, with saturated workers added to `exclude`;
@@ -139,11 +140,12 @@ class Decision(Event, frozen=True, tag="route.decided"):
     the admission queue. With a `draw`, the policy picked among the candidates of the engine that it `used`.
 
     `algorithm` is the version of the router's decision algorithm. `scored` candidates were compared, `digest` is one of the costs
-    of all, and `candidates` are those that explain the choice, in order of their names: of a small fleet all, else the chosen one, the
-    cheapest, the fastest, and the one that holds most of the prompt.
-    `excluded` are bits of the workers, in order of their names, that `exclude` had if it had too many for this record. The answer is expected
-    to have `output_tokens` tokens, with the standard deviation `output_deviation`. `tenant` is a digest of the query's tenant, 0 without one: the log names no tenants.
-    For an image, `encoding` is what its encoding is expected to take. `spare` is how idle the workers were that passed the filters, from 0 to 1.
+    of all, and `candidates` are those that explain the choice, in order of their names: of a small fleet all, else the chosen
+    one, the cheapest, the fastest, and the one that holds most of the prompt. `excluded` are bits of the workers, in order of
+    their names, that `exclude` had if it had too many for this record. The answer is expected to have `output_tokens` tokens,
+    with the standard deviation `output_deviation`. `tenant` is a digest of the query's tenant, 0 without one: the log names no
+    tenants. For an image, `encoding` is what its encoding is expected to take. `spare` is how idle the workers were that passed
+    the filters, from 0 to 1.
     """
 
     number: int
@@ -282,5 +284,5 @@ class StateDigest(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def terms(self) -> tuple[str, str, int]:
-        """Only digests that are equal in this are comparable."""
+        """The terms of comparison: only digests that are equal in these are comparable."""
         return self.release, self.log, self.since

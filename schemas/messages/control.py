@@ -65,7 +65,7 @@ class ControlReply(msgspec.Struct, frozen=True, array_like=True):
     data: dict[str, Any] = {}
 
 
-# An operator's command about the engine weights of a pool. Core NATS; a router answers, and its event is the audit.
+# Commands about the engine weights of a pool. A router answers, and its event is the audit.
 
 
 class WeightsRequest(msgspec.Struct, frozen=True, array_like=True):

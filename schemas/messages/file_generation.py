@@ -1,4 +1,4 @@
-"""Files to generate, images or a video: the request to a worker, how far it is, and the files it made. Core NATS, never the log.
+"""Files to generate (images or a video): the request to a worker, its progress, and the files it made. Core NATS, never the log.
 
 A worker accepts an `ImageRequest` or a `VideoRequest` at once. The edge then queries its state, which is answered when it
 changed, fetches each file in pieces, and cancels the request once it has all of them: nothing larger than a piece is ever
@@ -17,13 +17,13 @@ FileNeed = Literal["image_generation", "image_edits", "video_generation"]
 """Capabilities that engines need for files: see `headwater.schemas.tables`."""
 
 PIECE_BYTES: Final = 512 * 1024
-"""Of a file, in one message. A NATS server accepts messages of 1 MiB by default."""
+"""Bytes of a file in one message. A NATS server accepts messages of 1 MiB by default."""
 
 STATE_WAIT_S: Final = 2.0
 """A query whose answer has not changed is answered after this time."""
 
 FINAL: Final = -1
-"""In place of the number of a preview: the file itself."""
+"""Stands in place of the number of a preview, and means the file itself."""
 
 
 class ImageRequest(msgspec.Struct, frozen=True, array_like=True, tag="generate"):

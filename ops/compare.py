@@ -26,7 +26,7 @@ from headwater.schemas.messages.control import WeightsRequest
 from headwater.schemas.tables import ModelCard
 
 TIMEOUT_S: Final = 300.0
-"""Without a byte for so long a request counts as failed."""
+"""The time without a byte after which a request counts as failed."""
 
 
 class AnswerToken(NamedTuple):
@@ -143,7 +143,7 @@ def tokens_of(choice: dict[str, Any]) -> list[AnswerToken]:
     return [AnswerToken(token, *entry) for token, entry in zip(ids, entries, strict=True)]
 
 
-# Where and by how much two answers to one prompt diverge. Pure.
+# Divergence: where and by how much two answers to one prompt differ. Pure.
 
 
 class LogprobGap(NamedTuple):
@@ -246,7 +246,7 @@ def _latency(seconds: Sequence[float]) -> Latency | None:
     return Latency(percentile(0.50), percentile(0.99))
 
 
-# A comparison as a document, and as text for people.
+# The comparison as a document, and as text for people.
 
 
 class ComparedPrompt(msgspec.Struct, frozen=True):
@@ -371,10 +371,10 @@ def _written_gap(gap: LogprobGap | None) -> str:
     return "-" if gap is None else f"{'> ' if gap.at_least else ''}{gap.value:.6f}"
 
 
-# The prompts of a comparison: from a file, or as the request log recorded them.
+# The prompts of a comparison, from a file or the request log.
 
 PATHS: Final = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
-"""By endpoint, as the request log names it."""
+"""The path of each endpoint, by its name in the request log."""
 
 DROPPED: Final = frozenset(
     (
@@ -490,7 +490,7 @@ def request_body(prompt: PromptRequest, model: str, max_tokens: int, logprobs: i
     }
 
 
-# `headwater compare`: sends the same prompts to two engines of one model, and prints how their answers diverge.
+# The run of a comparison.
 
 LOGPROBS: Final = 5
 """Likeliest tokens to request: the most that OpenAI's completions allow."""
@@ -573,7 +573,7 @@ async def _choose_engines(ports: Ports, pool: str, wanted: tuple[str, ...]) -> t
 
 
 def _logprobs(card: ModelCard, engines: tuple[str, str]) -> int:
-    """How many likeliest tokens both engines can list; 0: only tokens are compared."""
+    """Return how many likeliest tokens both engines can list; 0: only tokens are compared."""
     able = all("logprobs" in card.engines.get(engine, ()) for engine in engines)
     return min(LOGPROBS, card.logprobs_max) if able else 0
 

@@ -1,7 +1,7 @@
 """`headwater bench edge`: HTTP requests and tokens through the whole system, with zero engine time.
 
-Each round runs both, one after the other, so that what else the machine does meets both alike. The other commit runs with the
-packages of this environment. It needs a Git checkout.
+With `--against COMMIT`, each round runs both commits, one after the other, so that other load on the machine affects both alike.
+The other commit runs with the packages of this environment. It needs a Git checkout.
 """
 
 import asyncio
@@ -200,7 +200,7 @@ def _body(text: str, tokens: int, *, stream: bool) -> bytes:
     return msgspec.json.encode(request)
 
 
-# `headwater bench edge --against COMMIT`: the same benchmark with the code of another commit, in turns on this machine.
+# `--against COMMIT`: the same benchmark with the code of another commit, in turns on this machine.
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 """The checkout."""

@@ -98,7 +98,7 @@ def _cut(names: U64, tails: int, tail: int) -> Iterator[U64]:
             at += length
 
 
-# An aged index: the cost of lookups after its content was replaced several times, as engines replace it.
+# An aged index, whose content was replaced several times, as engines replace it.
 
 WORKERS = 16
 POPULAR, POPULAR_BLOCKS, POPULAR_SHARE = 200, 24, 0.3
@@ -136,7 +136,7 @@ class Churn:
                 self.index.store(name, 0, 0, prompt)
 
     def replace(self, times: int) -> None:
-        """Fill the index, and store as many blocks again so many times."""
+        """Fill the index, and store as many blocks again this many times."""
         end = self.stored + times * self.room * WORKERS
         while self.stored < end:
             draws = self._rng.random((4096, 4))
@@ -149,7 +149,7 @@ class Churn:
                 )
 
     def prompts(self, count: int) -> list[U64]:
-        """The first 64 blocks of random conversations of which that many are cached."""
+        """The first 64 blocks of random conversations that have that many cached."""
         whole = [
             np.concatenate([each.opening, each.blocks[: SHORT_BLOCKS - len(each.opening)]])
             for live in self._live
@@ -216,7 +216,7 @@ class Churn:
         return self._rng.integers(1, 2**63, length, dtype=np.uint64)
 
 
-# `headwater bench index`: the prefix index alone, on one core.
+# The benchmark.
 
 BLOCKS = 10_000_000
 SHORT_FINDS = 200_000
@@ -234,11 +234,11 @@ class OtherIndex(Protocol):
     name: str
 
     def short(self, shape: IndexShape) -> Mapping[str, float]:
-        """With prompts of 64 blocks."""
+        """Measure with prompts of 64 blocks."""
         ...
 
     def long(self, shape: IndexShape) -> Mapping[str, float]:
-        """With prompts of 8,192 blocks."""
+        """Measure with prompts of 8,192 blocks."""
         ...
 
 
@@ -246,7 +246,7 @@ def bench(*, other: OtherIndex | None = None, blocks: int = BLOCKS) -> Report:
     """Inserts, removals and finds of prompts of 64 blocks, the finds again after much churn, then finds of prompts of 8,192,
     all with a full index.
 
-    `index.shapes` describes the prompts. `other`: the same stores and finds on another index.
+    `IndexShape` describes the prompts. `other`: the same stores and finds on another index.
     """
     short = short_prompts(blocks, min(SHORT_FINDS, blocks))
     ours = _short(short)

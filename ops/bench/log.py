@@ -89,7 +89,7 @@ class RawNats:
         return seconds
 
 
-# `headwater bench log`: appending by both paths, reading and folding, next to raw nats-py in the same run.
+# The benchmark.
 
 MESSAGES = 20_000
 ONE_BY_ONE = 3_000

@@ -19,7 +19,7 @@ from headwater.ops.bench.report import Measure, Report, percentile, running
 STREAMS: Final = 16
 PHASE_S: Final = 8.0
 PAUSE_S: Final = 0.1
-"""Between two long prompts, so that each is seen on its own."""
+"""The pause between two long prompts, so that each is seen on its own."""
 
 PROBE_PAUSE_S: Final = 0.01
 
@@ -81,7 +81,7 @@ async def bench() -> Report:
 
 
 def long_prompt(size: int) -> bytes:
-    """A chat request with so many characters, for one token."""
+    """A chat request with this many characters, for one token."""
     text = (TEXT * (size // len(TEXT) + 1))[:size]
     return _body(text, max_tokens=1)
 

@@ -108,7 +108,7 @@ class TransferRun:
         self.pid = pid
 
     async def once(self, nbytes: int, *, borrow: bool = False) -> tuple[float, float]:
-        """Seconds to offer a tensor of so many bytes, and from its offer to the verified array here."""
+        """Seconds to offer a tensor of this many bytes, and from its offer to the verified array here."""
         offer, offered_s = await self.wire.request(nbytes)
         began = time.perf_counter()
         if borrow:

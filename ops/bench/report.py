@@ -1,4 +1,4 @@
-"""The output of a benchmark: measures with units, and their conditions."""
+"""The output of a benchmark (measures with units, and their conditions), and the servers and fleets that benchmarks run on."""
 
 import asyncio
 import os

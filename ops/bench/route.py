@@ -1,9 +1,10 @@
-"""`headwater bench route --workers N,…`: what a decision costs as the fleet grows. One process, one core, no NATS.
+"""`headwater bench route --workers N,…`: what a decision costs as the fleet grows; and a fleet of many simulated workers over NATS.
 
-Every worker has served prompts (so its step times are known), holds some of the 100 prompts in part, and has requests running. Before
-each decision its last decision and a load report are folded, as in a fleet: the arrays' rows of those workers are written again.
+The decisions are measured in one process, on one core, without NATS. Every worker has served prompts (so its step times are
+known), holds some of the 100 prompts in part, and has requests running. Before each decision its last decision and a load report
+are folded, as in a fleet: the arrays' rows of those workers are written again.
 
-`python -m headwater.ops.bench.route URL NAMESPACE COUNT` joins them to the fleet on that server, until it is ended.
+`python -m headwater.ops.bench.route URL NAMESPACE COUNT` adds COUNT workers to the fleet on that server, until it is ended.
 """
 
 import asyncio
@@ -59,7 +60,7 @@ STEP_NS: Final = 2_000_000
 
 
 class DecisionTimes(NamedTuple):
-    """Of one fleet size: seconds of each decision, and the most bytes that one took in the log."""
+    """The decisions in one fleet size: seconds of each, and the most bytes that one took in the log."""
 
     workers: int
     seconds: list[float]
@@ -159,7 +160,7 @@ def measures(found: DecisionTimes) -> list[Measure]:
     ]
 
 
-# Many simulated workers in one process, each with its own lease, connections and reports: a large fleet for a router on a small machine.
+# Simulated workers in one process, each with its own lease, connections and reports.
 
 NAME = "hosted-"
 """Workers are named so, with a number."""
@@ -206,7 +207,7 @@ if __name__ == "__main__":
     sys.exit(main(sys.argv[1], sys.argv[2], int(sys.argv[3])))
 
 
-# `headwater bench route`: round trip of a route query over NATS to the router.
+# The round trip of a route query over NATS to the router.
 
 RATE = 500
 SECONDS = 4
@@ -266,7 +267,7 @@ async def bench_over_nats(workers: int = WORKERS) -> Report:
 
 @asynccontextmanager
 async def hosted(url: str, ports: Ports, count: int) -> AsyncIterator[None]:
-    """So many further workers in a process of their own, all of which have joined."""
+    """Run `count` further workers in a process of their own; all of them have joined when this is entered."""
     if not count:
         yield
         return
@@ -291,7 +292,7 @@ async def hosted(url: str, ports: Ports, count: int) -> AsyncIterator[None]:
 
 
 async def _until_joined(ports: Ports, count: int) -> None:
-    """Wait until so many hosted workers have joined the only pool."""
+    """Wait until this many hosted workers have joined the only pool."""
     pool = (await CardTable(ports.cards).pools())[0]
     log = await ports.pool_log(pool)
     seen: set[str] = set()

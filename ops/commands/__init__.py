@@ -55,7 +55,7 @@ COMMANDS: Final = {
         },
     ),
 }
-"""By group: its title in help, and a line per command."""
+"""The title of each group in help, and a line per command."""
 
 _OF_THEIR_OWN: Final = {
     "keys": "keys",

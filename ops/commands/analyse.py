@@ -1,4 +1,4 @@
-"""Two engines side by side, and a fleet under faults."""
+"""`headwater compare` and `headwater sim`: two engines side by side, and a fleet under faults."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""The command line: reading it, running it, and its errors."""
+"""The command line: how it is read and run, and its errors."""
 
 import contextlib
 import difflib
@@ -55,7 +55,7 @@ def application(sources: Sources | None = None, *, needed: str | None = None) ->
 
 
 def parse(line: Sequence[str]) -> tuple[Bound, Sources]:
-    """What a command line means. Raises `ConfigError`; `--help` and `--version` print and end the process."""
+    """Return what a command line means. Raises `ConfigError`; `--help` and `--version` print and end the process."""
     words, native = (list(line), []) if list(line[:2]) == SHOW else _split(line)
     sources = Sources(native)
     try:
@@ -171,7 +171,7 @@ def _warn_of_variables() -> None:
 
 
 def _user_errors() -> tuple[type[Exception], ...]:
-    """What a user can fix. Modules that were not imported cannot have raised."""
+    """Return what a user can fix. Modules that were not imported cannot have raised."""
     places = {
         "headwater.ops.config.setting": "ConfigError",
         "headwater.engines.engine": "EngineError",

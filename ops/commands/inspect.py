@@ -1,4 +1,4 @@
-"""What a pool's log says, and what engines and models are here."""
+"""Commands that show what a pool's log contains, and which engines and models are here."""
 
 from typing import Annotated, Any
 

@@ -1,4 +1,4 @@
-"""The processes of a fleet, and the whole of one on this machine."""
+"""Commands that run the processes of a fleet, or a whole fleet on this machine."""
 
 import sys
 import tempfile

@@ -1,4 +1,4 @@
-"""Settings and where their values come from, as text or as data."""
+"""Settings and their origins, as text or as data."""
 
 from typing import Any, NamedTuple
 

@@ -1,4 +1,4 @@
-"""A trace or a recorded log with other settings, and a search for routing weights."""
+"""`headwater whatif` and `headwater tune`: a trace or a recorded log with other settings, and a search for routing weights."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any

@@ -220,7 +220,7 @@ def _group(title: str) -> Group:
 
 
 def _parameter(one: Setting, default: Any) -> inspect.Parameter:
-    """What cyclopts is to know of a setting."""
+    """Return what cyclopts is to know of a setting."""
     hint: Any = (
         bool
         if one.base is bool
@@ -258,7 +258,7 @@ def _options_of(kind: Any) -> tuple[Setting, ...]:
 
 
 def _option(one: Setting, *, many: bool) -> inspect.Parameter:
-    """What cyclopts is to know of an option of a command's own; `many`: it may be repeated."""
+    """Return what cyclopts is to know of an option of a command's own; `many`: it may be repeated."""
     hint: Any = (
         tuple[Any, ...]
         if many or one.repeatable

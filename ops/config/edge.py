@@ -40,7 +40,7 @@ BODY_NAMES = {"bytes_max": "body-bytes-max"}
 
 
 class HttpSettings(NamedTuple):
-    """Where an edge listens, and what it accepts from clients."""
+    """The address an edge listens on, and what it accepts from clients."""
 
     host: Annotated[str, Meta(description="address that the edge listens on")] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535, description="port that the edge listens on; 0: a free one")] = (
@@ -144,7 +144,7 @@ def check_access(access: AccessSettings, host: str) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches servers that listen on this address. Names are not looked up."""
+    """Return whether only this machine reaches servers that listen on this address. Names are not looked up."""
     try:
         return ip_address(host).is_loopback
     except ValueError:
@@ -165,7 +165,7 @@ class AdminSettings(NamedTuple):
 
 
 class MediaSettings(NamedTuple):
-    """Where media may come from, the processes that decode them, and the limits of single items."""
+    """The sources of media, the processes that decode them, and the limits of single items."""
 
     fetch: Annotated[FetchPolicy, Prefix("media", inline=True)] = FetchPolicy()
     intake: Annotated[IntakeSettings, Prefix("media", inline=True)] = IntakeSettings()

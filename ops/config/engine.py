@@ -48,7 +48,7 @@ def checked(settings: HasEngine) -> HasEngine:
 
 
 def _taken(settings: HasEngine, engine: str) -> HasEngine:
-    """With the shared settings that this engine's own arguments contain, which they then contain no more."""
+    """Return the settings with the shared ones that this engine's own arguments contain, and those arguments without them."""
     traits = registry.traits_of(engine)
     options = getattr(settings, traits.options)
     worker, words = settings.worker, options.native

@@ -1,4 +1,4 @@
-"""How processes reach NATS."""
+"""Settings of the connection to NATS, and of its streams."""
 
 from typing import Annotated, Final, NamedTuple
 

@@ -1,4 +1,4 @@
-"""The settings of each process and of the commands that read a log: the sections that it uses, and no more.
+"""All settings in sections, and the sections that each process and each command that reads a log uses.
 
 A command takes the sections that it uses: parameters, or fields of a `NamedTuple`, of the same name and type.
 """
@@ -232,7 +232,7 @@ def with_settings(base: Process, values: Mapping[str, Any]) -> Process:
     return changed
 
 
-# The settings of each process and of the commands that read a log: the sections that it uses, and no more.
+# The settings of each process, and of the commands that read a log.
 
 
 class EdgeProcess(NamedTuple):

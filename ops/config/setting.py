@@ -23,7 +23,7 @@ class ConfigError(ValueError):
     """A setting that cannot be used. The message names it, its source, and what to do."""
 
 
-# One setting: its key, flag, environment variable, type, default and description, read from its type's annotations.
+# Settings.
 
 ENV_PREFIX = "HEADWATER_"
 

@@ -1,4 +1,4 @@
-"""Where values come from: flags, then the environment, then a file, then defaults.
+"""Sources of values: flags, then the environment, then a file, then defaults.
 
 cyclopts reads flags and variables; `Sources` is its last source and adds the file and the engine's own arguments.
 """
@@ -97,7 +97,7 @@ def _read(path: Path, source: str) -> dict[str, Any]:
 
 
 def _load_yaml(text: str) -> Any:
-    """A document of which no table has a key twice: YAML's last one would win unnoticed, and TOML refuses it too."""
+    """A document whose tables have no key twice: YAML's last one would win unnoticed, and TOML refuses it too."""
     import yaml
 
     class Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types
@@ -124,7 +124,7 @@ def _tables(document: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
             yield from _tables(value, f"{prefix}{name}.")
 
 
-# Variables of the environment that begin with `HEADWATER_`: settings, our own, those of Kubernetes, and unknown ones.
+# Variables that begin with `HEADWATER_`: settings, our own, those of Kubernetes, and unknown ones.
 
 CONFIG_VARIABLE, KEY_VARIABLE = f"{ENV_PREFIX}CONFIG", f"{ENV_PREFIX}CONFIG_KEY"
 
@@ -186,7 +186,7 @@ def _meant(variable: str, known: Mapping[str, str]) -> str:
     return shorter if shorter in known else ""
 
 
-# Where values come from: flags, then the environment, then a file, then defaults.
+# The sources of values.
 
 CONFIG, CONFIG_KEY = "config", "config_key"
 """Parameters that every command with settings has."""
@@ -201,7 +201,7 @@ ARGUMENTS = {"engine_name": "worker.engine"}
 
 
 class ValueOrigin(NamedTuple):
-    """Where a value comes from: `where` is the flag, the variable, or the file and key."""
+    """The origin of a value: `where` is the flag, the variable, or the file and key."""
 
     source: Literal["flag", "environment", "file"]
     where: str

@@ -1,4 +1,4 @@
-"""The process that downloads one model: what is asked comes as JSON on standard input, the folder or the error goes to standard output."""
+"""The process that downloads one model: the request comes as JSON on standard input, the folder or the error goes to standard output."""
 
 import contextlib
 import json

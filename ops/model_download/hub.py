@@ -1,4 +1,4 @@
-"""A model of a Hugging Face hub, downloaded by its library into the cache that engines and other programs share.
+"""Download of a model from a Hugging Face hub, by its library, into the cache that engines and other programs share.
 
 The library finds the endpoint (HF_ENDPOINT), the token (HF_TOKEN or its login), the folder (HF_HUB_CACHE, HF_HOME) and whether it
 may use the network at all (HF_HUB_OFFLINE). It keeps what is complete, resumes a connection that breaks, and downloads each file
@@ -175,7 +175,7 @@ class _HubDownload:
                     part.unlink(missing_ok=True)
 
     def _write_reference(self, commit: str) -> None:
-        """What the library does for a branch: it was given the commit."""
+        """Do what the library does for a branch: it was given the commit."""
         if self._revision == commit:
             return
         reference = self._cache / "refs" / self._revision

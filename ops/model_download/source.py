@@ -1,4 +1,4 @@
-"""Where a model is, from what `--model` says, and its folder on this machine."""
+"""The location of a model, from what `--model` says, and its folder on this machine."""
 
 import json
 import re

@@ -1,8 +1,8 @@
-"""A model in a bucket (S3, Google, Azure) or on a web server, downloaded into a folder of Headwater's cache.
+"""Download of a model from a bucket (S3, Google, Azure) or a web server into a folder of Headwater's cache.
 
 Keys, regions and endpoints come from the clouds' own environment variables. A web server has no listing: it is asked for the files that
-models have, and for those that an index of weights names. What changes at the source is another folder: the name has a digest of
-all names, sizes and entity tags. A file that breaks off is continued where it ended, if its source still has the same.
+models have, and for those that an index of weights names. A change at the source gives another folder, whose name has a digest of
+all names, sizes and entity tags. An interrupted file is continued where it ended, if its source still has the same.
 """
 
 import fcntl
@@ -81,7 +81,7 @@ def choose(files: Iterable[RemoteFile], *, weights: bool) -> list[RemoteFile]:
 
 
 def _without_variants(files: list[RemoteFile]) -> list[RemoteFile]:
-    """Without `model.fp16.safetensors` where `model.safetensors` is there too."""
+    """Return the files without variants: no `model.fp16.safetensors` where there is a `model.safetensors`."""
     names = {one.name for one in files}
 
     def plain(name: str) -> str:
@@ -96,7 +96,7 @@ def _matches(name: str, patterns: Iterable[str]) -> bool:
 
 
 def verify(path: Path, announced: RemoteFile) -> str:
-    """What is wrong with a file that was downloaded; "" if it is what was announced, as far as its digest is of a known kind."""
+    """Return what is wrong with a file that was downloaded; "" if it is what was announced, as far as its digest is of a known kind."""
     size = path.stat().st_size
     if size != announced.size:
         return f"{announced.name} has {size} bytes, announced were {announced.size}"
@@ -184,7 +184,7 @@ def _gb(count: int) -> str:
     return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
 
 
-# A model in a bucket (S3, Google, Azure) or on a web server, downloaded into a folder of Headwater's cache.
+# The download.
 
 ATTEMPTS: Final = 5
 INDEX: Final = "model.safetensors.index.json"
@@ -218,7 +218,7 @@ def download(url: str, cache: Path, *, weights: bool) -> Path:
 
 
 def _before(latest: Path, url: str, weights: bool, reason: str) -> Path:
-    """What was downloaded before, if it serves. Raises `DownloadFailed`."""
+    """Return what was downloaded before, if it serves. Raises `DownloadFailed`."""
     try:
         known = json.loads(latest.read_text())
     except (OSError, ValueError):

@@ -78,7 +78,7 @@ def _seed_of(folder: Path, kind: InboxKind, name: str) -> str:
     )
 
 
-# `headwater nats-config`: configuration of a nats-server whose users may do what their work needs, and no more.
+# The configuration.
 
 
 def new_seed() -> str:
@@ -196,7 +196,7 @@ def write(wanted: Wanted, folder: Path) -> list[str]:
 
 
 def users(actors: tuple[str, ...]) -> list[User]:
-    """One per kind, and those of `actors` (KIND:NAME) instead of their kind's. Raises `ConfigError`."""
+    """Return one user per kind, and those of `actors` (KIND:NAME) instead of their kind's. Raises `ConfigError`."""
     named: list[User] = []
     for actor in actors:
         kind, _, name = actor.partition(":")
@@ -221,7 +221,7 @@ def _check(wanted: Wanted) -> None:
 
 
 def _addresses(wanted: Wanted) -> list[tuple[str, int]]:
-    """Where each server listens: hosts of their own share the port, one host counts up."""
+    """Return the address each server listens on: servers on different hosts share the port, servers on one host count up from it."""
     if len(wanted.hosts) == wanted.servers:
         return [(host, wanted.port) for host in wanted.hosts]
     return [(wanted.hosts[0], wanted.port + number) for number in range(wanted.servers)]

@@ -1,4 +1,4 @@
-"""Connections and ports of a process, from its NATS settings.
+"""Connections and ports of a process, from its NATS settings; and the restart of an embedded server whose store failed.
 
 A file store that met an I/O error (a full or read-only disk) refuses every later write until the server is started
 again, also long after there is room (nats-server 2.14 and newer; it continues to serve core NATS and reads). Where a write
@@ -77,7 +77,7 @@ async def connected(nats: NatsSettings, kind: InboxKind, name: str) -> AsyncIter
         await client.close()
 
 
-# Restarting the embedded nats-server once its store can be written again.
+# Restart of the embedded nats-server once its store can be written again.
 
 LOOK_S: Final = 1.0
 ANSWER_S: Final = 2.0

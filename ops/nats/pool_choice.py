@@ -1,4 +1,4 @@
-"""Which pool a command reads, and which one a router without `--pool` serves."""
+"""The choice of the pool that a command reads, or that a router without `--pool` serves."""
 
 from headwater.actors.runtime.persistence import Ports
 from headwater.actors.runtime.tables import CardTable, LeaseTable

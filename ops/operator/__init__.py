@@ -1,1 +1,1 @@
-"""What an operator runs against a deployment: reading logs and streams, controlling workers."""
+"""Commands that an operator runs against a deployment: they read logs and streams, and control workers."""

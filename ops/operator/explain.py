@@ -135,7 +135,7 @@ def is_about(decision: Decision, request: str) -> bool:
 
 
 def afterwards(decision: Decision, event: object) -> list[str]:
-    """What an event adds to an earlier decision."""
+    """Return what an event adds to an earlier decision."""
     if isinstance(event, LoadReported) and decision.request in event.prefilled:
         place = event.prefilled.index(decision.request)
         cached = event.cached[place] if place < len(event.cached) else -1
@@ -230,7 +230,7 @@ def describe(
 
 
 def _rest(decision: Decision) -> list[str]:
-    """How many candidates the table does not have."""
+    """Return how many candidates the table does not have."""
     rest = decision.scored - len(decision.candidates)
     return [f"and {rest:,} more of {decision.scored:,} candidates: --all shows them"] if rest > 0 else []
 
@@ -247,7 +247,7 @@ def why_engine(draw: EngineDraw, decision: Decision) -> str:
 
 
 def why(decision: Decision, engines: Mapping[str, str], *, timed: bool) -> str:
-    """In a few words, why the chosen worker was chosen."""
+    """Return in a few words why the chosen worker was chosen."""
     chosen, draw = decision.chosen, decision.draw
     offered = [one for one in decision.candidates if draw is None or engines.get(one.worker) == draw.used]
     # The log may lack the joining of a worker.
@@ -287,7 +287,7 @@ def _times(candidate: Candidate, decision: Decision, split: bool) -> tuple[str, 
 
 
 def _decode_times(candidate: Candidate, decision: Decision) -> tuple[str, str]:
-    """Between two tokens, and from the decision to the last one; no part of the cost. "-" where unknown."""
+    """Return the times between two tokens and from the decision to the last one, which are not part of the cost; "-" where unknown."""
     e2e_ms = decision.e2e_ms(candidate)
     return (
         f"{candidate.itl_ms:.1f}" if candidate.itl_ms else "-",
@@ -338,7 +338,7 @@ def event_line(event: Event) -> str:
 
 
 def _encoded_kind(needs: Sequence[str]) -> str:
-    """Which kind of media an encode worker with these capabilities was asked to encode."""
+    """Return which kind of media an encode worker with these capabilities was asked to encode."""
     return ONE[next((kind for kind, wanted in ENCODE_NEEDS.items() if set(wanted) == set(needs)), "image")]
 
 
@@ -350,7 +350,7 @@ def _media_text(places: Sequence[MediaPlace]) -> str:
 
 
 def _encoded_line(event: RequestEncoded) -> str:
-    """How an item of media came to its embedding, and the estimate by which an encode worker was preferred to the serving one."""
+    """Return how an item of media came to its embedding, and the estimate by which an encode worker was preferred to the serving one."""
     how = ENCODED[event.outcome].format(worker=f"{event.worker}.{event.epoch}")
     parts = [
         f"req.encoded: {event.image}, {event.tokens} tokens: {how}, after {event.encode_ms} ms",

@@ -99,7 +99,7 @@ def with_new_secret(key: ApiKey, grace_s: int, now_s: int) -> tuple[ApiKey, str]
 
 
 def with_changes(key: ApiKey, changes: KeyChanges, now_s: int) -> ApiKey:
-    """The key as it is to be, with the same secrets. Raises `ConfigError` naming the option at fault."""
+    """The key as it will be, with the same secrets. Raises `ConfigError` naming the option at fault."""
     _check_word("--name", changes.name or "-")
     _check_known("--endpoints", changes.endpoints or (), (EVERY, *ENDPOINTS))
     _check_known("--allow", changes.permissions or (), tuple(PERMISSIONS))

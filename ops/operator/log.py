@@ -1,4 +1,4 @@
-"""Looking at the log: `headwater log` counts it, `headwater explain REQUEST` says why a request went where."""
+"""`headwater log`, `tree` and `snapshots`: the content of a pool's log, counted and shown."""
 
 import time
 from collections import Counter
@@ -119,7 +119,7 @@ async def summary(ports: Ports, pool: str) -> str:
     return f"{head}\n{table(('kind', 'event', 'count', 'written by'), rows)}"
 
 
-# `headwater tree`: what a pool's workers hold, as a tree, from the newest snapshot and the log behind it.
+# `headwater tree`: the blocks that a pool's workers hold, from the newest snapshot and the log after it.
 
 
 async def show_tree(

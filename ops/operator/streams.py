@@ -118,7 +118,7 @@ def _row(one: StreamStatus) -> tuple[object, ...]:
 
 
 def state(one: StreamStatus) -> str:
-    """How a stream stands to its wanted configuration, in one line."""
+    """Return how a stream stands to its wanted configuration, in one line."""
     if one.trouble:
         return one.trouble
     parts = []
@@ -215,7 +215,7 @@ def _document(one: StreamStatus) -> dict[str, Any]:
     return {**document, "whole": one.whole, "state": state(one)}
 
 
-# `headwater pools`: creates what a namespace stores, as the operator: only it may where users have limited rights.
+# `headwater pools`: creates streams as the operator, who alone may where users have limited rights.
 
 
 async def create_pools(

@@ -1,1 +1,1 @@
-"""What one Headwater process does: signals, logging, metrics, sockets, and its actor."""
+"""One Headwater process: signals, logging, metrics, sockets, and its actor."""

@@ -1,6 +1,6 @@
-"""One actor as a process: its ports, metrics, restarts and end.
+"""One actor as a process: its ports, metrics, restarts and end; streams kept in existence; and leases of dead processes.
 
-Where users have limited permissions only the operator may create streams.
+Where users have limited permissions, only the operator may create streams.
 """
 
 from typing import TYPE_CHECKING
@@ -78,7 +78,7 @@ def _compile_scoring(index: "PrefixIndex", hashes: "U64") -> None:
     decide(index, Loads(), set(), Prompt(len(hashes), hashes, 0), query, context)
 
 
-# One actor as a process: its ports, metrics, restarts and end.
+# The process.
 
 EXIT_UNRECOVERABLE = 3
 """Exit code of a process that need not be started again: it would fail in the same way."""
@@ -198,7 +198,7 @@ async def _probing(board: ProbeBoard, running: list[Actor]) -> AsyncIterator[Non
         beats.cancel()
 
 
-# Keeps the streams of a namespace and the logs of its pools in existence, as the operator.
+# The streams of a namespace and the logs of its pools, kept in existence by the operator.
 
 RETRY_S = 1.0
 KEEP_S = 2.0
@@ -233,7 +233,7 @@ async def keep_pools(client: Connection, ns: str, replicas: int, sizes: StreamSi
         await asyncio.sleep(RETRY_S)
 
 
-# Revokes the lease of a process that is known to be dead, so that its pool need not wait for it to expire.
+# Revocation of a dead process's lease, so that its pool need not wait for it to expire.
 
 _lease_log = structlog.get_logger("headwater.leases")
 

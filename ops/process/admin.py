@@ -1,6 +1,6 @@
 """`headwater admin`: the admin port, as a process and a NATS client of its own.
 
-Not in the edge: the edge faces the internet, and one mistake in it must not give control over workers. So the edge's
+The port is not part of the edge: the edge faces the internet, and one mistake in it must not give control over workers. So the edge's
 key cannot control workers, and this process's key (kind `admin`) can only control them and read leases.
 """
 

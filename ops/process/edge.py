@@ -34,9 +34,6 @@ def certificate_of(http: HttpSettings) -> Certificate | None:
         raise ConfigError(f"--tls-cert, --tls-key: {error}") from error
 
 
-# One edge as a process.
-
-
 async def run_edge(settings: EdgeProcess, stop: asyncio.Event) -> int:
     """Run an edge until stopped. Raises `ConfigError` if its address is taken."""
     http, edge = settings.http, settings.edge

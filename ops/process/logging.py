@@ -1,4 +1,4 @@
-"""structlog: readable on a terminal, JSON otherwise."""
+"""Logging by structlog: readable on a terminal, JSON otherwise."""
 
 import logging
 import sys

@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 BEAT_S: Final = 0.25
 
 HEALTH_STALE_S: Final = 3.0
-"""/health fails when the event loop has not run for so long: requests sent here would wait."""
+"""/health fails when the event loop has not run for this long: requests sent here would wait."""
 
 Health = Callable[[], tuple[bool, dict[str, Any]]]
-"""Whether clients should be sent here, and what /health says about it."""
+"""Returns whether clients should be sent here, and what /health says about it."""
 
 
 class Beat(NamedTuple):
@@ -48,7 +48,7 @@ class Beat(NamedTuple):
 
 
 class ProbeBoard:
-    """Where the event loop writes its state and the thread reads it: one reference, replaced as a whole.
+    """The state that the event loop writes and the thread of the probes reads: one reference, replaced as a whole.
 
     `live_timeout_s`: /live fails when the loop has not run for so long, so that an orchestrator restarts the process.
     """
@@ -89,7 +89,7 @@ def _stuck(silent_s: float) -> bytes:
     return msgspec.json.encode({"status": "event loop does not run", "silent_s": round(silent_s, 1)})
 
 
-# The metrics port of a process: Prometheus metrics (ours, and those that an engine's processes left in their folder) and probes.
+# The port.
 
 Labels = Callable[[], Mapping[str, str]]
 

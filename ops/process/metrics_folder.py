@@ -1,6 +1,6 @@
 """The folder in which an engine's processes write their Prometheus metrics, one per life of a worker.
 
-Imports nothing of Prometheus: that decides on its first import whether it writes to such a folder.
+This module imports nothing of Prometheus, which decides on its first import whether it writes to such a folder.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 
 
 def base() -> Path:
-    """Where these folders lie: this user's alone."""
+    """Return the parent of these folders, which belongs to this user alone."""
     folder = Path(tempfile.gettempdir()) / f"headwater-metrics-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.stat().st_uid != os.getuid():

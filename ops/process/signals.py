@@ -1,4 +1,4 @@
-"""What every Headwater process does about signals, its parent and its event loop."""
+"""How every Headwater process handles signals, its parent and its event loop."""
 
 import asyncio
 import ctypes

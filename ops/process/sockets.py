@@ -15,7 +15,7 @@ FREE_FROM, FREE_TO = 20_000, 32_000
 """Range of the ports found by `free_range`: below the range that systems assign to clients."""
 
 RESERVED_S = 60.0
-"""A port that was found is found by no other process of this machine for so long, or until this process ends."""
+"""A port that was found is found by no other process of this machine for this long, or until this process ends."""
 
 _reservations: list[tuple[float, socket.socket]] = []
 
@@ -97,7 +97,7 @@ def _is_free(host: str, port: int) -> bool:
 
 
 def family_of(host: str) -> tuple[socket.AddressFamily, str]:
-    """Whether a host to listen on is of IPv4 or of IPv6, and its address. Raises `OSError` for a name that has none."""
+    """Return whether a host to listen on is IPv4 or IPv6, and its address. Raises `OSError` for a name that has none."""
     bare = host.removeprefix("[").removesuffix("]")
     if not bare:
         return socket.AF_INET, ""

@@ -92,7 +92,7 @@ def _encoded(found: list[Record | Unreadable]) -> Iterator[RequestEncoded]:
 
 
 def fences(found: list[Record | Unreadable]) -> Iterator[str]:
-    """On each subject epochs never decrease, and each incarnation's messages occur once, in order, from the first."""
+    """Check that epochs never decrease on a subject, and that each incarnation's messages occur once, in order, from the first."""
     last: dict[str, tuple[int, int]] = {}
     for message in found:
         if isinstance(message, Unreadable):
@@ -337,7 +337,7 @@ def _explains(fault: Fault, one: ClientEvent, faults: list[Fault]) -> bool:
 
 
 def _recovered_s(fault: Fault, faults: list[Fault]) -> float:
-    """When the process has recovered, given that the log is available."""
+    """Return when the process has recovered, given that the log is available."""
     until = fault.at_s + fault.for_s + RECOVERY_S
     for other in sorted(faults, key=lambda one: one.at_s):
         again = other.kind in DOWN and other.target == fault.target and other is not fault

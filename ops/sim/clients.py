@@ -18,14 +18,14 @@ PREFIXES: Final = 6
 PROMPT_TOKENS_MAX: Final = 200
 ANSWER_TOKENS: Final = (1, 56)
 LONG_ANSWER_TOKENS: Final = (150, 400)
-"""At 30 ms per token or more this is longer than several renewals of a lease."""
+"""The length of a long answer: at 30 ms per token or more it outlasts several renewals of a lease."""
 
 LONG_SHARE: Final = 0.12
 HANG_UP_SHARE: Final = 0.1
 IMAGE_SHARE: Final = 0.3
 IMAGES_MAX: Final = 3
 WORDS: Final = ("", "Look at this. ", "What do these pictures show, and which of them is the brightest one? ")
-"""Before the images: with equal words and images, prompts have their first blocks in common."""
+"""Words before the images: with equal words and images, prompts have their first blocks in common."""
 
 PATIENCE_S: Final = 90.0
 """A stream that does not end within this time hangs: it is longer than all deadlines together."""

@@ -1,4 +1,4 @@
-"""Faults as data: kind, time, duration and target. A seed determines a list of them."""
+"""Faults as data (kind, time, duration and target), determined by a seed; their injection, and their end."""
 
 import asyncio
 import contextlib

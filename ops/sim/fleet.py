@@ -74,7 +74,7 @@ def routing_headers(draw: random.Random) -> Headers:
     return headers
 
 
-# The simulated fleet: its processes, and their supervision.
+# The fleet.
 
 NAMESPACE: Final = "sim"
 MODEL: Final = "sim"
@@ -98,7 +98,7 @@ SETTINGS: Final = SimSettings(
 """Small caches, so that blocks and embeddings are evicted and sequences preempted within a minute."""
 
 WEIGHTS: Final = Weights(transfer=0.0, interference=8.0, local_tokens=16)
-"""With these weights some of the short prompts here are handed off."""
+"""Weights with which some of the short prompts here are handed off."""
 
 POLICY: Final = RestartPolicy(restarts_max=1_000)
 """Faults are more frequent here than the default restart limit allows."""

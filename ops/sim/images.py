@@ -25,7 +25,7 @@ DECODE_S: Final = 0.005
 
 
 class SimIntake(MediaIntake):
-    """Takes what `pictures.data_url` makes. See `MediaIntake`."""
+    """Takes what `data_url` makes. See `MediaIntake`."""
 
     async def _fetch(
         self, source: MediaSource, limits: MediaLimits, target: MediaTarget, tenant: str
@@ -82,14 +82,14 @@ def _content(picture: Picture) -> int:
 
 
 def answer_shift(pictures: Sequence[Picture]) -> int:
-    """By how much these pictures, in this order, shift an answer."""
+    """Return by how much these pictures, in this order, shift an answer."""
     return image_offset([_content(picture) for picture in pictures])
 
 
-# Embeddings between simulated workers: slabs that end with their processes, and reads that the network's faults hit.
+# Embeddings between simulated workers: slabs that end with their processes, and faults of reads.
 
 SLAB_BYTES: Final = 64 << 10
-"""Of each worker: room for a few embeddings, so that it is full at times."""
+"""The slab of each worker: room for a few embeddings, so that it is full at times."""
 
 SETTLED_S: Final = 120.0
 """After this time no lease, claim or quarantine is left."""
@@ -141,7 +141,7 @@ class SimTransfers:
         return transfer
 
     def _fault(self, owner: str, reader: str) -> TransferFault:
-        """Of a read that begins now."""
+        """Return the fault of a read that begins now."""
         if not all(self._processes[name].connected for name in (owner, reader)):
             return TransferFault(takes_s=NEVER_S)
         return self._disturbed()

@@ -106,7 +106,7 @@ class _Timer(asyncio.TimerHandle):
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
-    """See the module. `failures` collects what no task or callback handled."""
+    """The event loop. `failures` collects what no task or callback handled."""
 
     # Attributes of BaseEventLoop and its handles that type stubs omit (or type too narrowly): the reason for the
     # `type: ignore`s of this file.
@@ -142,7 +142,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def call_soon(  # type: ignore[override]
         self, callback: Callable[..., Any], *args: Any, context: Context | None = None
     ) -> asyncio.Handle:
-        """As in other loops."""
+        """Schedule a callback, as other loops do."""
         handle = asyncio.Handle(callback, args, self, context)
         self._ready.append(handle)
         return handle
@@ -150,13 +150,13 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def call_later(  # type: ignore[override]
         self, delay: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        """As in other loops."""
+        """Schedule a callback after a delay, as other loops do."""
         return self.call_at(self._now + delay, callback, *args, context=context)
 
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        """As in other loops; timers for the same time run in the order in which they were scheduled."""
+        """Schedule a callback at a time, as other loops do; timers for the same time run in the order in which they were scheduled."""
         timer = _Timer(when, callback, args, self, context)
         heapq.heappush(self._timers, (when, next(self.numbers), timer))
         return timer

@@ -1,4 +1,4 @@
-"""The bus between simulated processes: messages are delivered late, twice or not at all.
+"""The network of simulated processes: a bus that delivers messages late, twice or not at all, and HTTP without sockets.
 
 As with NATS, the order of one publisher's messages on one subject is preserved, but not across subjects.
 """
@@ -55,7 +55,7 @@ class Process:
         self._on_kill.append(callback)
 
     def die(self) -> None:
-        """From now on its actions have no effect on other processes."""
+        """End the process: its actions have no more effect on others."""
         self.alive = False
         for callback in self._on_kill:
             callback()
@@ -111,7 +111,7 @@ class Process:
         await asyncio.sleep(seconds)
 
 
-# The bus between simulated processes: messages are delivered late, twice or not at all.
+# The bus.
 
 LATENCY_S = (0.0001, 0.002)
 
@@ -291,7 +291,7 @@ class _SimSubscription(QueuedSubscription):
             self._network.unsubscribe(self)
 
 
-# HTTP without sockets: an edge's application is called directly, by clients that may disconnect or be disconnected.
+# HTTP: an edge's application is called directly, by clients that may disconnect or be disconnected.
 
 
 class Reset(Exception):

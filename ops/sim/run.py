@@ -250,7 +250,7 @@ async def _settled(fleet: SimFleet, *, whole: bool) -> list[str]:
     return problems
 
 
-# `headwater sim`: one seed, or many on all cores; a failing one is shrunk, with the command that reproduces it.
+# `headwater sim`: one seed, or many on all cores. A failing one is shrunk, and the command to reproduce it printed.
 
 RUNS_MAX = 200
 

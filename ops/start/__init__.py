@@ -1,1 +1,1 @@
-"""Starting things: a fleet on this machine, its processes, and workers with their engines."""
+"""The start of a fleet on this machine, of its processes, and of workers with their engines."""

@@ -11,7 +11,7 @@ from headwater.engines.registry import EngineEntry
 from headwater.schemas.tables import Capability
 
 Support = Literal["yes", "configurable", "no"]
-"""Whether an engine has a capability: always, depending on its configuration, or never."""
+"""The support of a capability by an engine: always, depending on its configuration, or never."""
 
 SHOWN: dict[Support, str] = {"yes": "yes", "configurable": "(yes)", "no": "-"}
 
@@ -44,7 +44,7 @@ def catalog(more: Iterable[str] = ()) -> list[ListedEngine]:
 
 
 def describe(entry: EngineEntry) -> ListedEngine:
-    """What an engine's class says of itself."""
+    """Return what an engine's class says of itself."""
     listed = ListedEngine(entry.name, entry.origin)
     try:
         kind = registry.load(entry)

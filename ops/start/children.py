@@ -181,7 +181,7 @@ POLICY = RestartPolicy()
 
 
 class ChildGroup:
-    """See the module. `failure` is set to the reason once the fleet cannot continue; `was_ready` is set by its owner."""
+    """The processes of a fleet. `failure` is set to the reason once the fleet cannot continue; `was_ready` is set by its owner."""
 
     def __init__(self, clock: Clock | None = None, policy: RestartPolicy = POLICY) -> None:
         self.failure: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -190,7 +190,7 @@ class ChildGroup:
         self._policy = policy
         self._children: list[tuple[Child, asyncio.Task[None]]] = []
         self._workers: dict[str, Child] = {}
-        """Those that are not given up."""
+        """The workers that are not given up."""
 
     def add(self, child: Child, *, is_worker: bool = False) -> None:
         """Start a process, and start it again whenever it fails."""

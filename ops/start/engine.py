@@ -32,7 +32,7 @@ from headwater.schemas.names import slug
 
 
 def adapters_of(settings: EngineProcess, worker: str) -> LoraSettings:
-    """How the worker of this name handles adapters. Raises `ConfigError`."""
+    """Return how the worker of this name handles adapters. Raises `ConfigError`."""
     lora = settings.lora
     try:
         policy = LoraPolicy(
@@ -57,10 +57,8 @@ def adapters_of(settings: EngineProcess, worker: str) -> LoraSettings:
     return LoraSettings(LoraCache(root, policy), lora.loading, settings.drain_timeout, RestartList(names))
 
 
-# One engine as a process: its worker, or one worker per data-parallel rank.
-
 HOST_CHARACTERS_MAX: Final = 45
-"""With a random part, and the number of a data-parallel rank behind it, a name has at most 64."""
+"""The longest part of a host's name in a worker's: with a random part and a data-parallel rank, a name has at most 64 characters."""
 
 
 def unique_name() -> str:

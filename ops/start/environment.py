@@ -131,7 +131,7 @@ def _same(python: str) -> bool:
 
 
 def _source(extras: str) -> list[str]:
-    """How to install this very headwater: its checkout, or its released version."""
+    """Return how to install this very headwater: its checkout, or its released version."""
     root = Path(__file__).resolve().parents[2]
     if (root / "pyproject.toml").is_file():
         return ["-e", f"{root}[{extras}]"]

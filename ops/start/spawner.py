@@ -1,10 +1,10 @@
-"""Starts `headwater` processes by fork from one that has imported everything.
+"""The spawner: it starts `headwater` processes by fork from one that has imported everything.
 
 A Headwater process needs about 1.5 s of CPU to import its modules and load its compiled kernels. `headwater up` pays for
 that once: before it starts an event loop or a thread it forks a spawner, which does nothing but fork again. Processes
 forked from it share those modules' memory and are ready in a tenth of the time.
 
-Only for processes that use no GPU and no engine library: those decide at import what their environment says.
+It serves only processes that use no GPU and no engine library: those read their environment when they are imported.
 """
 
 import asyncio

@@ -78,7 +78,7 @@ def _sglang_follower(settings: EngineProcess) -> int:
 
 
 def _without_lease(settings: EngineProcess, name: str, rank: str) -> tuple[EngineProcess, str, Path]:
-    """For a process that is a part of a worker elsewhere: its settings, name and model folder. Serves its metrics."""
+    """Prepare a process that is a part of a worker elsewhere: return its settings, name and model folder, and serve its metrics."""
     from headwater.ops.process import metrics
     from headwater.ops.start import make_engine, plan, preflight
 

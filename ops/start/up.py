@@ -129,7 +129,7 @@ def _unusable(folder: Path, error: OSError) -> ConfigError:
     )
 
 
-# `headwater up`: a whole fleet as supervised processes of this machine.
+# The fleet.
 
 
 def example_request(card: ModelCard, key: str) -> str:
@@ -397,7 +397,7 @@ class LocalFleet:
 
     @property
     def authenticates(self) -> bool:
-        """Whether clients must show a credential."""
+        """True if clients must show a credential."""
         return self._settings.auth.mode != "none"
 
     def pid(self, name: str) -> int:

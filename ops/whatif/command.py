@@ -93,7 +93,7 @@ def log_columns(values: Values, requests: int, recorded: Setup) -> tuple[Setup, 
 
 
 def shown(reports: Sequence[WhatifReport], *, as_json: bool) -> str:
-    """What is printed."""
+    """Return what is printed."""
     if as_json:
         return msgspec.json.encode([report.as_data(one) for one in reports]).decode()
     return report.as_table(reports)
@@ -156,7 +156,7 @@ def without_queue(setup: Setup) -> Setup:
     return setup if setup.policy == "kv" else msgspec.structs.replace(setup, busy_prefill_tokens=0)
 
 
-# `headwater tune`: how it searches, and its runs.
+# `headwater tune`: its search, and its runs.
 
 
 def tune_trace(trace: str, values: Values, search: Search, runs: Runs) -> int:
@@ -214,7 +214,7 @@ def _figures(trace: Trace, setup: Setup, after_ns: int) -> TuneFigures:
 
 
 def as_text(found: Tuned, search: Search, setup: Setup) -> str:
-    """For people: what it gains where it was sought and later, and what to paste."""
+    """Return as text what the weights gain on the searched and the later requests, and what to paste."""
     rows = [
         (
             name,

@@ -20,7 +20,7 @@ _NOTHING = EncodedImage(None, "float32")
 
 
 class VirtualEncoder:
-    """Keeps up to `blocks` blocks of embeddings. `encode_ns` is the time for an image of so many tokens.
+    """Keeps up to `blocks` blocks of embeddings. `encode_ns` is the time for an image of this many tokens.
 
     `computed` counts the images that it encoded, `found` those that it had, or was encoding, for another request.
     """
@@ -32,7 +32,7 @@ class VirtualEncoder:
         self._encode_ns = encode_ns
         self._cache = EmbeddingCache(block_size, blocks)
         self._running: dict[str, tuple[int, int]] = {}
-        """By image: when it will be encoded, and its tokens."""
+        """The images that are being encoded: when each will be, and its tokens."""
         self._accepted: list[str] = []
         self._ended: list[tuple[str, int]] = []
         self._measured: list[tuple[int, int]] = []
@@ -44,7 +44,7 @@ class VirtualEncoder:
         return sum(tokens for _, tokens in self._running.values())
 
     def accept(self, leg: str, item: PromptMedia, now_ns: int) -> int:
-        """An image is to be encoded for the decision `leg`: returns when its embedding is there."""
+        """Encode an image for the decision `leg`; returns when its embedding is there."""
         self._accepted.append(leg)
         if item.id in self._running:
             self.found += 1
@@ -73,7 +73,7 @@ class VirtualEncoder:
         self._ended.append((leg, 0))
 
     def take_events(self) -> list[KvEvent]:
-        """What was kept and dropped since the last call."""
+        """Return what was kept and dropped since the last call."""
         events = self._cache.events
         return [events.get_nowait() for _ in range(events.qsize())]
 
@@ -95,7 +95,7 @@ class VirtualEncoder:
         return report
 
 
-# Encode legs on virtual time: which images of a request an encode worker takes, and when their embeddings are at its worker.
+# The encode workers, and the requests that wait for their embeddings.
 
 GIVEN = 0
 """Here embeddings show nothing."""
@@ -203,12 +203,12 @@ class EncodeFleet:
             )
 
     def _next_encoder(self, number: int) -> str:
-        """Of image `number` of a request, each in turn."""
+        """Return the encode worker of image `number` of a request; they take turns."""
         names = list(self.encoders)
         return names[(self.legs + self.declined + number) % len(names)]
 
     def _route(self, leg: str, item: PromptMedia, reader: str, now_ns: int) -> Decision | None:
-        """What the router decides for an image; None if it has no encode worker."""
+        """Return what the router decides for an image; None if it has no encode worker."""
         tokens = embedding_blocks(item, self._size) * self._size
         hashes = embedding_hashes(item, self._size)
         question = Question(leg, tokens, 0, hashes, needs=("encode",), reader=reader)

@@ -13,7 +13,7 @@ Objective = Literal["ttft_mean", "ttft_p50", "ttft_p99", "itl_mean", "e2e_mean",
 
 
 class Runs(NamedTuple):
-    """Which requests are simulated, and how."""
+    """The requests that are simulated, and how."""
 
     requests: Annotated[int, Meta(ge=0, description="only the first N requests; 0: all")] = 0
     jobs: Annotated[int, Meta(ge=1, description="columns simulated in parallel")] = 1

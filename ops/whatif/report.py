@@ -141,7 +141,7 @@ def report_of(ran: RunResult) -> WhatifReport:
 
 
 def as_data(report: WhatifReport) -> dict[str, Any]:
-    """For JSON: with the names of weights and of step times' parts."""
+    """Return the report for JSON, with the names of weights and of step times' parts."""
     data: dict[str, Any] = msgspec.to_builtins(report)
     data["setup"]["weights"] = msgspec.structs.asdict(report.setup.weights)
     data["setup"]["step_time"] = report.setup.step_time._asdict()
@@ -353,7 +353,7 @@ def fidelity(recorded: Recording, ran: RunResult) -> Fidelity:
 
 
 def estimate_errors(results: Sequence[RequestResult]) -> list[EstimateError]:
-    """Of each measure, over the requests of which it was estimated and measured; without any, it is left out."""
+    """Return the error of each measure, over the requests for which it was estimated and measured; a measure without any is left out."""
     measures = (
         ("TTFT", [(one.expected.ttft_ms, one.ttft_ms) for one in results]),
         ("ITL", [(one.expected.itl_ms, one.itl_ms) for one in results]),
@@ -364,7 +364,7 @@ def estimate_errors(results: Sequence[RequestResult]) -> list[EstimateError]:
 
 
 def _estimate_error(measure: str, pairs: Sequence[tuple[float, float]]) -> EstimateError | None:
-    """Of (estimated, was)."""
+    """Return the error of one measure from pairs of (estimated, measured); None without any."""
     if not pairs:
         return None
     estimated, was = np.array(pairs).T
@@ -399,7 +399,7 @@ def _gap(measure: str, recorded: Sequence[float], simulated: Sequence[float]) ->
 
 
 def as_text(found: Fidelity) -> str:
-    """For people."""
+    """Return the text for people."""
     head = (
         f"{found.log}: {found.requests} requests, {found.left_out} more without an answer; prompts known completely "
         f"{found.whole}, as far as matched {found.partly}, not at all {found.unknown}; step times "

@@ -49,7 +49,7 @@ class LogReader:
 
 
 class VirtualLog:
-    """See the module. `delay_ns` is that of workers; routers append without delay. Counts the `decisions` stored."""
+    """The log of a run. `delay_ns` is that of workers; routers append without delay. Counts the `decisions` stored."""
 
     def __init__(self, delay_ns: int = 0) -> None:
         self.decisions = 0
@@ -92,7 +92,7 @@ class VirtualLog:
             self._store(batch, batch.wall_ns + self._delay_ns)
 
     def readable_ns(self, reader: LogReader) -> int:
-        """When its next message is readable; `NEVER` if there is none."""
+        """Return when its next message is readable; `NEVER` if there is none."""
         if reader.unread:
             return reader.unread[0].stored_ns + reader.delay_ns
         return self._sent[0].wall_ns + self._delay_ns + reader.delay_ns if self._sent else NEVER
@@ -109,7 +109,7 @@ def _batch(writer: str, now_ns: int, events: tuple[Event, ...]) -> Batch[Any]:
     return Batch(SCHEMA_VERSION, writer, EPOCH, 0, now_ns, events)
 
 
-# The production router on virtual time: the same fold, events and decisions as in a fleet.
+# One router.
 
 PAIR = "sim"
 """All simulated workers can hand off KV to each other."""
@@ -272,15 +272,16 @@ def joined(
     )
 
 
-# A router is killed and returns from a snapshot and the log; a twin that lives on shows how it would have decided.
+# A router that is killed and returns, and a twin that lives on and shows the difference.
 
 AWAY_NS = 250_000_000
-"""From the kill to the return."""
+"""The time from the kill to the return."""
 
 
 class Restart:
-    """See the module. The snapshot is taken half way to the kill, as soon as the log holds all decisions of the router.
-    Queries in its queue are still answered when it is killed: an edge would ask another router.
+    """A router that is killed and returns, beside a twin that lives on.
+
+    The snapshot is taken half way to the kill, as soon as the log holds all decisions of the router. Queries in its queue are still answered when it is killed: an edge would ask another router.
 
     `states_equal`: at its return it had the state of the twin. `decisions`: those made since, of which `different` differ from
     the twin's in their worker, a cost or the position.
@@ -338,7 +339,7 @@ def _facts(decision: Decision) -> Decision:
     return msgspec.structs.replace(decision, number=0, seen=0)
 
 
-# The router's admission queue on virtual time: the production queue, driven by the replay's clock.
+# The admission queue: the production queue, driven by the replay's clock.
 
 TICK_NS: Final = 250_000_000
 """How often expired queries are looked for, as in the router."""
@@ -355,7 +356,7 @@ class Answered(NamedTuple):
 
 
 class QueueModel:
-    """See the module. Without saturation limits in the scenario nothing ever waits."""
+    """The admission queue of one router. Without saturation limits in the scenario nothing ever waits."""
 
     def __init__(self, router: VirtualRouter, setup: RoutersSetup) -> None:
         self._router = router
@@ -369,7 +370,7 @@ class QueueModel:
         return len(self._queue.waiting)
 
     def offer(self, question: Question, now_ns: int) -> Decision | RouteRefused | None:
-        """Where a request goes; None if it waits. A second leg never waits."""
+        """Return where a request goes; None if it waits. A second leg never waits."""
         now = self._set_time(now_ns)
         offered = self._queue.offer(self._router.query_of(question), now)
         self._displaced += offered.displaced
@@ -399,7 +400,7 @@ def _time(now_ns: int) -> Now:
     return Now(now_ns / 1e9, now_ns)
 
 
-# All routers of a run: each folds one log with a delay of its own, and has a queue; requests are spread over them at random.
+# All routers of a run: each folds one log with its own delay; requests are spread at random.
 
 
 class Agreement:
@@ -424,7 +425,7 @@ class Agreement:
 
 
 class Routers:
-    """See the module. `agreement` and `restart` are None unless the setup asks for them."""
+    """The routers of a run. `agreement` and `restart` are None unless the setup asks for them."""
 
     def __init__(self, setup: RoutersSetup) -> None:
         self._setup = setup
@@ -504,7 +505,7 @@ class Routers:
                 yield found[index]
 
     def offer(self, question: Question, now_ns: int) -> Decision | RouteRefused | None:
-        """Where a request goes; None if it waits. A second leg never waits."""
+        """Return where a request goes; None if it waits. A second leg never waits."""
         return self._queues[self._pick(now_ns)].offer(question, now_ns)
 
     def advance(self, now_ns: int) -> Iterator[Answered]:
@@ -514,7 +515,7 @@ class Routers:
                 yield from queue.advance(now_ns)
 
     def next_read_ns(self) -> int:
-        """When a router with waiting questions can read its next message; `NEVER` if there is none."""
+        """Return when a router with waiting questions can read its next message; `NEVER` if there is none."""
         return min(
             (
                 self._log.readable_ns(router.reader)

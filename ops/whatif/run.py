@@ -175,7 +175,7 @@ class VirtualRun:
             self._place(question, answer, now_ns)
 
     def _send_regular_reports(self, now_ns: int) -> None:
-        """Of the workers that have not reported for a while. Not before the first of them can be due again."""
+        """Send the reports of workers that have not reported for a while. Not called before the first of them can be due again."""
         for worker in self._list:
             if now_ns - worker.reported_ns >= REPORT_NS:
                 report = worker.regular_report(now_ns)

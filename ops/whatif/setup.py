@@ -50,10 +50,10 @@ class RoutersSetup(NamedTuple):
     kill_ns: int = 0
 
 
-# The setting of one column of a what-if: its fields are the options of `headwater whatif` and `tune`.
+# One column.
 
 EMBEDDING_BYTES_PER_TOKEN: Final = 7_168
-"""Of an image's embedding for an 8B-class model: 3,584 values of 16 bits."""
+"""Bytes of an image's embedding for an 8B-class model: 3,584 values of 16 bits per token."""
 
 
 def read_step_time(text: str) -> StepTime:
@@ -83,7 +83,7 @@ class _StepTimeFile(msgspec.Struct, forbid_unknown_fields=True):
 class Setup(msgspec.Struct, frozen=True):
     """One column.
 
-    `temperature` below 0 leaves the router's. `requests`: only the first so many of the trace; 0: all. `skip` False
+    `temperature` below 0 leaves the router's. `requests`: only this many of the trace's first ones; 0: all. `skip` False
     simulates every step by itself; the results are the same. `agreement`: compare each decision with a single router's.
     `restart_s`: kill the first of several routers at this time, and let it return (0: never).
     """
@@ -216,7 +216,7 @@ class Setup(msgspec.Struct, frozen=True):
     restart_s: float = 0.0
 
     def routing(self) -> RoutersSetup:
-        """What its routers are made from. The delays of several routers differ, so that none agree by accident."""
+        """Return what its routers are made from. The delays of several routers differ, so that none agree by accident."""
         delay_ns = self.router_delay_ms * 1e6
         return RoutersSetup(
             self.policy,

@@ -1,4 +1,4 @@
-"""How fast each worker of a what-if computes, and when that changes.
+"""The speed of each worker of a what-if, and when it changes.
 
 Light to import: the command line reads and writes both settings with it.
 """
@@ -10,14 +10,14 @@ from headwater.ops.config.setting import ConfigError
 
 
 class Slowdown(NamedTuple):
-    """From `at_s` of virtual time on, each step of a worker takes `factor` times as long as at its own speed."""
+    """A slowdown: from `at_s` of virtual time on, each step of a worker takes `factor` times as long as at its own speed."""
 
     worker: str
     at_s: float
     factor: float
 
     def __str__(self) -> str:
-        """As on the command line."""
+        """Return the slowdown as the command line spells it."""
         return f"{self.worker}@{self.at_s:g}={self.factor:g}"
 
 
@@ -44,7 +44,7 @@ class SpeedProfile(NamedTuple):
         return self.base, *(speed for _, speed in self.changes)
 
     def steps_until_change(self, now_ns: int, step_ns: int, steps: int) -> int:
-        """Of `steps` equal steps from now on, how many begin before the speed changes. At least 1."""
+        """Return how many of `steps` equal steps from now on begin before the speed changes, at least 1."""
         for from_ns, _ in self.changes:
             if from_ns > now_ns:
                 return min(steps, -(-(from_ns - now_ns) // step_ns))
@@ -75,7 +75,7 @@ def read_speeds(text: str) -> tuple[float, ...]:
 
 
 def write_speeds(speeds: Sequence[float]) -> str:
-    """As `read_speeds` reads it."""
+    """Return the speeds in the form that `read_speeds` reads."""
     return ",".join(f"{speed:g}" for speed in speeds)
 
 
@@ -99,5 +99,5 @@ def _read_slowdown(text: str) -> Slowdown:
 
 
 def write_slowdowns(slowdowns: Sequence[Slowdown]) -> str:
-    """As `read_slowdowns` reads it."""
+    """Return the slowdowns in the form that `read_slowdowns` reads."""
     return ",".join(map(str, slowdowns))

@@ -7,7 +7,7 @@ from headwater.engines.sim.step_time import StepTime
 from headwater.schemas.events.fleet import LoadReported
 
 SAMPLES_MIN = 8
-"""With fewer measured prompts the simulator's default step times are used."""
+"""The fewest measured prompts; with fewer, the simulator's default step times are used."""
 
 SPREAD_MIN = 4
 """Minimum ratio of the longest sample to the shortest; below it only a constant can be fitted."""
@@ -25,7 +25,7 @@ class Samples:
         self.steps: list[tuple[float, float]] = []
 
     def take(self, report: LoadReported) -> None:
-        """One report's."""
+        """Add the measurements of a report."""
         self.prefills += [(float(tokens), us / 1000) for tokens, us in report.prefills if tokens > 0]
         if report.step_us and report.total_blocks:
             self.steps.append((report.used_blocks / report.total_blocks, report.step_us / 1000))

@@ -58,13 +58,13 @@ class Trace(NamedTuple):
         )
 
     def first(self, count: int) -> "Trace":
-        """Only the first requests; all for 0."""
+        """Return a trace of only the first requests; all for 0."""
         return Trace(self.name, self.requests[:count]) if count else self
 
 
 @cache
 def _support() -> MediaSupport:
-    """How the simulated model takes media."""
+    """Return how the simulated model takes media."""
     return media_support()
 
 
@@ -81,7 +81,7 @@ class _TraceMedia(msgspec.Struct, forbid_unknown_fields=True):
     kind: Literal["image", "video", "audio"] = "image"
 
     def span(self) -> MediaSpan:
-        """Where it is. Raises ValueError for a size that is none, or that the simulated model does not take."""
+        """Return the position of the item. Raises ValueError for an invalid size, or one that the simulated model does not take."""
         tokens = self.tokens or count_media_tokens(_support(), self.kind, self._shape())
         return MediaSpan(str(self.id), self.start, tokens, self.kind)
 

@@ -27,7 +27,7 @@ class BareVllm:
         self._engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
 
     async def generate(self, prompt: list[int], tokens: int, request: str) -> AsyncIterator[int]:
-        """See `bare.BareEngine.generate`."""
+        """See `BareEngine.generate`."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -55,7 +55,7 @@ class BareSglang:
         self._engine = Engine(**arguments)
 
     async def generate(self, prompt: list[int], tokens: int, request: str) -> AsyncIterator[int]:
-        """See `bare.BareEngine.generate`."""
+        """See `BareEngine.generate`."""
         sampling = {"max_new_tokens": tokens, "temperature": 0.0, "ignore_eos": True}
         chunks = await self._engine.async_generate(
             input_ids=prompt, sampling_params=sampling, stream=True, rid=request

@@ -1,8 +1,8 @@
 """The router's estimates of TTFT, ITL and E2E on a live fleet, next to what clients waited for.
 
-Starts `headwater up` with `--fleet`, sends requests at two rates in turn, and lets `headwater whatif log` compare the decisions with the request
-log and `headwater replay --verify` recompute them. Prompts, and limits of answers, have log-uniform lengths; half of the prompts begin with one of six
-shared prefixes, half of their length.
+Starts `headwater up` with `--fleet`, sends requests at two rates in turn, and lets `headwater whatif log` compare the decisions
+with the request log and `headwater replay --verify` recompute them. Prompts, and limits of answers, have log-uniform lengths;
+half of the prompts begin with one of six shared prefixes, half of their length.
 """
 
 import argparse
@@ -50,7 +50,7 @@ class EstimateLoad(NamedTuple):
 
 
 class EstimateRow(NamedTuple):
-    """A line of `whatif log`: milliseconds. See `ops.whatif.fidelity.EstimateError`."""
+    """A line of `whatif log`: milliseconds. See `ops.whatif.report.EstimateError`."""
 
     measure: str
     requests: int

@@ -18,7 +18,7 @@ class Router(Told):
     """Decides on a fold; each prefill takes `PREFILL_S`."""
 
     def choose(self, query: RouteQuery) -> Decision | RouteRefused:
-        """See `admission_queue.Router`."""
+        """See `admission.Router`."""
         made = super().choose(query)
         if isinstance(made, RouteRefused):
             return made
@@ -26,7 +26,7 @@ class Router(Told):
         return msgspec.structs.replace(made, candidates=slow)
 
     def commit(self, decision: Decision) -> Decision:
-        """See `admission_queue.Router`."""
+        """See `admission.Router`."""
         self.log(decision)
         return decision
 

@@ -130,6 +130,9 @@ AGENTS: Final = (CODEX, CODEX_CODE, CLAUDE, OPENCODE, QWEN, AIDER)
 BRIEF: Final = 64
 """Tokens of an answer that agents ask a slow model for."""
 
+CUT_OFF: Final = f"exceeded the {BRIEF} output token maximum"
+"""What Claude Code ends with where an answer is as short as these tests want it: its requests are answered all the same."""
+
 SLOW_MS: Final = 3_600_000
 
 

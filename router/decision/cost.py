@@ -349,6 +349,17 @@ def _model_at(model: Any, at: int) -> tuple[Any, Any, int, float]:
 
 
 @jitable
+def _cached(depths: Any, slot: int, credit: int, usable: Any) -> tuple[int, int, int]:
+    """Of the leading `usable` blocks of the prompt: how many are on a worker's GPU, how many more on a lower tier, and how many of the first are credit."""
+    gpu = any_tier = 0
+    if slot >= 0:
+        gpu = min(np.int64(depths[0, slot]), usable)
+        any_tier = min(np.int64(depths[1, slot]), usable)
+    cached = max(gpu, min(credit, usable))
+    return cached, max(0, any_tier - cached), cached - gpu
+
+
+@jitable
 def _work(
     table: Any,
     queues: Any,
@@ -360,19 +371,13 @@ def _work(
     credited: Any,
     depths: Any,
 ) -> WorkEstimate:
+    """What the prompt would add to the worker of a row, and what that worker has to do."""
     one = table[row]
-    size = one["block_size"]
+    size, queued = one["block_size"], one["prefill_tokens"]
     # An engine computes at least the last token itself, even of a fully cached prompt.
     usable = max(0, asked.prompt_tokens - 1) // size
-    gpu = any_tier = 0
-    slot = slots[row]
-    if slot >= 0:
-        gpu = min(np.int64(depths[0, slot]), usable)
-        any_tier = min(np.int64(depths[1, slot]), usable)
-    cached = max(gpu, min(credited[row], usable))
-    lower = max(0, any_tier - cached)
-    queued, prompts, held = one["prefill_tokens"], one["queued_prompts"], one["decode_blocks"]
-    times = Times(0.0, 0.0, 1.0)
+    cached, lower, assumed = _cached(depths, slots[row], credited[row], usable)
+    prompts, held, times = one["queued_prompts"], one["decode_blocks"], Times(0.0, 0.0, 1.0)
     if timed:
         lengths, known, classes, longer = steps
         # The engine's own count includes generated tokens, and requests that did not come through this pool's routers.
@@ -410,7 +415,7 @@ def _work(
         held,
         one["requests"],
         one["total_blocks"],
-        cached - gpu,
+        assumed,
         timed,
         times,
         prompts,
@@ -421,6 +426,102 @@ def _work(
 def _itl_ms(one: Any, work: WorkEstimate) -> float:
     line = DecodeLine(one["base_ms"], one["request_ms"], one["block_ms"], one["least_ms"])
     return itl_ms(line, work, one["used_blocks"], one["max_running"])
+
+
+class _Fleet(NamedTuple):
+    """Of the allowed workers: how many, how many that may decode, their spare capacity, 0 to 1, and whether the step times of all are known."""
+
+    workers: int
+    decoders: int
+    spare: float
+    timed: bool
+
+
+@jitable
+def _fleet(table: Any, model: Any, allowed: Any) -> _Fleet:
+    """What the scores of all workers depend on."""
+    timed, workers, decoders, used = True, 0, 0, 0.0
+    for row in range(table.shape[0]):
+        if allowed[row]:
+            workers += 1
+            one = table[row]
+            used += utilization_of(
+                one["prefill_tokens"], max(one["decode_blocks"], one["used_blocks"]), one["total_blocks"]
+            )
+            if one["role"] != _PREFILL_ROLE:
+                decoders += 1
+            if model[0][one["model"]] == 0:
+                timed = False
+    return _Fleet(workers, decoders, spare_capacity(used / workers, workers) if workers else 0.0, timed)
+
+
+@jitable
+def _find_decode_legs(
+    table: Any,
+    queues: Any,
+    model: Any,
+    allowed: Any,
+    slots: Any,
+    credited: Any,
+    depths: Any,
+    asked: Asked,
+    timed: bool,
+    weights: CostWeights,
+    cheapest: Any,
+) -> None:
+    """Fill `cheapest`: of the cheapest decode leg after a remote prefill its cost, the transfer in it, and its `itl_ms`, by the kind of hand-off that reaches it."""
+    at, steps = 0, _model_at(model, 0)
+    for row in range(table.shape[0]):
+        if allowed[row] and table[row]["role"] != _PREFILL_ROLE:
+            if table[row]["model"] != at:
+                at = table[row]["model"]
+                steps = _model_at(model, at)
+            work = _work(table, queues, steps, row, asked, timed, slots, credited, depths)
+            cost, moved = remote_decode(weights, work), transfer(weights, work)
+            pairs = table[row]["pairs"]
+            if cost < cheapest[0, pairs] or (cost == cheapest[0, pairs] and moved < cheapest[1, pairs]):
+                cheapest[0, pairs], cheapest[1, pairs] = cost, moved
+                cheapest[2, pairs] = _itl_ms(table[row], work)
+
+
+@jitable
+def _leg(one: Any, decode: bool, decoders: int, cheapest: Any) -> int:
+    """What a worker would do of the request."""
+    if decode:
+        return DECODE
+    if one["serves_whole"] and (one["role"] != _PREFILL_ROLE or decoders == 0):
+        # Without any decode worker, a prefill worker serves the whole request rather than none.
+        return WHOLE
+    if one["role"] == _PREFILL_ROLE and one["pairs"] and cheapest[0, one["pairs"]] < np.inf:
+        return PREFILL
+    return NO_CANDIDATE
+
+
+@jitable
+def _score_leg(
+    leg: int, one: Any, weights: CostWeights, work: WorkEstimate, cheapest: Any
+) -> tuple[float, float, float]:
+    """The cost of what a worker would do, the transfer in it, and the `itl_ms` of the worker that decodes."""
+    if leg == DECODE:
+        return remote_decode(weights, work), transfer(weights, work), _itl_ms(one, work)
+    if leg == PREFILL:
+        pairs = one["pairs"]
+        return cheapest[0, pairs] + prefill(weights, work), cheapest[1, pairs], cheapest[2, pairs]
+    extra = interference(weights, work) if one["role"] == _DECODE_ROLE else 0.0
+    return aggregated(weights, work) + extra, 0.0, _itl_ms(one, work)
+
+
+@jitable
+def _note_counts(counts: Any, leg: int, work: WorkEstimate, changes: float) -> None:
+    """Fill the row of `counts` of a candidate."""
+    counts[LEG] = leg
+    counts[CACHED] = work.cached_blocks
+    counts[LOWER] = work.lower_blocks
+    counts[TOKENS] = work.prefill_tokens
+    counts[BLOCKS] = work.decode_blocks
+    counts[REQUESTS] = work.requests
+    counts[ASSUMED] = work.assumed_blocks
+    counts[LOADS_LORA] = changes > 0
 
 
 @kernel
@@ -444,80 +545,39 @@ def score_workers(
     `slots` the row of `depths` of each worker, and `credited` its credited blocks. Returns how many candidates would serve
     the whole request, how many only a leg, and the spare capacity of the allowed workers, 0 to 1.
     """
-    timed, workers, decoders, used = asked.estimate, 0, 0, 0.0
-    for row in range(table.shape[0]):
-        if allowed[row]:
-            workers += 1
-            one = table[row]
-            used += utilization_of(
-                one["prefill_tokens"], max(one["decode_blocks"], one["used_blocks"]), one["total_blocks"]
-            )
-            if table[row]["role"] != _PREFILL_ROLE:
-                decoders += 1
-            if model[0][table[row]["model"]] == 0:
-                timed = False
-    spare = spare_capacity(used / workers, workers) if workers else 0.0
-    weights = weights_at(weights, spare)
+    fleet = _fleet(table, model, allowed)
+    timed = asked.estimate and fleet.timed
+    weights = weights_at(weights, fleet.spare)
+    cheapest = np.full((3, table.shape[0] + 1), np.inf)
+    if fleet.decoders < fleet.workers and not asked.decode:
+        _find_decode_legs(
+            table, queues, model, allowed, slots, credited, depths, asked, timed, weights, cheapest
+        )
     # The same for all workers of an engine, most of which follow each other.
     at, steps = 0, _model_at(model, 0)
-    # The cheapest decode leg after a remote prefill, by the kind of hand-off that reaches it.
-    cheapest = np.full((3, table.shape[0] + 1), np.inf)
-    if decoders < workers and not asked.decode:
-        for row in range(table.shape[0]):
-            if allowed[row] and table[row]["role"] != _PREFILL_ROLE:
-                if table[row]["model"] != at:
-                    at = table[row]["model"]
-                    steps = _model_at(model, at)
-                work = _work(table, queues, steps, row, asked, timed, slots, credited, depths)
-                cost, moved = remote_decode(weights, work), transfer(weights, work)
-                pairs = table[row]["pairs"]
-                if cost < cheapest[0, pairs] or (cost == cheapest[0, pairs] and moved < cheapest[1, pairs]):
-                    cheapest[0, pairs], cheapest[1, pairs] = cost, moved
-                    cheapest[2, pairs] = _itl_ms(table[row], work)
     whole = legs = 0
     for row in range(table.shape[0]):
         counts[row, LEG] = NO_CANDIDATE
         if not allowed[row] or (not asked.decode and asked.pinned != -1 and asked.pinned != row):
             continue
-        role, pairs = table[row]["role"], table[row]["pairs"]
+        leg = _leg(table[row], asked.decode, fleet.decoders, cheapest)
+        if leg == NO_CANDIDATE:
+            continue
         if table[row]["model"] != at:
             at = table[row]["model"]
             steps = _model_at(model, at)
         work = _work(table, queues, steps, row, asked, timed, slots, credited, depths)
-        moved = 0.0
-        itl_ms = _itl_ms(table[row], work)
-        if asked.decode:
-            leg = DECODE
-            score, moved = remote_decode(weights, work), transfer(weights, work)
-        elif table[row]["serves_whole"] and (role != _PREFILL_ROLE or decoders == 0):
-            # Without any decode worker, a prefill worker serves the whole request rather than none.
-            leg = WHOLE
-            extra = interference(weights, work) if role == _DECODE_ROLE else 0.0
-            score = aggregated(weights, work) + extra
-        elif role == _PREFILL_ROLE and pairs and cheapest[0, pairs] < np.inf:
-            leg = PREFILL
-            score, moved = cheapest[0, pairs], cheapest[1, pairs]
-            itl_ms = cheapest[2, pairs]
-            score += prefill(weights, work)
-        else:
-            continue
+        score, moved, itl_ms = _score_leg(leg, table[row], weights, work, cheapest)
         if changes[row]:
             score += lora_load(weights, work, changes[row])
         if leg == WHOLE:
             whole += 1
         else:
             legs += 1
-        counts[row, LEG] = leg
-        counts[row, CACHED] = work.cached_blocks
-        counts[row, LOWER] = work.lower_blocks
-        counts[row, TOKENS] = work.prefill_tokens
-        counts[row, BLOCKS] = work.decode_blocks
-        counts[row, REQUESTS] = work.requests
-        counts[row, ASSUMED] = work.assumed_blocks
-        counts[row, LOADS_LORA] = changes[row] > 0
+        _note_counts(counts[row], leg, work, changes[row])
         costs[row, SCORE] = score
         costs[row, QUEUE_MS] = work.times.queue if timed and leg != DECODE else 0.0
         costs[row, PREFILL_MS] = work.times.prefill if timed and leg != DECODE else 0.0
         costs[row, TRANSFER_MS] = moved if timed else 0.0
         costs[row, ITL_MS] = itl_ms
-    return whole, legs, spare
+    return whole, legs, fleet.spare

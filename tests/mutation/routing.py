@@ -52,7 +52,7 @@ ROUTING = (
     ),
     Mutation(
         "router/decision/cost.py",
-        "cached = max(gpu, min(credited[row], usable))",
+        "cached = max(gpu, min(credit, usable))",
         "cached = 0",
         "cached blocks do not count",
         DECISION,

@@ -140,6 +140,22 @@ def _touch(hashes: Any, slab: Any, row: Any, columns: Any) -> Any:
     return total
 
 
+@kernel
+def _match_first(slab: Any, words: int, row: Any, state: Any) -> None:
+    """Every worker that holds the first block, in `row`, matches so far."""
+    columns = np.uint64(slab.shape[0])
+    step = np.uint64(words)
+    for word in range(words):
+        column = np.uint64(2 + word)
+        owners = slab[column, row]
+        state[word] = owners
+        column += step
+        while column < columns:
+            owners |= slab[column, row]
+            column += step
+        state[words + word] = owners
+
+
 def state_size(words: int) -> int:
     """Words that `find` needs after the rows of the slab's first column."""
     return words * 2 * (1 + 64) + SCRATCH
@@ -153,8 +169,6 @@ def find(slab: Any, table: Any, words: int, hashes: Any) -> int:
     any tier, `words` each; for each slot its depth on the GPU, then on any tier; scratch words.
     """
     count = hashes.shape[0]
-    columns = np.uint64(slab.shape[0])
-    step = np.uint64(words)
     spare = words * 130
     state = slab[0, slab.shape[1] - (spare + SCRATCH) :]
     for word in range(2 * words, spare):
@@ -169,15 +183,7 @@ def find(slab: Any, table: Any, words: int, hashes: Any) -> int:
         return 0
     if count > 1 and slab[_0, row + _1] == hashes[1]:
         state[spare] = total ^ _touch(hashes, slab, row, 2)
-    for word in range(words):
-        column = np.uint64(2 + word)
-        owners = slab[column, row]
-        state[word] = owners
-        column += step
-        while column < columns:
-            owners |= slab[column, row]
-            column += step
-        state[words + word] = owners
+    _match_first(slab, words, row, state)
     i: int = _ZERO
     # Where the present run of neighbouring rows began.
     begun = i

@@ -86,6 +86,29 @@ def _acquire(slab: Any, scratch: Any, previous: Any, left: Any) -> Any:
 
 
 @kernel
+def _add(
+    slab: Any, table: Any, scratch: Any, key: Any, parent: Any, at: Any, previous: Any, left: Any
+) -> Any:
+    """A new row for a block, with its entry at index `at` of the table. `previous` and `left` as in `_acquire`."""
+    row = _acquire(slab, scratch, previous, left)
+    slab[_0, row] = key
+    slab[_1, row] = parent
+    table[at] = tag_of(key) << _32 | (row + _1)
+    return row
+
+
+@kernel
+def _hold(slab: Any, pages: Any, slot: int, bits: Any, bit: Any, row: Any) -> bool:
+    """Worker `slot` now holds the row, on the tier whose bits are in `bits`. False if it did already."""
+    owners = slab[bits, row]
+    if owners & bit:
+        return False
+    slab[bits, row] = owners | bit
+    pages[slot, row >> _PAGE] += 1
+    return True
+
+
+@kernel
 def store(
     slab: Any,
     table: Any,
@@ -137,20 +160,13 @@ def store(
                     parent = key
                     row = NONE
                     continue
-                found = _acquire(slab, scratch, row, left)
-                slab[_0, found] = key
-                slab[_1, found] = parent
-                table[at] = tag_of(key) << _32 | (found + _1)
+                found = _add(slab, table, scratch, key, parent, at, row, left)
                 added += 1
             row = found
         parent = key
-        owners = slab[bits, row]
-        if owners & bit:
+        if not _hold(slab, pages, slot, bits, bit, row):
             scratch[repeated + again] = i
             again += 1
-        else:
-            slab[bits, row] = owners | bit
-            pages[slot, row >> _PAGE] += 1
     return added, again, refused, fetched
 
 

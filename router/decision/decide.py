@@ -33,7 +33,7 @@ from headwater.router.fold.load import Loads
 from headwater.router.fold.worker import sample_positions
 from headwater.router.index.prefix_index import PrefixIndex
 from headwater.schemas.constraints import FlowControl, Preferences
-from headwater.schemas.events.route import Candidate, Decision, RouteQuery, RouteRefused
+from headwater.schemas.events.route import Candidate, Decision, EngineDraw, RouteQuery, RouteRefused
 from headwater.schemas.hashing import U64, pack_hashes, tenant_digest, unpack_hashes
 
 ALL_MAX: Final = 8
@@ -217,19 +217,38 @@ def evaluate(
     draw = draw_engine(loads, query.constraints, preferences.session, seed, candidates.engines)
     offered = candidates if draw is None else candidates.of_engine(draw.used)
     try:
-        offered = select_legs(scoring, offered)
-        chosen = policy(Choice(scoring, offered, seed))
+        choice = Choice(scoring, select_legs(scoring, offered), seed)
+        chosen = policy(choice)
     except PolicyError as error:
         return RouteRefused(str(error), status=400)
+    decision = _record(choice, chosen, candidates, draw, prompt, deepest, sample)
+    return Evaluation(decision, candidates, choice.candidates)
+
+
+def _record(
+    choice: Choice,
+    chosen: Candidate,
+    candidates: Candidates,
+    draw: EngineDraw | None,
+    prompt: Prompt,
+    deepest: int,
+    sample: U64,
+) -> Decision:
+    """The record of the choice of `chosen`: all that `recompute` needs, and a summary of the candidates.
+
+    The `deepest` leading blocks of the prompt are on some worker; `sample` has hashes of the following ones.
+    """
+    scoring = choice.scoring
+    query, context, loads = scoring.query, scoring.context, scoring.loads
     hashes, columns, constraints = prompt.hashes, loads.columns, query.constraints
     tenant = context.tenant or tenant_digest(query.flow.tenant)
     expected = loads.outputs.expect(query.max_tokens, query.prompt_tokens, tenant)
-    summary = summarize(candidates, offered, chosen, columns)
+    summary = summarize(candidates, choice.candidates, chosen, columns)
     excluded = b""
     if len(candidates.excluded) > NAMED_MAX:
         excluded = pack_rows(list(candidates.excluded), len(columns.names))
         constraints = msgspec.structs.replace(constraints, exclude=())
-    decision = Decision(
+    return Decision(
         number=context.number,
         position=context.position,
         seen=context.seen,
@@ -242,9 +261,9 @@ def evaluate(
         following=int(hashes[deepest]) if deepest < len(hashes) else 0,
         last=prompt.last,
         constraints=constraints,
-        preferences=preferences,
+        preferences=scoring.preferences,
         weights=context.weights,
-        seed=seed,
+        seed=choice.seed,
         worker=chosen.worker,
         epoch=chosen.epoch,
         candidates=summary.candidates,
@@ -264,7 +283,6 @@ def evaluate(
         tenant=tenant,
         spare=candidates.spare,
     )
-    return Evaluation(decision, candidates, offered)
 
 
 def _refuse(loads: Loads, query: RouteQuery) -> RouteRefused:

@@ -37,6 +37,12 @@ WORD_MAX: Final = 400
 """Characters of a number; no more are held back to see its end."""
 
 _VALUE, _FIRST_VALUE, _KEY, _FIRST_KEY, _COLON, _NEXT = range(6)
+"""What is expected; in this order, so that a comparison tells values, keys and punctuation apart."""
+
+_ENDS: Final = frozenset((_FIRST_VALUE, _FIRST_KEY, _NEXT))
+"""Where an object or an array may end."""
+
+_OPENING: Final = {"}": "{", "]": "["}
 
 
 def copy_value(reader: Reader, write: Write) -> Steps[bool]:
@@ -58,42 +64,20 @@ def copy_value(reader: Reader, write: Write) -> Steps[bool]:
             if at >= len(text):
                 break
             char = text[at]
-            if expected == _COLON:
-                if char != ":":
-                    _advance(reader, start, at, write)
-                    return False
+            if expected == _COLON and char == ":":
                 at += 1
                 expected = _VALUE
-            elif expected == _NEXT:
-                if char == ",":
-                    at += 1
-                    expected = _KEY if open_brackets[-1] == "{" else _VALUE
-                elif char == ("}" if open_brackets[-1] == "{" else "]"):
-                    at += 1
-                    open_brackets.pop()
-                    if not open_brackets:
-                        _advance(reader, start, at, write)
-                        return True
-                else:
-                    _advance(reader, start, at, write)
-                    return False
-            elif (char == "}" and expected == _FIRST_KEY) or (char == "]" and expected == _FIRST_VALUE):
+            elif expected == _NEXT and char == ",":
+                at += 1
+                expected = _KEY if open_brackets[-1] == "{" else _VALUE
+            elif char in "}]" and expected in _ENDS and open_brackets[-1] == _OPENING[char]:
                 at += 1
                 open_brackets.pop()
                 if not open_brackets:
                     _advance(reader, start, at, write)
                     return True
                 expected = _NEXT
-            elif char == '"':
-                _advance(reader, start, at, write)
-                if not (yield from copy_string(reader, write)):
-                    return False
-                expected = _COLON if expected in (_KEY, _FIRST_KEY) else _NEXT
-                if not open_brackets:
-                    return True
-                start = at = reader.at
-                text = reader.text
-            elif expected in (_KEY, _FIRST_KEY):
+            elif expected >= _COLON or (expected >= _KEY and char != '"'):
                 _advance(reader, start, at, write)
                 return False
             elif char in "{[":
@@ -102,11 +86,12 @@ def copy_value(reader: Reader, write: Write) -> Steps[bool]:
                 expected = _FIRST_KEY if char == "{" else _FIRST_VALUE
             else:
                 _advance(reader, start, at, write)
-                if not (yield from _copy_word(reader, write)):
+                copy = copy_string if char == '"' else _copy_word
+                if not (yield from copy(reader, write)):
                     return False
                 if not open_brackets:
                     return True
-                expected = _NEXT
+                expected = _COLON if expected >= _KEY else _NEXT
                 start = at = reader.at
                 text = reader.text
         _advance(reader, start, at, write)

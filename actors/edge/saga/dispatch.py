@@ -26,7 +26,7 @@ from headwater.actors.edge.saga.types import (
     RouterUnanswered,
 )
 from headwater.actors.edge.saga.workers import WorkerRegistry
-from headwater.actors.http.errors import ended_workers, overloaded, refused_by_router
+from headwater.actors.http.errors import ApiError, ended_workers, overloaded, refused_by_router
 from headwater.schemas import hashing
 from headwater.schemas.constraints import Constraints
 from headwater.schemas.events.request import RequestEncoded
@@ -135,15 +135,7 @@ class Dispatcher:
             reply, failure, waited_s = await self.route(ask, message.tokens, 0, message.hashes)
             placement = placement.extend(waited_s)
             if not isinstance(reply, Decision):
-                if reply is None:
-                    placement = placement.unanswered(failure)
-                elif reply.for_good:
-                    raise refused_by_router(reply)
-                else:
-                    placement = placement.refused_by_router(reply)
-                error = placement.expired(clock.monotonic_s())
-                if error is not None:
-                    raise error
+                placement = _unrouted(placement, reply, failure, clock.monotonic_s())
                 await clock.sleep(pause_s)
                 pause_s = min(2 * pause_s, PAUSE_S_MAX)
                 continue
@@ -164,14 +156,7 @@ class Dispatcher:
             if not isinstance(answer, NotTaken):
                 return answer
             if lost >= message.deaths_max:
-                _log.error(
-                    "request_ended_workers",
-                    request=message.request,
-                    choice=message.number,
-                    workers=lost,
-                    reason=answer.reason,
-                )
-                raise ended_workers(lost, answer.reason)
+                raise _ended_workers(message, lost, answer.reason)
             # What a worker computed before it died does not count as part of the search.
             placement = placement.extend(clock.monotonic_s() - sent_s)
             if lost > lost_before:
@@ -179,6 +164,28 @@ class Dispatcher:
             placement = placement.refused_by_worker(
                 reply.worker, reply.epoch, answer.reason, gone=answer.gone
             )
+
+
+def _unrouted(placement: Placement, reply: RouteRefused | None, failure: str, now_s: float) -> Placement:
+    """The placement of a message for which the router named no worker. Raises `ApiError` if it need not be asked again."""
+    if reply is None:
+        placement = placement.unanswered(failure)
+    elif reply.for_good:
+        raise refused_by_router(reply)
+    else:
+        placement = placement.refused_by_router(reply)
+    error = placement.expired(now_s)
+    if error is not None:
+        raise error
+    return placement
+
+
+def _ended_workers(message: Addressed, lost: int, reason: str) -> ApiError:
+    """The error of a message that counts as the cause of its workers' deaths, which is logged."""
+    _log.error(
+        "request_ended_workers", request=message.request, choice=message.number, workers=lost, reason=reason
+    )
+    return ended_workers(lost, reason)
 
 
 class TokenSequence:

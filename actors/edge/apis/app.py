@@ -109,31 +109,12 @@ class App:
             options.hosted_tools,
         )
         generator = Generator(serving)
-        openai = OpenAiApi(serving, generator)
-        anthropic = AnthropicApi(serving, generator, keep_billing_line=options.keep_billing_line)
-        pooling, audio = PoolingApi(serving), AudioApi(serving, generator)
-        tokens = TokensApi(serving)
         history = options.history
         self._responses = ResponsesRoutes(serving, generator, history)
-        self._images = images = ImagesApi(serving, _image_objects(workers.ports, history))
+        self._images = ImagesApi(serving, _image_objects(workers.ports, history))
         self.videos = VideosApi(serving, *_video_parts(workers.ports, history, options.videos))
-        self._posts: dict[str, Callable[[Call], Awaitable[None]]] = {
-            "/v1/chat/completions": openai.chat,
-            "/v1/completions": openai.complete,
-            "/v1/messages": anthropic.messages,
-            "/v1/messages/count_tokens": anthropic.count_tokens,
-            "/v1/embeddings": pooling.embeddings,
-            "/v1/classify": pooling.classify,
-            "/v1/score": pooling.score,
-            "/v1/rerank": pooling.rerank,
-            "/v2/rerank": pooling.rerank,
-            "/v1/audio/transcriptions": audio.transcribe,
-            "/v1/audio/translations": audio.translate,
-            "/v1/images/generations": images.generate,
-            "/v1/images/edits": images.edit,
-            "/tokenize": tokens.tokenize,
-            "/detokenize": tokens.detokenize,
-        }
+        anthropic = AnthropicApi(serving, generator, keep_billing_line=options.keep_billing_line)
+        self._posts = _posts(serving, generator, anthropic, self._images)
         self.active = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -320,6 +301,32 @@ def _video_parts(
     if not history.store:
         return None, videos
     return TenantObjects(ports.stored, videos.ttl_s, history.tenant_bytes_max, VIDEO_BYTES_MAX), videos
+
+
+def _posts(
+    serving: Serving, generator: Generator, anthropic: AnthropicApi, images: ImagesApi
+) -> dict[str, Callable[[Call], Awaitable[None]]]:
+    """What answers a POST, by its path. Those of responses and videos have paths below them, and routes of their own."""
+    openai = OpenAiApi(serving, generator)
+    pooling, audio = PoolingApi(serving), AudioApi(serving, generator)
+    tokens = TokensApi(serving)
+    return {
+        "/v1/chat/completions": openai.chat,
+        "/v1/completions": openai.complete,
+        "/v1/messages": anthropic.messages,
+        "/v1/messages/count_tokens": anthropic.count_tokens,
+        "/v1/embeddings": pooling.embeddings,
+        "/v1/classify": pooling.classify,
+        "/v1/score": pooling.score,
+        "/v1/rerank": pooling.rerank,
+        "/v2/rerank": pooling.rerank,
+        "/v1/audio/transcriptions": audio.transcribe,
+        "/v1/audio/translations": audio.translate,
+        "/v1/images/generations": images.generate,
+        "/v1/images/edits": images.edit,
+        "/tokenize": tokens.tokenize,
+        "/detokenize": tokens.detokenize,
+    }
 
 
 def model_entry(model: Model) -> dict[str, Any]:

@@ -11,10 +11,10 @@ import contextlib
 import re
 import ssl
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 import msgspec
@@ -239,6 +239,7 @@ class Connection(Client):
 
     def __init__(self, name: str, inbox: str, credentials: Credentials | None = None) -> None:
         super().__init__()
+        self._label = name
         self._credentials = credentials or Credentials()
         self.violations = Violations(name, inbox)
 
@@ -285,6 +286,16 @@ class Connection(Client):
             raise NatsError(str(error)) from error
         return command
 
+    async def note_loss(self) -> None:
+        """The server is gone."""
+        if not (self.is_closed or self.is_draining):
+            _log.warning("nats_disconnected", connection=self._label)
+
+    async def note_return(self) -> None:
+        """It is there again, or another one of its cluster."""
+        self.violations.reconnected()
+        _log.info("nats_reconnected", connection=self._label)
+
     async def close(self) -> None:
         """See `Client.close`. Without a server, what is still to be sent is dropped.
 
@@ -299,6 +310,18 @@ class Connection(Client):
         if initial_connection and self.options.get("tls") and not info.get("tls_required"):
             raise TlsNotOffered
         await super()._process_info(info, initial_connection)
+
+
+STAYING: Final[Mapping[str, Any]] = {
+    "allow_reconnect": True,
+    "max_reconnect_attempts": -1,
+    "reconnect_time_wait": 1,
+    "connect_timeout": 2,
+    "ping_interval": 5,
+    "max_outstanding_pings": 2,
+    "pending_size": PENDING_BYTES_MAX,
+}
+"""How every connection stays connected: it reconnects without limit, and detects a dead peer within ten seconds."""
 
 
 async def connect(
@@ -331,17 +354,6 @@ async def connect(
         elif not isinstance(error, ConnectionError | asyncio.TimeoutError):
             _log.warning("nats_error", error=repr(error), connection=name)
 
-    async def on_disconnect() -> None:
-        if not closing():
-            _log.warning("nats_disconnected", connection=name)
-
-    async def on_reconnect() -> None:
-        client.violations.reconnected()
-        _log.info("nats_reconnected", connection=name)
-
-    def closing() -> bool:
-        return client.is_closed or client.is_draining
-
     options = (credentials or Credentials()).options(",".join(servers))
     inbox = inbox or subjects.loose_inbox(name)
     client = Connection(name, inbox, credentials)
@@ -352,16 +364,10 @@ async def connect(
                 servers,
                 name=name,
                 inbox_prefix=inbox,
-                allow_reconnect=True,
-                max_reconnect_attempts=-1,
-                reconnect_time_wait=1,
-                connect_timeout=2,
-                ping_interval=5,
-                max_outstanding_pings=2,
-                pending_size=PENDING_BYTES_MAX,
                 error_cb=on_error,
-                disconnected_cb=on_disconnect,
-                reconnected_cb=on_reconnect,
+                disconnected_cb=client.note_loss,
+                reconnected_cb=client.note_return,
+                **STAYING,
                 **options,
             )
             if not client.is_connected:
@@ -371,15 +377,19 @@ async def connect(
         await _abandon(client)
         if isinstance(last, NatsError):
             raise LogUnavailable(f"the NATS server at {where} accepts no connection: {last}") from error
-        raise LogUnavailable(
-            f"no NATS server answers at {where} within {wait_s:.0f} s; "
-            "start one, or let `headwater up` start its own"
-        ) from error
+        raise _no_answer(where, wait_s) from error
     except BaseException:
         await _abandon(client)
         raise
     ready = True
     return client
+
+
+def _no_answer(where: str, wait_s: float) -> LogUnavailable:
+    return LogUnavailable(
+        f"no NATS server answers at {where} within {wait_s:.0f} s; "
+        "start one, or let `headwater up` start its own"
+    )
 
 
 @asynccontextmanager

@@ -7,6 +7,7 @@ import shutil
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -158,10 +159,6 @@ async def open_ports(
                 await ensure_pool(store, ns, pool, replicas=replicas, alter=alter, sizes=sizes)
             return JetStreamLog(store, subjects.pool_stream(ns, pool))
 
-        async def pool_logs() -> list[str]:
-            prefix = subjects.pool_stream_prefix(ns)
-            return [name.removeprefix(prefix) for name in await stream_names(store, prefix)]
-
         yield Ports(
             ns=ns,
             bus=NatsBus(core),
@@ -177,12 +174,18 @@ async def open_ports(
             clock=SystemClock(),
             ids=unique_ids(),
             cache=FolderCache(cache_dir / ns) if cache_dir else None,
-            pool_logs=pool_logs,
+            pool_logs=partial(_pool_logs, store, ns),
         )
     finally:
         for client in clients:
             if not client.is_closed:
                 await client.close()
+
+
+async def _pool_logs(store: Connection, ns: str) -> list[str]:
+    """The pools of the namespace that have a stream."""
+    prefix = subjects.pool_stream_prefix(ns)
+    return [name.removeprefix(prefix) for name in await stream_names(store, prefix)]
 
 
 def _check_payload(store: Connection) -> None:

@@ -107,16 +107,7 @@ class SglangEngine(SglangControl):
         if mode is not None:
             self._meet(mode, cpu=cpu)
         arguments = keyword_arguments(self._settings, given, *kv_socket.in_folder(folder), cpu=cpu)
-        self._processors = _pickled(self._settings.processors)
-        if self._settings.reads_embeddings:
-            self._embeddings = SglangEmbeddings(self._settings.embeddings_mib)
-        announced = sglang_process.announced(
-            self._embeddings.folder if self._embeddings is not None else None
-        )
-        with announced, interruptible():
-            process = self._process = SglangProcess.start(
-                arguments, self._on_failure, engine_process.prepare(folder)
-            )
+        process = self._start_process(arguments, folder)
         self._manager = process.manager
         config = _resolved(process.engine.server_args)
         found = process.engine._scheduler_init_result.scheduler_infos[0]
@@ -151,18 +142,38 @@ class SglangEngine(SglangControl):
             rank_max = int(config.get("max_lora_rank") or 0)
         self._loras = SglangLoras(self._manager, self._call, slots, rank_max)
         freeze_heap()
+        return await self._info(config, mode, version)
+
+    def _start_process(self, arguments: dict[str, Any], folder: Path) -> SglangProcess:
+        """Start SGLang, with the processors of the settings, and the folder of its embeddings if it is to read any."""
+        self._processors = _pickled(self._settings.processors)
+        if self._settings.reads_embeddings:
+            self._embeddings = SglangEmbeddings(self._settings.embeddings_mib)
+        announced = sglang_process.announced(
+            self._embeddings.folder if self._embeddings is not None else None
+        )
+        with announced, interruptible():
+            process = self._process = SglangProcess.start(
+                arguments, self._on_failure, engine_process.prepare(folder)
+            )
+        return process
+
+    async def _info(
+        self, config: dict[str, Any], mode: sglang_config.Mode | None, version: str
+    ) -> EngineInfo:
+        """What the worker is told of the engine, once it is started."""
         return EngineInfo(
             self._settings.name,
-            page_size,
+            int(config["page_size"]),
             self._ranks[0].idle.total_blocks,
             await self._running_max(),
             self._context_length,
             version=version,
             dtype=str(self._manager.model_config.dtype).removeprefix("torch."),
             pairs_with=handoff.pairs_with(mode, version, self._settings.name, config),
-            lora_slots=slots,
-            lora_rank_max=rank_max,
-            tasks=() if generates else self._pooling.tasks,
+            lora_slots=self._loras.slots,
+            lora_rank_max=self._loras.rank_max,
+            tasks=() if self._manager.is_generation else self._pooling.tasks,
             processors=tuple(sorted(self._processors)) if "processors" in self.capabilities else (),
             vocabulary=int(self._manager.model_config.vocab_size),
             media=self._media.support if self._media is not None else MediaSupport(),

@@ -149,6 +149,27 @@ def afterwards(decision: Decision, event: object) -> list[str]:
     return []
 
 
+class Shown(NamedTuple):
+    """What a table of candidates has columns for, besides those that all have: engines that differ, legs, credit, step times, and times of decoding."""
+
+    engines: bool
+    legs: bool
+    assumed: bool
+    times: bool
+    decoding: bool
+
+
+def _shown(candidates: Sequence[Candidate], engines: Mapping[str, str]) -> Shown:
+    times = any(candidate.prefill_ms for candidate in candidates)
+    return Shown(
+        engines=len({engines.get(candidate.worker) for candidate in candidates}) > 1,
+        legs=any(candidate.leg for candidate in candidates),
+        assumed=any(candidate.assumed_blocks for candidate in candidates),
+        times=times,
+        decoding=times and any(candidate.itl_ms for candidate in candidates),
+    )
+
+
 def describe(
     decision: Decision,
     position: int,
@@ -156,77 +177,88 @@ def describe(
     engines: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
     """A decision for people: what each worker had, what it would have cost, and which was taken."""
-    mixed = len({engines.get(candidate.worker) for candidate in decision.candidates}) > 1
-    split = any(candidate.leg for candidate in decision.candidates)
-    timed = any(candidate.prefill_ms for candidate in decision.candidates)
-    decodes = timed and any(candidate.itl_ms for candidate in decision.candidates)
-    assumed = any(candidate.assumed_blocks for candidate in decision.candidates)
+    shown = _shown(decision.candidates, engines)
     rows = [
-        (
-            "->" if candidate.worker == decision.worker else "",
-            candidate.worker,
-            *((engines.get(candidate.worker, "?"),) if mixed else ()),
-            *((LEGS[candidate.leg],) if split else ()),
-            *(("must load" if candidate.loads_lora else "holds",) if decision.constraints.lora_name else ()),
-            f"{candidate.cached_blocks} of {decision.blocks}",
-            *((candidate.assumed_blocks,) if assumed else ()),
-            candidate.lower_blocks,
-            candidate.prefill_tokens,
-            candidate.decode_blocks,
-            candidate.requests,
-            *(_times(candidate, decision, split) if timed else ()),
-            *(_decode_times(candidate, decision) if decodes else ()),
-            f"{candidate.score:.2f}",
-        )
+        _row(candidate, decision, engines, shown)
         for candidate in sorted(decision.candidates, key=lambda candidate: candidate.score)
     ]
-    columns = (
+    does = f" ({LEGS[decision.leg]})" if shown.legs else ""
+    spread = f" (standard deviation {decision.output_deviation})" if decision.output_deviation else ""
+    expected = (
+        [f"E2E: of {decision.output_tokens} output tokens{spread}, at most {decision.max_tokens}"]
+        if shown.decoding
+        else []
+    )
+    drawn = [why_engine(decision.draw, decision)] if decision.draw is not None else []
+    lines = [
+        _head(decision, position),
+        table(_columns(decision, shown), rows),
+        *_rest(decision),
+        *expected,
+        *drawn,
+        f"{decision.worker}{does}: {why(decision, engines, timed=shown.times)}",
+    ]
+    return "\n".join(lines + [f"  later: {line}" for line in after])
+
+
+def _head(decision: Decision, position: int) -> str:
+    """What was decided about, when, and after how long in the queue."""
+    needs = decision.constraints.needs
+    image = f" of {_encoded_kind(needs)}'s embedding" if "encode" in needs else ""
+    waited = f", after {decision.waited_ms} ms in the queue" if decision.waited_ms else ""
+    return (
+        f"{decision.request}: {decision.prompt_tokens} {'' if image else 'prompt '}tokens{image} in {decision.blocks} full blocks; "
+        f"decided at log position {decision.position}, stored at {position}{waited}"
+    )
+
+
+def _columns(decision: Decision, shown: Shown) -> tuple[str, ...]:
+    """The titles of the table's columns."""
+    return (
         "",
         "worker",
-        *(("engine",) if mixed else ()),
-        *(("does",) if split else ()),
+        *(("engine",) if shown.engines else ()),
+        *(("does",) if shown.legs else ()),
         *((decision.constraints.lora_name,) if decision.constraints.lora_name else ()),
         "cached",
-        *(("of those assumed",) if assumed else ()),
+        *(("of those assumed",) if shown.assumed else ()),
         *("lower tier", "queued tokens", "held blocks", "requests"),
         *(
             (
                 "queue ms",
                 "prefill ms",
-                *(("transfer ms",) if split else ()),
+                *(("transfer ms",) if shown.legs else ()),
                 "others ms",
                 "rest ms",
             )
-            if timed
+            if shown.times
             else ()
         ),
-        *(("ITL ms", "E2E ms") if decodes else ()),
-        "cost ms" if timed else "cost",
+        *(("ITL ms", "E2E ms") if shown.decoding else ()),
+        "cost ms" if shown.times else "cost",
     )
-    needs = decision.constraints.needs
-    image = f" of {_encoded_kind(needs)}'s embedding" if "encode" in needs else ""
-    waited = f", after {decision.waited_ms} ms in the queue" if decision.waited_ms else ""
-    head = (
-        f"{decision.request}: {decision.prompt_tokens} {'' if image else 'prompt '}tokens{image} in {decision.blocks} full blocks; "
-        f"decided at log position {decision.position}, stored at {position}{waited}"
+
+
+def _row(
+    candidate: Candidate, decision: Decision, engines: Mapping[str, str], shown: Shown
+) -> tuple[object, ...]:
+    """A candidate, in the columns of the table."""
+    return (
+        "->" if candidate.worker == decision.worker else "",
+        candidate.worker,
+        *((engines.get(candidate.worker, "?"),) if shown.engines else ()),
+        *((LEGS[candidate.leg],) if shown.legs else ()),
+        *(("must load" if candidate.loads_lora else "holds",) if decision.constraints.lora_name else ()),
+        f"{candidate.cached_blocks} of {decision.blocks}",
+        *((candidate.assumed_blocks,) if shown.assumed else ()),
+        candidate.lower_blocks,
+        candidate.prefill_tokens,
+        candidate.decode_blocks,
+        candidate.requests,
+        *(_times(candidate, decision, shown.legs) if shown.times else ()),
+        *(_decode_times(candidate, decision) if shown.decoding else ()),
+        f"{candidate.score:.2f}",
     )
-    does = f" ({LEGS[decision.leg]})" if split else ""
-    spread = f" (standard deviation {decision.output_deviation})" if decision.output_deviation else ""
-    expected = (
-        [f"E2E: of {decision.output_tokens} output tokens{spread}, at most {decision.max_tokens}"]
-        if decodes
-        else []
-    )
-    drawn = [why_engine(decision.draw, decision)] if decision.draw is not None else []
-    lines = [
-        head,
-        table(columns, rows),
-        *_rest(decision),
-        *expected,
-        *drawn,
-        f"{decision.worker}{does}: {why(decision, engines, timed=timed)}",
-    ]
-    return "\n".join(lines + [f"  later: {line}" for line in after])
 
 
 def _rest(decision: Decision) -> list[str]:

@@ -169,9 +169,7 @@ def update(
         operator.words_or_none(allow),
         operator.seconds_or_never(expires, "--expires"),
         {limit: number for limit, number in limits.items() if number is not None},
-        None
-        if model_limits is None
-        else operator.model_limits_of(operator.words_or_none(model_limits) or ()),
+        operator.model_limits_or_none(model_limits),
         None if cache_sharing is None else cache_sharing == "on",
     )
     return signals.run_command(lambda: operator.update(settings.nats, key, changes, as_json=as_json))

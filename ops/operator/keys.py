@@ -163,6 +163,12 @@ def model_limits_of(words: Sequence[str]) -> dict[str, UsageLimits]:
     return found
 
 
+def model_limits_or_none(values: Sequence[str] | None) -> dict[str, UsageLimits] | None:
+    """`model_limits_of` an option that may be missing; `none`: no limits. Raises `ConfigError`."""
+    words = words_or_none(values)
+    return None if words is None else model_limits_of(words)
+
+
 def _check_word(option: str, text: str) -> None:
     if not text or len(text) > TEXT_MAX or not (text.isascii() and text.isprintable()) or " " in text:
         raise ConfigError(f"{option} {text!r}: use 1 to {TEXT_MAX} printable ASCII characters without spaces")

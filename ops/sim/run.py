@@ -151,34 +151,13 @@ async def _run(clock: VirtualLoop, seed: int, faults: list[Fault] | None, *, sho
         problems += await _until_quiet(clock, fleet, max(clock.time(), UNTIL_S))
         healthy_s = clock.time()
         await asyncio.wait({asking}, timeout=100.0)
-        probes = [await clients.send(edge, patient=True) for edge in fleet.edges * (PROBES // EDGES)]
-        problems += [
-            f"a probe at {one.edge} ended: {one.end}, HTTP {one.status}"
-            for one in probes
-            if one.end != "stop"
-        ]
+        problems += await _probe(clients, fleet)
         await asyncio.sleep(max(0.0, RUN_S - clock.time()))
         problems += await _settled(fleet, whole=injector.whole)
         problems += list(checks.streams(clients.sent))
         problems += unexplained(clients.sent, faults, healthy_s)
-        pool = await checks.messages(fleet.store.pool(POOL))
-        problems += list(checks.fences(pool))
-        if injector.whole:
-            problems += list(await checks.snapshots(fleet, pool))
-            problems += list(checks.decisions(pool))
-        if not injector.altered:
-            # Otherwise some routers folded the original message: they differ, and report it correctly.
-            problems += list(checks.divergence(fleet))
-        await fleet.stop()
-        await asyncio.sleep(SETTLED_S)
-        problems += list(checks.leaks(fleet))
-        problems += list(checks.handoffs(fleet))
-        problems += await checks.lease_leaks(fleet)
-        found = await checks.messages(fleet.store.requests)
-        problems += list(checks.fences(found))
-        problems += list(checks.terminal_events(found))
-        problems += list(checks.encode_legs(found))
-        encoded = checks.count_encode_legs(found)
+        await _check_pool(fleet, injector, problems)
+        encoded = await _check_stopped(fleet, problems)
     except Deadlock as error:
         problems.append(f"deadlock: {error}")
     finally:
@@ -197,6 +176,40 @@ async def _run(clock: VirtualLoop, seed: int, faults: list[Fault] | None, *, sho
         clock.time(),
         encoded,
     )
+
+
+async def _probe(clients: Clients, fleet: SimFleet) -> list[str]:
+    """Send requests to a fleet that has recovered: all must succeed."""
+    probes = [await clients.send(edge, patient=True) for edge in fleet.edges * (PROBES // EDGES)]
+    return [
+        f"a probe at {one.edge} ended: {one.end}, HTTP {one.status}" for one in probes if one.end != "stop"
+    ]
+
+
+async def _check_pool(fleet: SimFleet, injector: Injector, problems: list[str]) -> None:
+    """Check the pool's log, and the routers that fold it. What was found before a deadlock counts: it is added to `problems` at once."""
+    pool = await checks.messages(fleet.store.pool(POOL))
+    problems += list(checks.fences(pool))
+    if injector.whole:
+        problems += list(await checks.snapshots(fleet, pool))
+        problems += list(checks.decisions(pool))
+    if not injector.altered:
+        # Otherwise some routers folded the original message: they differ, and report it correctly.
+        problems += list(checks.divergence(fleet))
+
+
+async def _check_stopped(fleet: SimFleet, problems: list[str]) -> dict[str, int]:
+    """Stop the fleet, and check what it leaves, and the log of requests. Returns the images sent to encode workers, by outcome."""
+    await fleet.stop()
+    await asyncio.sleep(SETTLED_S)
+    problems += list(checks.leaks(fleet))
+    problems += list(checks.handoffs(fleet))
+    problems += await checks.lease_leaks(fleet)
+    found = await checks.messages(fleet.store.requests)
+    problems += list(checks.fences(found))
+    problems += list(checks.terminal_events(found))
+    problems += list(checks.encode_legs(found))
+    return checks.count_encode_legs(found)
 
 
 async def _until_quiet(clock: VirtualLoop, fleet: SimFleet, over_s: float) -> list[str]:

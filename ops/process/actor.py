@@ -118,11 +118,7 @@ async def run_one(
 
     `restarts` False: the process ends with the actor. `labels` are added to each metric; `collector` adds metrics.
     """
-    # Loading compiled kernels takes a good part of a second: before the first request, not during it.
-    compile_kernels()
-    freeze_heap()
-    if kind == "edge":
-        collect_rarely()
+    _warm_up(kind)
     board = ProbeBoard(host.metrics.live_timeout_s)
     if host.metrics.port:
         metrics.serve(host.metrics, labels, collector, board, kind=kind)
@@ -166,6 +162,14 @@ async def run_one(
             return 1 if started.is_set() else EXIT_START_FAILED
 
     return await _until_stopped(serve(), running, stop)
+
+
+def _warm_up(kind: InboxKind) -> None:
+    """Load compiled kernels, which takes a good part of a second: before the first request, not during it. Then set up the collection of garbage."""
+    compile_kernels()
+    freeze_heap()
+    if kind == "edge":
+        collect_rarely()
 
 
 async def _until_stopped(work: Coroutine[Any, Any, int], running: list[Actor], stop: asyncio.Event) -> int:

@@ -70,6 +70,15 @@ def unique_name() -> str:
 _log = structlog.get_logger("headwater.main")
 
 
+async def _check_against_fleet(ports: Ports, settings: EngineProcess, model: str) -> None:
+    """Does the engine fit the fleet that it joins? Raises `Unrecoverable`: it would not fit after a restart either."""
+    try:
+        await preflight.against_fleet(ports, settings, model, cpu=make_engine.on_cpu())
+    except EngineUnavailable as error:
+        _log.error("engine_cannot_start", reason=str(error))
+        raise Unrecoverable(str(error)) from error
+
+
 async def run_engine(settings: EngineProcess, stop: asyncio.Event) -> int:
     """Run one engine until stopped or until it dies: then the process ends, and its supervisor starts another."""
     own = settings.worker
@@ -84,11 +93,7 @@ async def run_engine(settings: EngineProcess, stop: asyncio.Event) -> int:
     actors: list[WorkerActor] = []
 
     async def make(ports: Ports, worker: str = name, one: Engine = engine) -> Actor:
-        try:
-            await preflight.against_fleet(ports, settings, served.name, cpu=make_engine.on_cpu())
-        except EngineUnavailable as error:
-            _log.error("engine_cannot_start", reason=str(error))
-            raise Unrecoverable(str(error)) from error
+        await _check_against_fleet(ports, settings, served.name)
         actor = WorkerActor(
             ports,
             worker,

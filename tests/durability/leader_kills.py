@@ -90,24 +90,31 @@ async def leader_kills(
     violations = stuck + check([client.life for client in clients], content)
     if (follower.content.events, follower.content.violations()) != (content.events, content.violations()):
         violations.append(Violation("unread", 1, "a reader that followed was given another log"))
-    latencies = array("d")
-    for client in clients:
-        latencies.extend(client.latencies_s)
-    p50, p99, longest = percentile(latencies, 0.5), percentile(latencies, 0.99), max(latencies)
     lines = [
         ("leaders killed", f"{kills}, each {DOWN_S:.0f} s away"),
         ("leaders in turn", " ".join(f"n{cluster.servers.index(leader)}" for leader in leaders)),
         ("events acknowledged", f"{sum(client.acknowledged for client in clients):,} at {rate:.0f}/s"),
         ("messages stored", f"{content.messages:,}"),
         ("batches stored twice", f"{content.repeated_batches}"),
-        ("append p50", f"{p50 * 1e3:.1f} ms"),
-        ("append p99", f"{p99:.2f} s{_beyond(p99, LATENCY_P99_S_MAX)}"),
-        ("append max", f"{longest:.2f} s{_beyond(longest, LATENCY_S_MAX)}"),
+        *_latencies(clients),
         ("nothing pending after last kill", f"{settled_s:.1f} s"),
         ("cluster ready after", f"{ready_s:.1f} s"),
         ("duration", f"{time.monotonic() - began:.0f} s"),
     ]
     return Report("leader kills: three servers, R3, SIGKILL of the leader", lines, violations)
+
+
+def _latencies(clients: list[Client]) -> list[tuple[str, str]]:
+    """Lines about how long appends took."""
+    latencies = array("d")
+    for client in clients:
+        latencies.extend(client.latencies_s)
+    p50, p99, longest = percentile(latencies, 0.5), percentile(latencies, 0.99), max(latencies)
+    return [
+        ("append p50", f"{p50 * 1e3:.1f} ms"),
+        ("append p99", f"{p99:.2f} s{_beyond(p99, LATENCY_P99_S_MAX)}"),
+        ("append max", f"{longest:.2f} s{_beyond(longest, LATENCY_S_MAX)}"),
+    ]
 
 
 def _beyond(seconds: float, most: float) -> str:

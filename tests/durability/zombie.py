@@ -81,22 +81,24 @@ async def zombies(
             await cancel_all(asking)
         content = await read_content(JetStreamLog(client, subjects.pool_stream(NS, POOL)))
     late = wire.late.total()
-    by_kind = {
-        kind: sum(count for subject, count in wire.late.items() if subjects.pool_kind(subject) == kind)
-        for kind in subjects.POOL_KINDS
-    }
     lines = [
         ("zombies", f"{done * workers}: {done} waves of {workers}"),
         ("stood still", f"{leases} leases of {TTL_S} s each"),
         ("lives in the log", f"{len({(key.writer, key.epoch) for key in content.events})}"),
         ("messages stored", f"{content.messages:,}"),
-        (
-            "tries of a dead epoch",
-            f"{late} (kv {by_kind['kv']}, load {by_kind['load']}, fleet {by_kind['fleet']})",
-        ),
+        ("tries of a dead epoch", f"{late} ({_by_kind(wire)})"),
         ("duration", f"{time.monotonic() - began:.0f} s"),
     ]
     return Report("zombies: SIGSTOP past the lease, SIGCONT", lines, content.violations()), late
+
+
+def _by_kind(wire: Wire) -> str:
+    """How many tries of zombies were overheard, by the kind of their subject."""
+    found = {
+        kind: sum(count for subject, count in wire.late.items() if subjects.pool_kind(subject) == kind)
+        for kind in subjects.POOL_KINDS
+    }
+    return f"kv {found['kv']}, load {found['load']}, fleet {found['fleet']}"
 
 
 async def _one_round(

@@ -141,33 +141,44 @@ async def random_kills(
             await until_healthy(url, workers=shape.all_workers, within_s=60)
         late = [await succeeds(client, tokens=2 * PACE) for client in clients.values()]
         served_s = time.monotonic() - began
-    violations = [
-        *_judged(served, kills, answer_s),
-        *(Violation("after the last kill", 1, problem) for problem in late if problem),
-    ]
-    broken = [one for one in served if one.answer.broken]
-    by_kind = Counter(kill.name.rpartition("-")[0] or kill.name for kill in kills)
-    at_once = [kill.gone_s - kill.at_s for kill in kills if not kill.stopped]
-    in_order = [kill.gone_s - kill.at_s for kill in kills if kill.stopped]
+    violations = _judged(served, kills, answer_s)
+    violations += [Violation("after the last kill", 1, problem) for problem in late if problem]
     lines = [
         ("seed", str(seed)),
         ("fleet", f"{shape.edges} edges, {shape.routers} routers, {' '.join(shape.flags)}"),
-        ("kills", f"{len(kills)}: " + ", ".join(f"{n} {kind}" for kind, n in sorted(by_kind.items()))),
-        (
-            "of these stopped in order",
-            f"{len(in_order)}, gone at most {max(in_order, default=0):.1f} s after it",
-        ),
-        ("gone at most", f"{max(at_once, default=0):.2f} s after it was killed"),
+        *_kill_lines(kills),
         ("answers", f"{len(served)} of {int(answer_s * PACE)} tokens, {streams} at a time"),
-        ("ended with a killed edge", str(len(broken))),
-        ("right", str(sum(not one.answer.problem() for one in served))),
-        ("longest token gap", f"{max((one.answer.gap_s for one in served), default=0):.2f} s"),
+        *_answer_lines(served),
         ("fleet ready", f"{ready_s:.0f} s"),
         ("answers ended", f"{ended_s:.0f} s"),
         ("all served again", f"{served_s:.0f} s"),
         ("duration", f"{time.monotonic() - began:.0f} s"),
     ]
     return Report("random kills", lines, violations)
+
+
+def _kill_lines(kills: list[Kill]) -> list[tuple[str, str]]:
+    """Lines about what was killed or stopped, and how fast it was gone."""
+    by_kind = Counter(kill.name.rpartition("-")[0] or kill.name for kill in kills)
+    at_once = [kill.gone_s - kill.at_s for kill in kills if not kill.stopped]
+    in_order = [kill.gone_s - kill.at_s for kill in kills if kill.stopped]
+    return [
+        ("kills", f"{len(kills)}: " + ", ".join(f"{n} {kind}" for kind, n in sorted(by_kind.items()))),
+        (
+            "of these stopped in order",
+            f"{len(in_order)}, gone at most {max(in_order, default=0):.1f} s after it",
+        ),
+        ("gone at most", f"{max(at_once, default=0):.2f} s after it was killed"),
+    ]
+
+
+def _answer_lines(served: list[Served]) -> list[tuple[str, str]]:
+    """Lines about how answers ended."""
+    return [
+        ("ended with a killed edge", str(sum(one.answer.broken for one in served))),
+        ("right", str(sum(not one.answer.problem() for one in served))),
+        ("longest token gap", f"{max((one.answer.gap_s for one in served), default=0):.2f} s"),
+    ]
 
 
 async def _kill(victims: list[Victim], dice: random.Random, seconds: float) -> list[Kill]:

@@ -230,15 +230,8 @@ async def fleet(
             sglang=sglang,
         )
     try:
-        assert process.stdout is not None
-        async with asyncio.timeout(ready_s):
-            while True:
-                line = await process.stdout.readline()
-                assert line, f"headwater up ended before it was ready:\n{log.read_text()[-3000:]}"
-                match = READY.search(line)
-                if match:
-                    break
-        made = FleetProcess(process, match[1].decode(), match[2].decode(), log, access)
+        url, server = await _until_ready(process, log, ready_s)
+        made = FleetProcess(process, url, server, log, access)
         try:
             yield made
         finally:
@@ -258,6 +251,18 @@ async def fleet(
                     os.kill(pid, signal.SIGKILL)
             await process.wait()
         await process.close_outputs()
+
+
+async def _until_ready(process: zygote.Process, log: Path, ready_s: float) -> tuple[str, str]:
+    """The URL of the edge and that of the server, once `headwater up` says that it is ready."""
+    assert process.stdout is not None
+    async with asyncio.timeout(ready_s):
+        while True:
+            line = await process.stdout.readline()
+            assert line, f"headwater up ended before it was ready:\n{log.read_text()[-3000:]}"
+            match = READY.search(line)
+            if match:
+                return match[1].decode(), match[2].decode()
 
 
 def descendants(pid: int) -> list[int]:

@@ -4,7 +4,9 @@ import base64
 import re
 from collections import Counter
 from collections.abc import AsyncIterator
-from typing import Any
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any, Final
 
 import httpx
 import numpy as np
@@ -24,6 +26,9 @@ from tests.support.media.recordings import film, recording, tone, wav
 from tests.support.processes.fleet import FleetProcess, fleet
 
 pytestmark = [pytest.mark.processes, pytest.mark.asyncio(loop_scope="module")]
+
+
+QUESTION: Final = "What is this?"
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -81,41 +86,56 @@ async def test_answers_are_of_the_images_with_and_without_an_encode_worker(up: F
             assert (await ask(client, seed, before="without"))[0] == expected(seed)
 
 
-async def test_official_clients_send_audio_and_videos(up: FleetProcess) -> None:
-    """As their documentation does: their tokens are the rule's, equal content is cached, and encode workers encode both.
-
-    The same tone as WAV and FLAC is one item; another one, or the same one elsewhere, is not.
-    """
-    await up.until_whole()
-    sounds = {
-        "wav": wav(tone(2.0, 16_000), 16_000),
-        "flac": recording("flac", "flac", 2.0, 16_000),
-        "mp3": recording("mp3", "libmp3lame", 2.0, 16_000),
-    }
+@asynccontextmanager
+async def clients(up: FleetProcess) -> AsyncIterator[tuple[httpx.AsyncClient, openai.AsyncOpenAI]]:
+    """A plain client of the fleet, and OpenAI's own."""
     async with (
         up.client() as plain,
         openai.AsyncOpenAI(base_url=str(plain.base_url.join("/v1")), api_key="none", max_retries=0) as client,
     ):
+        yield plain, client
 
-        async def ask(*parts: Any, **more: Any) -> MediaAnswer:
-            content = [*parts, {"type": "text", "text": "What is this?"}]
-            messages: Any = [{"role": "user", "content": content}]
-            fields: dict[str, Any] = {"model": "sim", "max_tokens": 12, "seed": SEED, "messages": messages}
-            return MediaAnswer(await client.chat.completions.with_raw_response.create(**fields, **more))
 
-        def heard(form: str) -> dict[str, Any]:
-            data = base64.b64encode(sounds[form]).decode()
-            return {"type": "input_audio", "input_audio": {"data": data, "format": form}}
+async def ask_official(client: openai.AsyncOpenAI, *parts: Any, **more: Any) -> MediaAnswer:
+    """An answer about some parts; `more` are arguments of the client."""
+    messages: Any = [{"role": "user", "content": [*parts, {"type": "text", "text": QUESTION}]}]
+    fields: dict[str, Any] = {"model": "sim", "max_tokens": 12, "seed": SEED, "messages": messages}
+    return MediaAnswer(await client.chat.completions.with_raw_response.create(**fields, **more))
 
-        def seen(first: int) -> dict[str, Any]:
-            url = data_url(film(20, size=(112, 112), first=first), "video/mp4")
-            return {"type": "video_url", "video_url": {"url": url}}
 
+async def explained(up: FleetProcess, answer: MediaAnswer) -> str:
+    """What `headwater explain` says of an answer."""
+    code, shown = await up.command("explain", answer.request)
+    assert code == 0, shown
+    return shown
+
+
+def heard(sound: bytes, form: str) -> dict[str, Any]:
+    """A part with a sound."""
+    data = base64.b64encode(sound).decode()
+    return {"type": "input_audio", "input_audio": {"data": data, "format": form}}
+
+
+def seen(first: int) -> dict[str, Any]:
+    """A part with a video that begins with picture `first`."""
+    url = data_url(film(20, size=(112, 112), first=first), "video/mp4")
+    return {"type": "video_url", "video_url": {"url": url}}
+
+
+async def test_official_clients_send_audio(up: FleetProcess) -> None:
+    """As their documentation does: its tokens are the rule's, equal content is cached, and encode workers encode it.
+
+    The same tone as WAV and FLAC is one item; another one is not.
+    """
+    await up.until_whole()
+    part = heard(wav(tone(2.0, 16_000), 16_000), "wav")
+    async with clients(up) as (plain, client):
         before = await legs(plain)
-        words = (await ask()).tokens
-        sound = await ask(heard("wav"))
+        words = (await ask_official(client)).tokens
+        sound = await ask_official(client, part)
         assert (sound.tokens, sound.cached, sound.audio) == (words + 50, 0, 50)
-        same, other = await ask(heard("flac")), await ask(heard("mp3"))
+        same = await ask_official(client, heard(recording("flac", "flac", 2.0, 16_000), "flac"))
+        other = await ask_official(client, heard(recording("mp3", "libmp3lame", 2.0, 16_000), "mp3"))
         # The words before it are less than a block of 16; the one with the end of the sound has what follows, too.
         assert same.cached == (words + 50) // 16 * 16
         assert same.text == sound.text != other.text
@@ -123,15 +143,25 @@ async def test_official_clients_send_audio_and_videos(up: FleetProcess) -> None:
         sent = await legs(plain) - before
         assert sent["computed"] + sent["cached"] == sent.total() >= 2
         assert sent["computed"]
-        code, shown = await up.command("explain", sound.request)
-        assert code == 0, shown
-        assert "64 tokens of an audio clip's embedding in 4 full blocks" in shown
+        assert "64 tokens of an audio clip's embedding in 4 full blocks" in await explained(up, sound)
+        spoken: Any = [{"role": "user", "content": [part]}]
+        response = await client.responses.create(model="sim", max_output_tokens=2, input=spoken)
+        assert response.usage is not None
+        assert response.usage.input_tokens == sound.tokens - len(QUESTION)
+
+
+async def test_official_clients_send_videos(up: FleetProcess) -> None:
+    """As their documentation does: their tokens are the rule's, equal content at the same place is cached, and encode workers encode them."""
+    await up.until_whole()
+    picture = {"type": "image_url", "image_url": {"url": picture_url(7)}}
+    async with clients(up) as (plain, client):
+        ask = partial(ask_official, client)
         before = await legs(plain)
-        video = await ask(seen(0), picture := {"type": "image_url", "image_url": {"url": picture_url(7)}})
+        words = (await ask()).tokens
+        video = await ask(seen(0), picture)
         # 16 of 20 frames, two of which have 16 tokens.
         assert (video.tokens, video.cached, video.audio) == (words + 8 * 16 + TOKENS, 0, None)
-        code, shown = await up.command("explain", video.request)
-        assert code == 0, shown
+        shown = await explained(up, video)
         places = rf"; video [0-9a-f]{{32}} \(128 tokens from (\d+) on\), image [0-9a-f]{{32}} \({TOKENS} tokens from (\d+) on\)"
         starts = re.search(places + "$", shown, re.M)
         assert starts is not None, shown
@@ -145,13 +175,14 @@ async def test_official_clients_send_audio_and_videos(up: FleetProcess) -> None:
         # Two videos and a picture, and again for another place and another tenant, whose embeddings are held.
         assert sent["computed"] + sent["cached"] == sent.total() >= 6
         assert sent["computed"]
+
+
+async def test_official_clients_are_told_which_videos_are_refused(up: FleetProcess) -> None:
+    """Too many of them, and those that the responses API does not have."""
+    async with clients(up) as (_, client):
         with pytest.raises(openai.BadRequestError, match="sim takes at most 4 in a request") as raised:
-            await ask(*[seen(0)] * 5)
+            await ask_official(client, *[seen(0)] * 5)
         assert raised.value.code == "too_many_videos"
-        spoken: Any = [{"role": "user", "content": [heard("wav")]}]
-        response = await client.responses.create(model="sim", max_output_tokens=2, input=spoken)
-        assert response.usage is not None
-        assert response.usage.input_tokens == sound.tokens - len("What is this?")
         video_part: Any = {"type": "input_video", "video_url": "data:video/mp4;base64,AAAA"}
         with pytest.raises(openai.BadRequestError, match="'input_video' is not supported") as raised:
             await client.responses.create(model="sim", input=[{"role": "user", "content": [video_part]}])

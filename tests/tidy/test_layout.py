@@ -14,6 +14,7 @@ from tests.tidy.import_graph import cycles, import_cycles
 from tests.tidy.source import AREAS, ROOT, source_files
 
 LINES_MAX = 600
+FUNCTION_LINES_MAX = 60
 LOG_EVENTS = ROOT / "docs" / "reference" / "log-events.md"
 LOGGERS = re.compile(r"(self\.)?(_\w+)?_?log")
 LOG_METHODS = {"debug", "info", "warning", "error", "critical", "exception"}
@@ -31,16 +32,29 @@ def sources() -> dict[str, str]:
 
 @cache
 def parsed(module: str) -> ast.Module:
-    """The syntax tree of a module of the package. Parsing takes milliseconds: search `sources` first.
+    """The syntax tree of a module of the package. Parsing takes milliseconds: search `sources` first."""
+    return parse(sources()[module])
 
-    Without collections: Python 3.11 raises SystemError if something else parses during a parse, and a traceback that
-    is written because of an object collected then does so.
+
+def parse(text: str) -> ast.Module:
+    """Parse without collections: Python 3.11 raises SystemError if something else parses during a parse, and a traceback
+    that is written because of an object collected then does so.
     """
     gc.disable()
     try:
-        return ast.parse(sources()[module])
+        return ast.parse(text)
     finally:
         gc.enable()
+
+
+def long_functions(tree: ast.Module) -> dict[str, int]:
+    """Lines of each function that has too many, from `def` to its end: the cases that decorate a test are not in it."""
+    return {
+        f"{node.name}:{node.lineno}": lines
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno is not None
+        if (lines := node.end_lineno - node.lineno + 1) > FUNCTION_LINES_MAX
+    }
 
 
 def strings(module: str) -> Iterator[tuple[int, str]]:
@@ -83,6 +97,30 @@ def test_no_file_is_too_long() -> None:
         if (lines := len(path.read_text().splitlines())) > LINES_MAX
     }
     assert not long, long
+
+
+def test_no_function_is_too_long() -> None:
+    paths = [*source_files().values(), *sorted((ROOT / "tests").rglob("*.py"))]
+    texts = {str(path.relative_to(ROOT)): path.read_text() for path in paths}
+    long = {
+        f"{path}:{function}": lines
+        for path, text in texts.items()
+        if text.count("\n") > FUNCTION_LINES_MAX
+        for function, lines in long_functions(parse(text)).items()
+    }
+    assert not long, long
+
+
+def test_long_functions_are_found() -> None:
+    """Also coroutines, methods, and functions within others; decorators do not count."""
+    whole = "    x = 0\n" * (FUNCTION_LINES_MAX - 1)
+    nested = (
+        "class A:\n    def b(self):\n        async def c():\n" + "            x = 0\n" * FUNCTION_LINES_MAX
+    )
+    decorated = "@case(\n    1,\n)\ndef a():\n"
+    assert not long_functions(parse(decorated + whole))
+    assert long_functions(parse(decorated + whole + "    x = 0\n")) == {"a:4": 61}
+    assert long_functions(parse(nested)) == {"b:2": 62, "c:3": 61}
 
 
 def test_there_are_no_import_cycles() -> None:

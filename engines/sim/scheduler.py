@@ -22,8 +22,8 @@ from headwater.engines.sim.defaults import (
     SEQUENCES_MAX,
     STEP_TOKENS_MAX,
     TOTAL_BLOCKS,
+    StepTime,
 )
-from headwater.engines.sim.step_time import StepTime
 from headwater.schemas import hashing
 from headwater.schemas.media_kind import PromptMediaKind
 from headwater.schemas.messages.inference import GenerateRequest

@@ -23,9 +23,9 @@ from headwater.actors.runtime.tables import CardTable
 from headwater.actors.worker.actor import WorkerActor
 from headwater.actors.worker.inflight import WorkerProfile
 from headwater.actors.worker.model_card import Served
+from headwater.engines.sim.defaults import ZERO
 from headwater.engines.sim.engine import SimEngine, SimSettings
 from headwater.engines.sim.model import sim_model_files
-from headwater.engines.sim.step_time import ZERO
 from headwater.events.ports import Record
 from headwater.ops.bench.report import Measure, Report, cpu_seconds, percentile, running
 from headwater.ops.config.nats import NatsSettings

@@ -84,7 +84,7 @@ def replay(
     ] = "",
 ) -> int:
     """Fold a pool's log again, and verify its decisions."""
-    from headwater.ops.operator import replay as operator
+    from headwater.ops.operator import log as operator
     from headwater.ops.process import signals
 
     return signals.run_command(

@@ -13,7 +13,7 @@ from headwater.ops.config.nats import NatsSettings
 from headwater.ops.config.setting import ConfigError
 from headwater.ops.nats.connect import operator_ports
 from headwater.ops.nats.pool_choice import choose_pool
-from headwater.ops.operator.replay import decisions_after, first_state, pieces_after
+from headwater.ops.operator.log import decisions_after, first_state, pieces_after
 from headwater.ops.process.text_table import table
 from headwater.router.decision.cost import cost_weights, delay_of_others, weights_at
 from headwater.router.decision.encode_leg import ANY_AHEAD

@@ -17,10 +17,10 @@ from headwater.actors.worker.inflight import WorkerProfile
 from headwater.actors.worker.model_card import Served
 from headwater.engines.engine import Engine
 from headwater.engines.sim import model
+from headwater.engines.sim.defaults import StepTime
 from headwater.engines.sim.encoder import SimEncoder
 from headwater.engines.sim.engine import SimEngine, SimSettings
 from headwater.engines.sim.handoff import SimFabric, SimHandoff
-from headwater.engines.sim.step_time import StepTime
 from headwater.engines.transfer.local import TransferFault
 from headwater.events.ports import Log
 from headwater.ops.sim.images import NEVER_S, SimIntake, SimTransfers

@@ -14,11 +14,10 @@ from headwater.engines.engine import Engine, EngineUnavailable
 from headwater.engines.model_files import ModelFiles, content_digest, read_model_files
 from headwater.engines.sglang import config as sglang_arguments
 from headwater.engines.sglang.config import SglangSettings
-from headwater.engines.sim.defaults import BLOCK_SIZE, EMBEDDING_WIDTH
+from headwater.engines.sim.defaults import BLOCK_SIZE, EMBEDDING_WIDTH, ZERO, StepTime
 from headwater.engines.sim.encoder import SimEncoder
 from headwater.engines.sim.engine import SimEngine, SimSettings
 from headwater.engines.sim.model import media_support, script, sim_model_files
-from headwater.engines.sim.step_time import ZERO, StepTime
 from headwater.engines.vllm import TRAITS, config
 from headwater.engines.vllm import config as vllm_config
 from headwater.engines.vllm.config import VllmSettings

@@ -21,7 +21,7 @@ from typing import Any, Final
 import msgspec
 import tokenizers
 
-from headwater.actors.edge.parsing.model_template import InvalidTemplate, load_response_template
+from headwater.actors.edge.parsing.response_template import InvalidTemplate, load_response_template
 from headwater.actors.edge.parsing.selection import (
     RESPONSE_TEMPLATE,
     Detected,

@@ -54,7 +54,7 @@ def _run(settings: EngineProcess) -> int:
 def _headless(settings: EngineProcess) -> int:
     """Run the data-parallel ranks of a leader on another machine."""
     from headwater.engines.vllm import config as vllm_config
-    from headwater.engines.vllm import forkserver, headless
+    from headwater.engines.vllm import forkserver, launch
     from headwater.ops.start import make_engine
 
     ranks = (
@@ -63,7 +63,7 @@ def _headless(settings: EngineProcess) -> int:
     alone, name, folder = _without_lease(settings, "headless", next((rank for rank in ranks if rank), "0"))
     if make_engine.on_cpu():
         forkserver.preload(online=any(source.startswith("hf://") for source in settings.lora.sources))
-    headless.run(make_engine.vllm_settings(alone, name, folder=folder, name=folder.name))
+    launch.run(make_engine.vllm_settings(alone, name, folder=folder, name=folder.name))
     return 0
 
 

@@ -8,8 +8,8 @@ matched part is known, and the rest is replaced by blocks that no other prompt h
 from collections import Counter
 from typing import NamedTuple
 
+from headwater.engines.sim.defaults import StepTime
 from headwater.engines.sim.scheduler import MediaSpan
-from headwater.engines.sim.step_time import StepTime
 from headwater.events.ports import Log
 from headwater.ops.config.setting import ConfigError
 from headwater.ops.whatif.setup import Setup

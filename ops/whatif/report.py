@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from headwater.engines.sim.step_time import StepTime
+from headwater.engines.sim.defaults import StepTime
 from headwater.ops.process.text_table import table
 from headwater.ops.whatif.recording import Recording, RequestResult
 from headwater.ops.whatif.run import RunResult

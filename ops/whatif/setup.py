@@ -15,8 +15,8 @@ from headwater.engines.sim.defaults import (
     SEQUENCES_MAX,
     STEP_TOKENS_MAX,
     TRANSFER_GB_PER_S,
+    StepTime,
 )
-from headwater.engines.sim.step_time import StepTime
 from headwater.ops.config.router import read_weights, write_weights
 from headwater.ops.config.setting import Choices, Flag, Text
 from headwater.ops.whatif.speed import (

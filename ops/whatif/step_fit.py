@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from headwater.engines.sim.step_time import StepTime
+from headwater.engines.sim.defaults import StepTime
 from headwater.schemas.events.fleet import LoadReported
 
 SAMPLES_MIN = 8

@@ -8,9 +8,9 @@ from typing import NamedTuple
 from headwater.actors.worker.prefill_timer import PrefillTimer
 from headwater.engines.engine import KvEvent
 from headwater.engines.sim.cache import ImageStore, PagedCache
+from headwater.engines.sim.defaults import StepTime
 from headwater.engines.sim.engine import LINGER_S
 from headwater.engines.sim.scheduler import Limits, Scheduled, SimScheduler, StepPlan
-from headwater.engines.sim.step_time import StepTime
 from headwater.ops.whatif.routing import EPOCH
 from headwater.ops.whatif.setup import Setup
 from headwater.ops.whatif.speed import SpeedProfile, check_workers, profile_of

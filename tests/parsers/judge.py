@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from headwater.actors.edge.parsing.casting import types_of_parameter
+from headwater.actors.edge.parsing.json_value import types_of_parameter
 from headwater.actors.edge.parsing.selection import make_parser
 from tests.parsers.answers import Call, ReadCall, Reading, Schema, loads, parameters_of, reading_of, same
 from tests.parsers.writers.writer import Writer, Written

@@ -7,8 +7,8 @@ import pytest
 
 from headwater.actors.runtime.lease import TTL_S
 from headwater.engines.engine import EngineInfo
+from headwater.engines.sim.defaults import StepTime
 from headwater.engines.sim.engine import SimEngine
-from headwater.engines.sim.step_time import StepTime
 from headwater.ops.sim import fleet, loop
 from headwater.ops.sim.fleet import SETTINGS, SimFleet
 from headwater.ops.sim.loop import VirtualLoop

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from headwater.actors.edge.apis.openai.logprobs import CompletionLogprobs, chat_logprobs
+from headwater.actors.edge.apis.openai.encoder import CompletionLogprobs, chat_logprobs
 from headwater.actors.edge.model.tokenizer import Tokenizer
 from headwater.actors.edge.prompt.request import PromptDetail, TokenDetail
 from headwater.schemas.messages.inference import TokenLogprob

@@ -14,8 +14,7 @@ import structlog
 
 from headwater.actors.edge.model.chat_template import ChatTemplate
 from headwater.actors.edge.model.tokenizer import Tokenizer
-from headwater.actors.edge.parsing.model_template import load_response_template
-from headwater.actors.edge.parsing.response_template import ResponseTemplate
+from headwater.actors.edge.parsing.response_template import ResponseTemplate, load_response_template
 from headwater.actors.http.errors import no_model
 from headwater.actors.runtime.persistence import Ports
 from headwater.actors.runtime.tables import CardTable, LoraCardChange

@@ -6,8 +6,7 @@ from typing import Final
 from headwater.actors.edge.parsing import forced, markup_formats
 from headwater.actors.edge.parsing.context import ReasoningFormat, ToolFormat
 from headwater.actors.edge.parsing.gemma_calls import GemmaCalls
-from headwater.actors.edge.parsing.harmony import Harmony
-from headwater.actors.edge.parsing.headed_calls import ByFirstCharacter, HeadedCalls, Header
+from headwater.actors.edge.parsing.headed_calls import ByFirstCharacter, Harmony, HeadedCalls, Header
 from headwater.actors.edge.parsing.json_calls import JsonCalls, KeyedCalls
 from headwater.actors.edge.parsing.pythonic_calls import PythonicCalls
 from headwater.actors.edge.parsing.reader import WHITESPACE

@@ -12,10 +12,16 @@ from typing import Any, Final, NamedTuple
 
 import regex
 
-from headwater.actors.edge.parsing.casting import cast, escape, quote, types_of_parameter
 from headwater.actors.edge.parsing.context import Context
 from headwater.actors.edge.parsing.headed_calls import Header
-from headwater.actors.edge.parsing.json_value import copy_value, read_string
+from headwater.actors.edge.parsing.json_value import (
+    cast,
+    copy_value,
+    escape,
+    quote,
+    read_string,
+    types_of_parameter,
+)
 from headwater.actors.edge.parsing.pythonic_calls import DEPTH_MAX, copy_arguments
 from headwater.actors.edge.parsing.reader import Markers, Reader, Steps, Write, markers
 

@@ -7,9 +7,8 @@ from typing import Final, NamedTuple
 
 import regex
 
-from headwater.actors.edge.parsing.casting import escape, quote
 from headwater.actors.edge.parsing.context import Context
-from headwater.actors.edge.parsing.json_value import JSON_NUMBER
+from headwater.actors.edge.parsing.json_value import JSON_NUMBER, escape, quote
 from headwater.actors.edge.parsing.reader import Reader, Steps, Write, markers
 
 DEPTH_MAX: Final = 64

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from headwater.actors.edge.parsing.casting import cast, escape, quote, types_of_parameter
 from headwater.actors.edge.parsing.context import Context
 from headwater.actors.edge.parsing.headed_calls import Header
+from headwater.actors.edge.parsing.json_value import cast, escape, quote, types_of_parameter
 from headwater.actors.edge.parsing.reader import HEADER_MAX, WHITESPACE, Steps, Write, markers
 
 _STRING: Final = frozenset({"string"})

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headwater.engines.sim.step_time import StepTime
+from headwater.engines.sim.defaults import StepTime
 from headwater.ops.config.setting import ConfigError
 from headwater.ops.whatif.report import report_of
 from headwater.ops.whatif.run import run

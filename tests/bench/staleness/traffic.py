@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Final
 
-from headwater.engines.sim.step_time import StepTime
+from headwater.engines.sim.defaults import StepTime
 from headwater.ops.whatif.setup import Setup
 from headwater.ops.whatif.trace import Trace, read
 from tests.bench.whatif import TRACE

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple, get_args
 
 import msgspec
 
-from headwater.engines.sim.step_time import StepTime
+from headwater.engines.sim.defaults import StepTime
 from headwater.ops.config.setting import ConfigError
 from headwater.ops.process.actor import compile_kernels
 from headwater.ops.whatif.command import run_one

@@ -4,7 +4,7 @@ from typing import Final
 
 import msgspec
 
-from headwater.engines.sim.step_time import StepTime
+from headwater.engines.sim.defaults import StepTime
 from headwater.ops.config.setting import ConfigError
 from headwater.ops.whatif.command import without_queue
 from headwater.ops.whatif.setup import Setup

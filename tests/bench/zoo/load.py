@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from headwater.engines.sim.step_time import StepTime
+from headwater.engines.sim.defaults import StepTime
 from headwater.ops.config.setting import ConfigError
 from headwater.ops.whatif.trace import TRACE_BLOCK, Trace, TraceRequest
 from tests.bench.zoo.traffic import Arrival

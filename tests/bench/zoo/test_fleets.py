@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from headwater.engines.sim.step_time import StepTime
+from headwater.engines.sim.defaults import StepTime
 from headwater.ops.config.setting import ConfigError
 from headwater.schemas.events.route import Weights
 from tests.bench.zoo import command

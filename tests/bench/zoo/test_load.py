@@ -2,7 +2,7 @@
 
 import pytest
 
-from headwater.engines.sim.step_time import StepTime
+from headwater.engines.sim.defaults import StepTime
 from headwater.ops.whatif.trace import TRACE_BLOCK
 from tests.bench.zoo.load import Demand, demand_of, requests_per_s, trace_at
 from tests.bench.zoo.prompts import BlockIds, length_of

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from headwater.engines.sim.step_time import StepTime
+from headwater.engines.sim.defaults import StepTime
 from headwater.ops.whatif.run import run
 from headwater.ops.whatif.setup import Setup
 from headwater.ops.whatif.trace import TRACE_BLOCK, read, write

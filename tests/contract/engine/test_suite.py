@@ -12,9 +12,9 @@ from headwater.engines.conformance.suite import SUITE, ConformanceRun
 from headwater.engines.custom import CustomEngine, EngineInfo, EngineRequest, EngineSetup, Output, Step
 from headwater.engines.engine import Emit, Engine, KvEvent, PauseMode, Transfer
 from headwater.engines.process import BLOCKED_S
+from headwater.engines.sim.defaults import StepTime
 from headwater.engines.sim.engine import SimEngine, SimSettings
 from headwater.engines.sim.model import sim_model_files
-from headwater.engines.sim.step_time import StepTime
 from headwater.ops.commands.application import main
 from headwater.schemas import hashing
 from headwater.schemas.clock import SystemClock

@@ -13,8 +13,8 @@ from headwater.engines import ranked
 from headwater.engines.conformance.case import rebuilt, started
 from headwater.engines.conformance.suite import ConformanceRun
 from headwater.engines.engine import Engine, LoraAdapter, RequestRejected, Transfer
+from headwater.engines.sim.defaults import ZERO
 from headwater.engines.sim.model import tokenizer
-from headwater.engines.sim.step_time import ZERO
 from headwater.engines.tensorrt_llm.engine import TensorRtEngine
 from headwater.engines.tensorrt_llm.settings import HandoffMode, TensorRtSettings
 from headwater.ops.process.metrics import Labelled

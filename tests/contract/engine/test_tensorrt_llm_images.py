@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 
 from headwater.engines.conformance.case import Answer, EngineCase, started
 from headwater.engines.engine import RequestRejected
-from headwater.engines.sim.step_time import ZERO
+from headwater.engines.sim.defaults import ZERO
 from headwater.engines.tensorrt_llm.engine import TensorRtEngine
 from headwater.engines.tensorrt_llm.settings import TensorRtSettings
 from headwater.schemas import hashing

@@ -3,8 +3,8 @@
 from collections.abc import AsyncIterator
 
 from headwater.engines.engine import Emit, EngineDied, EngineInfo, EngineLoad, KvEvent, Transfer
+from headwater.engines.sim.defaults import ZERO
 from headwater.engines.sim.engine import SimEngine, SimSettings
-from headwater.engines.sim.step_time import ZERO
 from headwater.schemas.clock import SystemClock
 from headwater.schemas.events.kv import BlocksStored
 from headwater.schemas.messages.inference import GenerateRequest

@@ -18,8 +18,8 @@ from headwater.engines.conformance.case import (
     started,
 )
 from headwater.engines.engine import Engine, EngineDied
+from headwater.engines.sim.defaults import StepTime
 from headwater.engines.sim.engine import SimEngine, SimSettings
-from headwater.engines.sim.step_time import StepTime
 from headwater.ops.process.sockets import free_range
 from headwater.schemas.clock import SystemClock
 from tests.support.sglang import environment

@@ -11,9 +11,9 @@ from typing import Any
 from zlib import crc32
 
 from headwater.engines.engine import LoraAdapter, RequestRejected, Step, Transfer
+from headwater.engines.sim.defaults import StepTime
 from headwater.engines.sim.engine import SimEngine, SimSettings
 from headwater.engines.sim.handoff import SimFabric, SimHandoff
-from headwater.engines.sim.step_time import StepTime
 from headwater.engines.tensorrt_llm import recorded
 from headwater.schemas import hashing
 from headwater.schemas.clock import Clock, SystemClock

@@ -12,8 +12,8 @@ from headwater.actors.worker.inflight import Progress, WorkerProfile, WorkerStat
 from headwater.actors.worker.lora import LoraGate
 from headwater.actors.worker.prefill_timer import SAMPLES_MAX, PrefillMeasurements, PrefillTimer
 from headwater.actors.worker.requests import RequestIntake
+from headwater.engines.sim.defaults import StepTime
 from headwater.engines.sim.engine import SimEngine, SimSettings
-from headwater.engines.sim.step_time import StepTime
 from headwater.schemas.hashing import pack_tokens
 from headwater.schemas.messages.inference import Cancel, GenerateRequest, Leg, Sampling
 from tests.support.worlds.virtual import Stage, play, until

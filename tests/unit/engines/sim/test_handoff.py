@@ -5,9 +5,9 @@ import asyncio
 import pytest
 
 from headwater.engines.engine import Step, Transfer
+from headwater.engines.sim.defaults import ZERO
 from headwater.engines.sim.engine import SimEngine, SimSettings
 from headwater.engines.sim.handoff import SimFabric, SimHandoff
-from headwater.engines.sim.step_time import ZERO
 from headwater.schemas.clock import SystemClock
 from headwater.schemas.hashing import pack_tokens
 from headwater.schemas.messages.inference import GenerateRequest, Leg, Sampling

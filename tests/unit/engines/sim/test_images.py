@@ -11,10 +11,10 @@ import pytest
 
 from headwater.engines.engine import EncodedImage, Engine, EngineUnavailable, RequestRejected, Step
 from headwater.engines.sim.cache import ImageStore, NoRoomForImage
+from headwater.engines.sim.defaults import ZERO, StepTime
 from headwater.engines.sim.encoder import SimEncoder, content_of, embedding_of
 from headwater.engines.sim.engine import SimEngine, SimSettings
 from headwater.engines.sim.model import image_support
-from headwater.engines.sim.step_time import ZERO, StepTime
 from headwater.schemas import hashing
 from headwater.schemas.hashing import unpack_hashes
 from headwater.schemas.messages.encode import embedding_hashes

@@ -6,8 +6,8 @@ from statistics import median
 import pytest
 
 from headwater.engines.engine import Step
+from headwater.engines.sim.defaults import ZERO, StepTime
 from headwater.engines.sim.engine import SimEngine, SimSettings
-from headwater.engines.sim.step_time import ZERO, StepTime
 from headwater.schemas.hashing import pack_tokens
 from headwater.schemas.messages.inference import GenerateRequest, Sampling
 from tests.support.worlds.clock import SkippingClock, settle

@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 
 from headwater.engines.conformance.case import Answer, EngineCase, KvFold
 from headwater.engines.engine import EngineDied, EngineUnavailable, Transfer
-from headwater.engines.sim.step_time import ZERO, StepTime
+from headwater.engines.sim.defaults import ZERO, StepTime
 from headwater.engines.tensorrt_llm import engine as engine_module
 from headwater.engines.tensorrt_llm import polling
 from headwater.engines.tensorrt_llm.engine import TensorRtEngine

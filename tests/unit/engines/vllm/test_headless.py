@@ -1,7 +1,7 @@
 """What a process without requests of its own is started with: our settings and the native arguments, each once."""
 
 from headwater.engines.vllm.config import CPU_KV_CACHE_MIB, MIB, VllmSettings
-from headwater.engines.vllm.headless import words
+from headwater.engines.vllm.launch import words
 
 
 def test_ours_come_first_and_theirs_once() -> None:

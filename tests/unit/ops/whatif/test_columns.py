@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from headwater.engines.sim.step_time import StepTime
+from headwater.engines.sim.defaults import StepTime
 from headwater.ops import cli
 from headwater.ops.config.setting import ConfigError
 from headwater.ops.whatif.command import columns

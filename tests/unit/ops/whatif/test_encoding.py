@@ -8,8 +8,8 @@ from typing import Literal
 import msgspec
 import pytest
 
+from headwater.engines.sim.defaults import StepTime
 from headwater.engines.sim.scheduler import MediaSpan
-from headwater.engines.sim.step_time import StepTime
 from headwater.ops.config.setting import ConfigError
 from headwater.ops.whatif.report import as_table, report_of
 from headwater.ops.whatif.run import RunResult, run

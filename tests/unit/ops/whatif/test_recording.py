@@ -8,8 +8,8 @@ import msgspec
 import numpy as np
 import pytest
 
+from headwater.engines.sim.defaults import StepTime
 from headwater.engines.sim.scheduler import MediaSpan
-from headwater.engines.sim.step_time import StepTime
 from headwater.events.memory import MemoryLog
 from headwater.events.ports import Entry
 from headwater.ops.config.setting import ConfigError

@@ -2,7 +2,7 @@
 
 import pytest
 
-from headwater.engines.sim.step_time import StepTime
+from headwater.engines.sim.defaults import StepTime
 from headwater.ops.config.setting import ConfigError
 from headwater.ops.whatif.report import as_data, as_table, report_of
 from headwater.ops.whatif.run import RunResult, run

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.engines.sim.step_time import StepTime
+from headwater.engines.sim.defaults import StepTime
 from headwater.router.fold.estimates import CLASSES_MIN, SAMPLES_MIN, StepModel, learn_pace
 
 TRUE = StepTime()

@@ -11,14 +11,15 @@ from hypothesis import strategies as st
 from headwater.actors.edge.apis.openai.encoder import (
     ChatEncoder,
     CompletionEncoder,
+    CompletionLogprobs,
     Endpoint,
     OpenAiEncoder,
     PromptTokens,
     ShownParts,
+    chat_logprobs,
     event,
     usage_of,
 )
-from headwater.actors.edge.apis.openai.logprobs import CompletionLogprobs, chat_logprobs
 from headwater.actors.edge.model.tokenizer import Tokenizer
 from headwater.actors.edge.prompt.request import (
     ChoiceEnd,

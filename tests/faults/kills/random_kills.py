@@ -69,6 +69,10 @@ class Shape(NamedTuple):
 DEFAULT = Shape()
 
 
+STOPPED = "Server is shutting down; retry."
+"""What an edge that was stopped in order says to answers that still run when its time to drain is over."""
+
+
 class Kill(NamedTuple):
     """A process that was killed, and since when it is gone: until then it takes connections, only to break them. `stopped`: in order."""
 
@@ -249,12 +253,13 @@ async def _connected(client: httpx.AsyncClient, seed: int, tokens: int) -> Answe
 
 
 def _judged(served: list[Served], kills: list[Kill], answer_s: float) -> list[Violation]:
-    """A broken connection is right only where the edge was killed during the request; all else has to be whole."""
+    """A broken connection is right only where the edge was killed during the request, or had drained for its whole time; all else has to be whole."""
     found = []
     for edge, answer in served:
         during = [k for k in kills if k.gone_s >= answer.began_s - 0.1 and k.at_s <= answer.ended_s + 0.1]
         problem = answer.problem()
-        if not problem or (answer.broken and any(kill.name == edge and kill.ends(answer) for kill in during)):
+        ended = answer.broken or STOPPED in answer.error
+        if not problem or (ended and any(kill.name == edge and kill.ends(answer) for kill in during)):
             continue
         starting = [k for k in kills if k.name == edge and k.gone_s > answer.ended_s - CONNECT_S_MAX]
         if answer.refused and starting:

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import resource
 import signal
 import sys
 from pathlib import Path
@@ -11,6 +12,9 @@ from typing import Any
 
 from headwater.ops.model_download.store import DownloadFailed
 from headwater.ops.process import signals
+
+HANDLES_MAX = 65_536
+"""File descriptors that are looked at when the process is stopped."""
 
 MISSING = "models by name need {name}: pip install 'headwater[models]'"
 
@@ -46,12 +50,14 @@ def _download(asked: dict[str, Any]) -> Path:
 
 def _stop(number: int, _: FrameType | None) -> None:
     """Remove what this process has open of files that the hub's library does not continue, and end: its threads would continue."""
-    with contextlib.suppress(OSError):
-        for handle in os.listdir("/proc/self/fd"):
-            with contextlib.suppress(OSError):
-                path = os.readlink(f"/proc/self/fd/{handle}")
-                if path.endswith(".incomplete"):
-                    os.unlink(path)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # Its threads open no further file meanwhile: one that had just asked for a file's size would.
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    for handle in range(min(soft, HANDLES_MAX) if soft > 0 else HANDLES_MAX):
+        with contextlib.suppress(OSError):
+            path = os.readlink(f"/proc/self/fd/{handle}")
+            if path.endswith(".incomplete"):
+                os.unlink(path)
     os._exit(signals.exit_code(signal.Signals(number)))
 
 

@@ -69,7 +69,7 @@ class Shape(NamedTuple):
 DEFAULT = Shape()
 
 
-STOPPED = "Server is shutting down; retry."
+SHUTTING_DOWN = "Server is shutting down; retry."
 """What an edge that was stopped in order says to answers that still run when its time to drain is over."""
 
 
@@ -258,7 +258,7 @@ def _judged(served: list[Served], kills: list[Kill], answer_s: float) -> list[Vi
     for edge, answer in served:
         during = [k for k in kills if k.gone_s >= answer.began_s - 0.1 and k.at_s <= answer.ended_s + 0.1]
         problem = answer.problem()
-        ended = answer.broken or STOPPED in answer.error
+        ended = answer.broken or SHUTTING_DOWN in answer.error
         if not problem or (ended and any(kill.name == edge and kill.ends(answer) for kill in during)):
             continue
         starting = [k for k in kills if k.name == edge and k.gone_s > answer.ended_s - CONNECT_S_MAX]

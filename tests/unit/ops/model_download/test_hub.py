@@ -7,6 +7,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Final
 
 import pytest
 from huggingface_hub import constants
@@ -211,6 +212,41 @@ def test_a_signal_ends_a_download_at_once(
     assert files_of(download()) == SERVED
     assert not parts_of(cache)
     assert server.served[WEIGHTS] == 2
+
+
+OPENS: Final = """
+import itertools, os, sys, threading, time
+from headwater.ops.model_download import __main__ as program
+from headwater.ops.process import signals
+signals.replace_handlers(program._stop)
+
+def work(name):
+    held = []
+    for number in itertools.count():
+        try:
+            held.append(open(f"{sys.argv[1]}/{name}-{number}.incomplete", "ab"))
+        except OSError:
+            continue
+        if len(held) > 5:
+            os.unlink(held[0].name)
+            held.pop(0).close()
+
+for name in "ab":
+    threading.Thread(target=work, args=(name,), daemon=True).start()
+print("open", flush=True)
+while True:
+    time.sleep(1)
+"""
+
+
+def test_no_thread_opens_a_file_once_the_download_is_stopped(tmp_path: Path) -> None:
+    """One that was about to would leave it half."""
+    with subprocess.Popen([sys.executable, "-c", OPENS, str(tmp_path)], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 128 + signal.SIGTERM
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_disk_without_room_is_said_first(server: Hub, folder: Path) -> None:

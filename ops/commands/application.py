@@ -122,6 +122,9 @@ def main(line: Sequence[str] | None = None) -> int:
         code = bound.run()
         sys.stdout.flush()
         return code
+    except KeyboardInterrupt:
+        # Before an event loop runs, which handles signals in order.
+        return 130
     except BrokenPipeError:
         # The reader is gone: what is left in the buffer must not fail again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -3,21 +3,15 @@
 Where users have limited permissions, only the operator may create streams.
 """
 
-from typing import TYPE_CHECKING
-
-import numpy as np
-
-if TYPE_CHECKING:
-    from headwater.router.index.prefix_index import PrefixIndex
-    from headwater.schemas.hashing import U64
-
-
 import asyncio
 import contextlib
 import socket
+import sys
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+import numpy as np
 import structlog
 from prometheus_client.registry import Collector
 
@@ -39,9 +33,34 @@ from headwater.schemas import subjects
 from headwater.schemas.subjects import InboxKind
 from headwater.schemas.tables import LeaseKind
 
+if TYPE_CHECKING:
+    from headwater.router.index.prefix_index import PrefixIndex
+    from headwater.schemas.hashing import U64
 
-def compile_kernels() -> None:
-    """Call every kernel with each of its argument types: numba loads it from its cache, or compiles it."""
+
+COMPILING = "compiling numerical kernels, which takes about ten seconds once for each installation"
+
+NOTICE_AFTER_S = 1.5
+"""Loading the kernels from numba's cache takes half a second."""
+
+
+def compile_kernels(
+    say: Callable[[str], object] = lambda text: print(f"headwater: {text} …", file=sys.stderr),
+) -> None:
+    """Call every kernel with each of its argument types: numba loads it from its cache, or compiles it.
+
+    `say` gets one line of text when nothing is in the cache, from another thread.
+    """
+    notice = threading.Timer(NOTICE_AFTER_S, say, (COMPILING,))
+    notice.daemon = True
+    notice.start()
+    try:
+        _call_kernels()
+    finally:
+        notice.cancel()
+
+
+def _call_kernels() -> None:
     from headwater.actors.edge.model.tokenizer import SHORT_CHARACTERS, ControlTokens
     from headwater.actors.http import decoding
     from headwater.actors.http import decoding as http_decoding
@@ -166,7 +185,7 @@ async def run_one(
 
 def _warm_up(kind: InboxKind) -> None:
     """Load compiled kernels, which takes a good part of a second: before the first request, not during it. Then set up the collection of garbage."""
-    compile_kernels()
+    compile_kernels(lambda text: _log.info("kernels_compile", text=text))
     freeze_heap()
     if kind == "edge":
         collect_rarely()

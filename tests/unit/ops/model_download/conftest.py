@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
+from headwater.engines.vllm.forkserver import OFFLINE
 from tests.support.servers.hub import Hub, hub
 
 WEIGHTS = "model.safetensors"
@@ -44,8 +45,10 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
         monkeypatch.setattr(constants, "ENDPOINT", made.url)
         template = "/{repo_id}/resolve/{revision}/{filename}"
         monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", made.url + template)
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hf" / "hub"))
-        for name in ("HF_HUB_CACHE", "HF_TOKEN", "HF_HUB_OFFLINE"):
+        # The last two may be left by a test that imported an engine into this process, which then starts others.
+        for name in ("HF_HUB_CACHE", "HF_TOKEN", *OFFLINE):
             monkeypatch.delenv(name, raising=False)
         yield made
 

@@ -69,7 +69,7 @@ async def test_a_process_that_is_not_ready_yet_ends_at_once(
         return made[0]
 
     monkeypatch.setattr(process, "ports_of", ports_of)
-    monkeypatch.setattr(process, "compile_kernels", lambda: None)
+    monkeypatch.setattr(process, "compile_kernels", lambda say: None)
     stop = asyncio.Event()
     host = Host(NatsSettings(), MetricsSettings())
     running = asyncio.ensure_future(run_one(host, "worker", "w", make, stop, restarts=restarts))

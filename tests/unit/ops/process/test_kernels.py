@@ -1,6 +1,7 @@
 """Compiled kernels: what the start of a process prepares suffices, and no other environment's numba discards it."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import numba
 
 import tests
+from headwater.ops.process.actor import COMPILING
 from headwater.router.index import match
 from headwater.schemas import jit
 
@@ -53,3 +55,20 @@ def test_each_version_of_numba_has_its_own_cache() -> None:
     assert cache in folder.parents
     assert numba.__version__ in jit.CACHE.name
     assert not numba.config.CACHE_DIR or "NUMBA_CACHE_DIR" in os.environ
+
+
+def test_the_first_start_says_that_it_compiles_and_can_be_interrupted(tmp_path: Path) -> None:
+    """It compiles for ten seconds, before an event loop handles signals."""
+    program = "import sys; from headwater.ops.commands.application import main; sys.exit(main())"
+    command = [sys.executable, "-c", program, "up", "--data-dir", str(tmp_path / "data")]
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        try:
+            line = process.stderr.readline()
+            process.send_signal(signal.SIGINT)
+            rest = process.stderr.read()
+        finally:
+            process.kill()
+    assert line == f"headwater: {COMPILING} …\n"
+    assert (process.returncode, rest) == (130, "")

@@ -7,6 +7,8 @@ from typing import Final, NamedTuple, Protocol
 
 import structlog
 
+from headwater.schemas.subjects import matches
+
 PENDING_MESSAGES_MAX: Final = 65_536
 """Messages that wait for one subscription's handler. Beyond, they are dropped, and that is logged."""
 
@@ -167,14 +169,3 @@ class QueuedSubscription:
         self._task.cancel()
         if asyncio.current_task() is not self._task:
             await asyncio.gather(self._task, return_exceptions=True)
-
-
-def matches(pattern: str, subject: str) -> bool:
-    """Does a subject match a pattern with '*' for one token and '>' for all remaining ones?"""
-    wanted, got = pattern.split("."), subject.split(".")
-    for number, token in enumerate(wanted):
-        if token == ">":
-            return len(got) > number
-        if number >= len(got) or token not in ("*", got[number]):
-            return False
-    return len(wanted) == len(got)

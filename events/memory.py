@@ -1,7 +1,8 @@
 """The ports in memory: `Log`, `Table` and `Blobs` with the same contracts and no server. For tests and the simulator."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from bisect import bisect_right
+from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import NamedTuple
 
 from headwater.events.ports import (
@@ -25,6 +26,7 @@ from headwater.events.ports import (
 from headwater.events.table import KeySize, TableEntry
 from headwater.schemas.clock import Clock
 from headwater.schemas.encoding import Sealed, UnreadableBatch, decode_batch
+from headwater.schemas.subjects import matches
 
 SLICE_RECORDS_MAX = 256
 REPLACED = "the stream was replaced"
@@ -110,14 +112,7 @@ class MemoryLog:
                 gap = Gap(last + 1, after, "the log is shorter than the position asked for")
                 after = last
             stop = min(last, after + SLICE_RECORDS_MAX)
-            records: list[Record] = []
-            unreadable: list[Unreadable] = []
-            for position in range(after + 1, stop + 1):
-                subject, stored_ns, data = self._messages[position - self._first]
-                try:
-                    records.append(Record(position, subject, stored_ns, decode_batch(data)))
-                except UnreadableBatch as error:
-                    unreadable.append(Unreadable(position, subject, str(error)))
+            records, unreadable = self._decode(range(after + 1, stop + 1))
             after = max(after, stop)
             if records or unreadable or gap or not reported:
                 reported = True
@@ -126,6 +121,34 @@ class MemoryLog:
                 return
             else:
                 await self._grown.wait()
+
+    async def scan(self, after: int, until: int, subjects: Sequence[str] = ()) -> AsyncIterator[Slice]:
+        """See `Log.scan`."""
+        first, last = await self.bounds()
+        wanted = [
+            position
+            for position in range(max(after + 1, first), min(until, last) + 1)
+            if not subjects or any(matches(one, self._messages[position - first].subject) for one in subjects)
+        ]
+        for start in range(0, len(wanted), SLICE_RECORDS_MAX):
+            run = wanted[start : start + SLICE_RECORDS_MAX]
+            records, unreadable = self._decode(run)
+            yield Slice(records, len(wanted) - start - len(run), None, tuple(unreadable))
+
+    async def position_at(self, wall_ns: int) -> int:
+        """See `Log.position_at`."""
+        return self._first - 1 + bisect_right(self._messages, wall_ns, key=lambda one: one.stored_ns)
+
+    def _decode(self, positions: Iterable[int]) -> tuple[list[Record], list[Unreadable]]:
+        records: list[Record] = []
+        unreadable: list[Unreadable] = []
+        for position in positions:
+            subject, stored_ns, data = self._messages[position - self._first]
+            try:
+                records.append(Record(position, subject, stored_ns, decode_batch(data)))
+            except UnreadableBatch as error:
+                unreadable.append(Unreadable(position, subject, str(error)))
+        return records, unreadable
 
     async def bounds(self) -> Bounds:
         """See `Log.bounds`."""

@@ -18,7 +18,7 @@ Losing a fence is not an error: `Log.append` returns `Fenced`.
 """
 
 import hashlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from headwater.schemas.encoding import NO_DIGEST, Batch, LogEvent, Sealed
@@ -159,6 +159,18 @@ class Log(Protocol):
         Ends at the position that was last when reading began; with `follow`, never. When the server is lost,
         reading resumes from the last position; a slice without records means that the reader is caught up.
         """
+        ...
+
+    def scan(self, after: int, until: int, subjects: Sequence[str] = ()) -> AsyncIterator[Slice]:
+        """Yield what lies after position `after`, up to `until`, of some subjects (with wildcards; empty: of all), in order.
+
+        The others are not transferred, so positions that are missing are not reported as gaps. Ends at `until` or at the
+        position that was last when the call was made. `lag` counts later messages of these subjects.
+        """
+        ...
+
+    async def position_at(self, wall_ns: int) -> int:
+        """The last position that was stored at this time or before, by the server's clock; the one before the first message if all are later."""
         ...
 
     async def bounds(self) -> Bounds:

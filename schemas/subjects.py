@@ -46,6 +46,17 @@ ANY: Final = Wildcard("*")
 """Stands in place of a name: the pattern of all subjects of that form."""
 
 
+def matches(pattern: str, subject: str) -> bool:
+    """Does a subject match a pattern with '*' for one token and '>' for all remaining ones?"""
+    wanted, got = pattern.split("."), subject.split(".")
+    for number, part in enumerate(wanted):
+        if part == ">":
+            return len(got) > number
+        if number >= len(got) or part not in ("*", got[number]):
+            return False
+    return len(wanted) == len(got)
+
+
 def _token(kind: str, name: str) -> str:
     """One token: a checked name, or `ANY`. Raises `InvalidName`."""
     return name if isinstance(name, Wildcard) else token(kind, name)

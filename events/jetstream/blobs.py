@@ -128,7 +128,7 @@ class JetStreamBlobs:
         loop = asyncio.get_running_loop()
         piece_bytes = max(1, info.size // info.chunks)
         pull = min(PULL, max(2, WINDOW_BYTES // piece_bytes))
-        cursor = Cursor(self._client, self._stream, filter_subject=self._chunks(info.nuid), pull=pull)
+        cursor = Cursor(self._client, self._stream, subjects=(self._chunks(info.nuid),), pull=pull)
         seen = 0
         try:
             async with asyncio.timeout(SILENCE_S) as limit:
@@ -156,7 +156,7 @@ class JetStreamBlobs:
 
     async def _list_once(self) -> list[str] | None:
         """All names, None if the server announced entries that do not come: they were deleted while it sent the others."""
-        cursor = Cursor(self._client, self._stream, filter_subject=subjects.object_meta(self._bucket, ">"))
+        cursor = Cursor(self._client, self._stream, subjects=(subjects.object_meta(self._bucket, ">"),))
         loop = asyncio.get_running_loop()
         found: list[str] = []
         try:

@@ -8,7 +8,7 @@ A slice of the log is a run of decoded messages, cut where positions are missing
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -90,7 +90,8 @@ class Cursor:
     """Reads one stream from a position. Create one per read; always `aclose` it.
 
     `pull`: messages per pull. Use few for large messages: those in transit have to fit into the buffers of server
-    and client. `headers_only`: messages have no data, and a header with its size.
+    and client. `headers_only`: messages have no data, and a header with its size. `subjects`: only these, which may have
+    wildcards but must not overlap; empty: all.
     """
 
     def __init__(
@@ -98,13 +99,13 @@ class Cursor:
         client: Client,
         stream: str,
         *,
-        filter_subject: str = "",
+        subjects: Sequence[str] = (),
         pull: int = PULL,
         headers_only: bool = False,
     ) -> None:
         self._client = client
         self._stream = stream
-        self._filter = filter_subject
+        self._subjects = tuple(subjects)
         self._pull = pull
         self._headers_only = headers_only
         self._consumer = ""
@@ -178,11 +179,13 @@ class Cursor:
             config["headers_only"] = True
         if not newest:
             config["opt_start_seq"] = after + 1
-        if self._filter or newest:
-            config["filter_subject"] = self._filter or ">"
+        subjects = self._subjects or ((">",) if newest else ())
         verb = f"CONSUMER.CREATE.{self._stream}.{self._consumer}"
-        if self._filter or newest:
-            verb += f".{config['filter_subject']}"
+        if len(subjects) == 1:
+            config["filter_subject"] = subjects[0]
+            verb += f".{subjects[0]}"
+        elif subjects:
+            config["filter_subjects"] = subjects
         answer = await api(self._client, verb, {"stream_name": self._stream, "config": config, "action": ""})
         self.opened += 1
         self.pending = int(answer.get("num_pending", 0))
@@ -348,6 +351,46 @@ class JetStreamReader:
                         return
         finally:
             await cursor.aclose()
+
+    async def scan(self, after: int, until: int, subjects: Sequence[str] = ()) -> AsyncIterator[Slice]:
+        """See `Log.scan`."""
+        until = min(until, (await self.bounds()).last)
+        cursor = Cursor(self._client, self._stream, subjects=subjects)
+        try:
+            if after >= until:
+                return
+            async for raw in cursor.messages(after, report_idle=True):
+                run = [message for message in raw if message.position <= until]
+                if run:
+                    yield _decoded(run, None)
+                # An empty list is also what a live server sends that has nothing to deliver, though it counted deleted messages.
+                if not raw or len(run) < len(raw) or not raw[-1].pending or raw[-1].position >= until:
+                    return
+        except StreamReplaced as replaced:
+            raise LogUnavailable(f"{replaced}: read it again") from replaced
+        finally:
+            await cursor.aclose()
+
+    async def position_at(self, wall_ns: int) -> int:
+        """See `Log.position_at`: by bisection, a request for each step."""
+        low, high = await self.bounds()
+        low -= 1
+        while low < high:
+            middle = (low + high + 1) // 2
+            # `next_by_subj` skips deleted positions.
+            wanted = {"seq": middle, "next_by_subj": ">"}
+            try:
+                found = (await api(self._client, f"STREAM.MSG.GET.{self._stream}", wanted))["message"]
+            except LogRefused as error:
+                if error.code != MESSAGE_NOT_FOUND:
+                    raise
+                high = middle - 1
+                continue
+            if parse_time_ns(found["time"]) <= wall_ns:
+                low = min(int(found["seq"]), high)
+            else:
+                high = middle - 1
+        return low
 
     async def _messages(self, cursor: Cursor, after: int) -> AsyncIterator[list[RawMessage] | Gap]:
         """Messages of the cursor; a gap where the stream was replaced."""

@@ -106,7 +106,7 @@ class JetStreamTable:
     async def sizes(self, prefix: str) -> list[KeySize]:
         """See `Table.sizes`. Only headers are read."""
         where = f"{self._prefix}{prefix}.>"
-        cursor = Cursor(self._client, self._stream, filter_subject=where, headers_only=True)
+        cursor = Cursor(self._client, self._stream, subjects=(where,), headers_only=True)
         found: list[KeySize] = []
         opened = 0
         try:
@@ -136,7 +136,7 @@ class JetStreamTable:
         known: dict[str, TableEntry] = {}
         watched = _Watched(await self._created())
         while True:
-            cursor = Cursor(self._client, self._stream, filter_subject=self._prefix + ">")
+            cursor = Cursor(self._client, self._stream, subjects=(self._prefix + ">",))
             try:
                 async for entries in self._follow(cursor, known, watched):
                     yield entries

@@ -17,11 +17,11 @@ from headwater.actors.bus import (
     NoResponder,
     QueuedSubscription,
     ReplyTimeout,
-    matches,
 )
 from headwater.actors.http.asgi import Asgi
 from headwater.actors.runtime.actor import cancel_all
 from headwater.ops.sim.loop import Group, VirtualLoop
+from headwater.schemas.subjects import matches
 
 WALL_NS = 1_800_000_000_000_000_000
 """Wall-clock time at the start of a run."""

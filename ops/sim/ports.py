@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from headwater.events.memory import MemoryBlobs, MemoryLog, MemoryTable
@@ -137,6 +137,18 @@ class SimLog:
     async def retention(self, after: int) -> Retention:
         """See `Log.retention`."""
         return await self._store.run_at_server(self._process, REQUEST_S, lambda: self._log.retention(after))
+
+    async def scan(self, after: int, until: int, subjects: Sequence[str] = ()) -> AsyncIterator[Slice]:
+        """See `Log.scan`."""
+        await self.bounds()
+        async for piece in self._log.scan(after, until, subjects):
+            yield piece
+
+    async def position_at(self, wall_ns: int) -> int:
+        """See `Log.position_at`."""
+        return await self._store.run_at_server(
+            self._process, REQUEST_S, lambda: self._log.position_at(wall_ns)
+        )
 
     async def read(self, after: int, *, follow: bool) -> AsyncIterator[Slice]:
         """See `Log.read`. A disconnected reader resumes after its last position."""

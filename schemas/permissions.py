@@ -11,9 +11,18 @@ from headwater.schemas import subjects
 from headwater.schemas.names import PROBE, token
 from headwater.schemas.subjects import ANY, EngineVerb, InboxKind, PoolKind
 
-Kind = Literal["edge", "router", "shadow", "worker", "operator", "admin", "observer"]
+Kind = Literal["edge", "router", "shadow", "worker", "operator", "admin", "console", "observer"]
 
-KINDS: Final[tuple[Kind, ...]] = ("edge", "router", "shadow", "worker", "operator", "admin", "observer")
+KINDS: Final[tuple[Kind, ...]] = (
+    "edge",
+    "router",
+    "shadow",
+    "worker",
+    "operator",
+    "admin",
+    "console",
+    "observer",
+)
 
 DUTIES: Final[dict[Kind, str]] = {
     "edge": "query routers and workers, write and read the request log, read leases, model cards and their files, "
@@ -24,6 +33,7 @@ DUTIES: Final[dict[Kind, str]] = {
     "operator": "create and change streams, read everything except shared secrets, control workers, write API keys; "
     "writes no events, only empty messages that probe whether a log accepts any",
     "admin": "control workers, read leases; for the admin port, which must not have an operator's key",
+    "console": "read the logs, snapshots, cards, leases and API keys, and hear the routers' digests; writes nothing",
     "observer": "read streams and statistics; writes nothing",
 }
 """What each kind does, in a line."""
@@ -74,6 +84,7 @@ def rights(ns: str, kind: Kind, *, name: str = "", pools: tuple[str, ...] = ()) 
         "worker": _worker,
         "operator": _operator,
         "admin": _admin,
+        "console": _console,
     }.get(kind, _observer)
     return make(ns, client, tuple(token("pool", pool) for pool in pools))
 
@@ -246,6 +257,33 @@ def _admin(ns: str, client: str, pools: tuple[str, ...]) -> Rights:
             ),
         ),
         subscribe=(_inbox(ns, "admin", client),),
+    )
+
+
+def _console(ns: str, client: str, pools: tuple[str, ...]) -> Rights:
+    streams = _streams(ns, pools)
+    hidden = (streams.secrets, streams.stored, streams.videos)
+    everything = (
+        streams.leases,
+        streams.cards,
+        # With --auth keys it admits who may use an edge: the table has digests of secrets.
+        streams.api_keys,
+        streams.blobs,
+        streams.requests,
+        *streams.pools,
+    )
+    return Rights(
+        publish=(
+            "$JS.API.STREAM.NAMES",
+            *_look_up(*everything),
+            *_read(*everything),
+            *_exist(*hidden),
+        ),
+        subscribe=(
+            _inbox(ns, "console", client),
+            *(subjects.digests(ns, pool) for pool in pools or (ANY,)),
+        ),
+        deny_publish=_no_reading(*hidden),
     )
 
 

@@ -15,6 +15,7 @@ COMMANDS: Final = {
             "router": "run one router",
             "engine": "run engine workers",
             "admin": "run the admin port: control of workers over HTTP",
+            "console": "run the console: a page that shows the fleet at any position of its log",
             "shadow": "run another routing policy in the shadow of a pool's routers, and record its choices",
         },
     ),

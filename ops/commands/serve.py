@@ -10,6 +10,7 @@ from headwater.ops.config.command import command
 from headwater.ops.config.engine import checked
 from headwater.ops.config.processes import (
     AdminProcess,
+    ConsoleProcess,
     EdgeProcess,
     EngineProcess,
     LocalFleetSettings,
@@ -95,6 +96,15 @@ def admin(settings: AdminProcess) -> int:
     from headwater.ops.process import signals
 
     return signals.run(lambda stop: process.admin(settings, stop))
+
+
+@command
+def console(settings: ConsoleProcess) -> int:
+    """Run the console: a page that shows a fleet, its requests and its decisions at any position of its log."""
+    from headwater.ops.console import process
+    from headwater.ops.process import signals
+
+    return signals.run(lambda stop: process.console(settings, stop))
 
 
 @command

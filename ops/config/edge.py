@@ -1,7 +1,7 @@
 """Settings of edges and of the admin port."""
 
 from ipaddress import ip_address
-from typing import Annotated, NamedTuple
+from typing import Annotated, Final, NamedTuple
 
 from msgspec import Meta
 
@@ -65,6 +65,9 @@ class HttpSettings(NamedTuple):
             description="serve /metrics, /health and /live on the edge's own port too, not only on --metrics-port"
         ),
     ] = True
+
+
+CONSOLE_PORT: Final = 8001
 
 
 class EdgeSettings(NamedTuple):
@@ -159,6 +162,36 @@ class AdminSettings(NamedTuple):
         int, Meta(ge=0, le=65535, description="port for control of workers over HTTP; 0: none")
     ] = 0
     token_file: Annotated[str, Meta(description="admin tokens, one per line: TOKEN or NAME TOKEN")] = ""
+
+
+class ConsoleSettings(NamedTuple):
+    """The console: a page that shows the fleet at any position of its log."""
+
+    host: Annotated[str, Meta(description="address that the console listens on")] = "127.0.0.1"
+    port: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=65535,
+            description="port of the console. With `up` another free one if it is taken, and 0: no console; else 0: a free one",
+        ),
+    ] = CONSOLE_PORT
+    token_file: Annotated[
+        str,
+        Meta(
+            description="tokens of operators, one per line: TOKEN or NAME TOKEN; needed to control workers, and beside --auth the only "
+            "way to listen on other addresses than loopback"
+        ),
+    ] = ""
+
+
+def check_console(console: ConsoleSettings, access: AccessSettings) -> None:
+    """Raises `ConfigError` for a console that everyone on the network could read."""
+    if not is_loopback(console.host) and not console.token_file and access.mode == "none":
+        raise ConfigError(
+            f"--console-host {console.host}: without authentication a console listens on a loopback address only. Give "
+            "--console-token-file, or --auth keys"
+        )
 
 
 # Settings of images, audio and video in requests.

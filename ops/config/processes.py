@@ -15,6 +15,7 @@ from headwater.actors.runtime.settings import DRAIN_TIMEOUT_S
 from headwater.actors.worker.settings import HealthSettings
 from headwater.ops.config.edge import (
     AdminSettings,
+    ConsoleSettings,
     EdgeSettings,
     HttpSettings,
     MediaSettings,
@@ -113,6 +114,7 @@ class Settings(NamedTuple):
     ] = MediaTransferSettings()
     auth: Annotated[AccessSettings, Prefix("", flags={"mode": "auth"})] = AccessSettings()
     admin: AdminSettings = AdminSettings()
+    console: ConsoleSettings = ConsoleSettings()
     nats: NatsSettings = NatsSettings()
     streams: StreamSettings = StreamSettings()
     metrics: MetricsSettings = MetricsSettings()
@@ -142,6 +144,7 @@ GROUPS = {
     "media_transfer": "Media",
     "auth": "Authentication",
     "admin": "Admin port",
+    "console": "Console",
     "nats": "NATS",
     "streams": "Streams",
     "metrics": "Metrics",
@@ -307,6 +310,16 @@ class AdminProcess(NamedTuple):
     log: LogSettings = DEFAULTS.log
 
 
+class ConsoleProcess(NamedTuple):
+    """The console."""
+
+    name: Name = DEFAULTS.name
+    console: ConsoleSettings = DEFAULTS.console
+    auth: AccessSettings = DEFAULTS.auth
+    nats: NatsSettings = DEFAULTS.nats
+    log: LogSettings = DEFAULTS.log
+
+
 class LocalFleetSettings(NamedTuple):
     """All processes of one machine: `up` and `demo`."""
 
@@ -331,6 +344,7 @@ class LocalFleetSettings(NamedTuple):
     media_transfer: MediaTransferSettings = DEFAULTS.media_transfer
     auth: AccessSettings = DEFAULTS.auth
     admin: AdminSettings = DEFAULTS.admin
+    console: ConsoleSettings = DEFAULTS.console
     nats: NatsSettings = DEFAULTS.nats
     streams: StreamSettings = DEFAULTS.streams
     metrics: MetricsSettings = DEFAULTS.metrics

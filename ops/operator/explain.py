@@ -1,7 +1,6 @@
 """`headwater explain REQUEST`: why a request went where it went, as a table."""
 
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import NamedTuple
 
 import msgspec
@@ -11,39 +10,17 @@ from headwater.events.ports import Log
 from headwater.events.snapshot_store import SnapshotStore
 from headwater.ops.config.nats import NatsSettings
 from headwater.ops.config.setting import ConfigError
+from headwater.ops.history.explanation import afterwards, describe, event_line
 from headwater.ops.nats.connect import operator_ports
 from headwater.ops.nats.pool_choice import choose_pool
 from headwater.ops.operator.log import decisions_after, first_state, pieces_after
-from headwater.ops.process.text_table import table
-from headwater.router.decision.cost import cost_weights, delay_of_others, weights_at
-from headwater.router.decision.encode_leg import ANY_AHEAD
 from headwater.router.fold.state import in_order
 from headwater.router.replay import Incarnation, Reconstructed, Reconstruction
-from headwater.schemas.events import Event
-from headwater.schemas.events.fleet import LoadReported, WorkerJoined, WorkerLeft
+from headwater.schemas.events.fleet import WorkerJoined, WorkerLeft
 from headwater.schemas.events.request import (
-    EncodeOutcome,
-    MediaPlace,
-    RequestAccepted,
-    RequestEncoded,
     RequestStepped,
 )
-from headwater.schemas.events.route import Candidate, Decision, EngineDraw, Shadowed
-from headwater.schemas.media_kind import ONE
-from headwater.schemas.messages.inference import Leg
-from headwater.schemas.tables import ENCODE_NEEDS
-
-HIDDEN = frozenset({"request", "payload", "body", "answers", "tokens"})
-"""Fields of a request's events that are not for a line of text."""
-
-ENCODED: dict[EncodeOutcome, str] = {
-    "computed": "computed by {worker}",
-    "cached": "{worker} had its embedding",
-    "local": "left to the serving worker by {worker}",
-    "failed": "left to the serving worker, as no encode worker delivered",
-}
-
-LEGS: dict[Leg, str] = {"": "all of it", "prefill": "prefill", "decode": "decode"}
+from headwater.schemas.events.route import Decision
 
 
 class Explained(NamedTuple):
@@ -134,199 +111,6 @@ def is_about(decision: Decision, request: str) -> bool:
     return decision.request == request or decision.request.startswith(request + "-")
 
 
-def afterwards(decision: Decision, event: object) -> list[str]:
-    """Return what an event adds to an earlier decision."""
-    if isinstance(event, LoadReported) and decision.request in event.prefilled:
-        place = event.prefilled.index(decision.request)
-        cached = event.cached[place] if place < len(event.cached) else -1
-        return [f"the engine found {cached} prompt tokens cached"] if cached >= 0 else []
-    if isinstance(event, Shadowed) and event.request == decision.request:
-        same = "the same" if event.worker == event.chosen else event.worker
-        lost = event.chosen_score - event.least
-        return [
-            f"policy {event.policy} would have taken {same}; by {event.judge} the choice cost {lost:.2f} too much"
-        ]
-    return []
-
-
-class Shown(NamedTuple):
-    """What a table of candidates has columns for, besides those that all have: engines that differ, legs, credit, step times, and times of decoding."""
-
-    engines: bool
-    legs: bool
-    assumed: bool
-    times: bool
-    decoding: bool
-
-
-def _shown(candidates: Sequence[Candidate], engines: Mapping[str, str]) -> Shown:
-    times = any(candidate.prefill_ms for candidate in candidates)
-    return Shown(
-        engines=len({engines.get(candidate.worker) for candidate in candidates}) > 1,
-        legs=any(candidate.leg for candidate in candidates),
-        assumed=any(candidate.assumed_blocks for candidate in candidates),
-        times=times,
-        decoding=times and any(candidate.itl_ms for candidate in candidates),
-    )
-
-
-def describe(
-    decision: Decision,
-    position: int,
-    after: Sequence[str] = (),
-    engines: Mapping[str, str] = MappingProxyType({}),
-) -> str:
-    """A decision for people: what each worker had, what it would have cost, and which was taken."""
-    shown = _shown(decision.candidates, engines)
-    rows = [
-        _row(candidate, decision, engines, shown)
-        for candidate in sorted(decision.candidates, key=lambda candidate: candidate.score)
-    ]
-    does = f" ({LEGS[decision.leg]})" if shown.legs else ""
-    spread = f" (standard deviation {decision.output_deviation})" if decision.output_deviation else ""
-    expected = (
-        [f"E2E: of {decision.output_tokens} output tokens{spread}, at most {decision.max_tokens}"]
-        if shown.decoding
-        else []
-    )
-    drawn = [why_engine(decision.draw, decision)] if decision.draw is not None else []
-    lines = [
-        _head(decision, position),
-        table(_columns(decision, shown), rows),
-        *_rest(decision),
-        *expected,
-        *drawn,
-        f"{decision.worker}{does}: {why(decision, engines, timed=shown.times)}",
-    ]
-    return "\n".join(lines + [f"  later: {line}" for line in after])
-
-
-def _head(decision: Decision, position: int) -> str:
-    """What was decided about, when, and after how long in the queue."""
-    needs = decision.constraints.needs
-    image = f" of {_encoded_kind(needs)}'s embedding" if "encode" in needs else ""
-    waited = f", after {decision.waited_ms} ms in the queue" if decision.waited_ms else ""
-    return (
-        f"{decision.request}: {decision.prompt_tokens} {'' if image else 'prompt '}tokens{image} in {decision.blocks} full blocks; "
-        f"decided at log position {decision.position}, stored at {position}{waited}"
-    )
-
-
-def _columns(decision: Decision, shown: Shown) -> tuple[str, ...]:
-    """The titles of the table's columns."""
-    return (
-        "",
-        "worker",
-        *(("engine",) if shown.engines else ()),
-        *(("does",) if shown.legs else ()),
-        *((decision.constraints.lora_name,) if decision.constraints.lora_name else ()),
-        "cached",
-        *(("of those assumed",) if shown.assumed else ()),
-        *("lower tier", "queued tokens", "held blocks", "requests"),
-        *(
-            (
-                "queue ms",
-                "prefill ms",
-                *(("transfer ms",) if shown.legs else ()),
-                "others ms",
-                "rest ms",
-            )
-            if shown.times
-            else ()
-        ),
-        *(("ITL ms", "E2E ms") if shown.decoding else ()),
-        "cost ms" if shown.times else "cost",
-    )
-
-
-def _row(
-    candidate: Candidate, decision: Decision, engines: Mapping[str, str], shown: Shown
-) -> tuple[object, ...]:
-    """A candidate, in the columns of the table."""
-    return (
-        "->" if candidate.worker == decision.worker else "",
-        candidate.worker,
-        *((engines.get(candidate.worker, "?"),) if shown.engines else ()),
-        *((LEGS[candidate.leg],) if shown.legs else ()),
-        *(("must load" if candidate.loads_lora else "holds",) if decision.constraints.lora_name else ()),
-        f"{candidate.cached_blocks} of {decision.blocks}",
-        *((candidate.assumed_blocks,) if shown.assumed else ()),
-        candidate.lower_blocks,
-        candidate.prefill_tokens,
-        candidate.decode_blocks,
-        candidate.requests,
-        *(_times(candidate, decision, shown.legs) if shown.times else ()),
-        *(_decode_times(candidate, decision) if shown.decoding else ()),
-        f"{candidate.score:.2f}",
-    )
-
-
-def _rest(decision: Decision) -> list[str]:
-    """Return how many candidates the table does not have."""
-    rest = decision.scored - len(decision.candidates)
-    return [f"and {rest:,} more of {decision.scored:,} candidates: --all shows them"] if rest > 0 else []
-
-
-def why_engine(draw: EngineDraw, decision: Decision) -> str:
-    """The engine, and how weights selected it."""
-    weights = " ".join(f"{engine}={weight:g}" for engine, weight in draw.weights)
-    by = (
-        f"session {decision.preferences.session}" if decision.preferences.session else f"seed {decision.seed}"
-    )
-    if draw.drawn == draw.used:
-        return f"engine {draw.used}: drawn by weights {weights}, {by}"
-    return f"engine {draw.used} in place of {draw.drawn}, drawn by weights {weights}, {by}: {draw.reason}"
-
-
-def why(decision: Decision, engines: Mapping[str, str], *, timed: bool) -> str:
-    """Return in a few words why the chosen worker was chosen."""
-    chosen, draw = decision.chosen, decision.draw
-    offered = [one for one in decision.candidates if draw is None or engines.get(one.worker) == draw.used]
-    # The log may lack the joining of a worker.
-    least = min(candidate.score for candidate in [*offered, chosen])
-    if decision.constraints.pinned:
-        return "the request was for this worker only"
-    if decision.preferences.policy != "kv":
-        return f"policy {decision.preferences.policy}; its cost is {chosen.score - least:.2f} above the least"
-    if chosen.score > least:
-        if decision.preferences.temperature:
-            return f"drawn at temperature {decision.preferences.temperature:g}; its cost is {chosen.score - least:.2f} above the least"
-        return f"a prompt with so little to compute is not handed over; the least cost was {least:.2f}"
-    ties = sum(1 for candidate in offered if candidate.score == chosen.score)
-    unit = "ms" if timed else "blocks"
-    drawn = f" (drawn among {ties} equal)" if ties > 1 else ""
-    return f"least cost, {chosen.score:.2f} {unit}{drawn}"
-
-
-def _times(candidate: Candidate, decision: Decision, split: bool) -> tuple[str, ...]:
-    """Queue, prefill, what others lose by it, and the rest of the cost (queued prompts, memory, adapters, tiers)."""
-    weights = weights_at(cost_weights(decision.weights), decision.spare)
-    others = delay_of_others(
-        weights.crowding,
-        weights.arrivals,
-        candidate.requests,
-        candidate.queue_ms,
-        candidate.prefill_ms,
-    )
-    known = weights.prefill * (candidate.queue_ms + candidate.prefill_ms) + candidate.transfer_ms + others
-    return (
-        f"{candidate.queue_ms:.1f}",
-        f"{candidate.prefill_ms:.1f}",
-        *((f"{candidate.transfer_ms:.1f}",) if split else ()),
-        f"{others:.1f}",
-        f"{candidate.score - known:.1f}",
-    )
-
-
-def _decode_times(candidate: Candidate, decision: Decision) -> tuple[str, str]:
-    """Return the times between two tokens and from the decision to the last one, which are not part of the cost; "-" where unknown."""
-    e2e_ms = decision.e2e_ms(candidate)
-    return (
-        f"{candidate.itl_ms:.1f}" if candidate.itl_ms else "-",
-        f"{e2e_ms:.1f}" if e2e_ms else "-",
-    )
-
-
 async def why_workers_left(log: Log, workers: set[tuple[str, int]]) -> list[str]:
     """The first cause that the log has for the end of each of these (worker, epoch)."""
     found: dict[tuple[str, int], str] = {}
@@ -351,59 +135,3 @@ async def _print_life(ports: Ports, request: str) -> set[tuple[str, int]]:
                     if isinstance(event, RequestStepped):
                         left_by.add((event.worker, event.epoch))
     return left_by
-
-
-def event_line(event: Event) -> str:
-    """An event of a request's life as a line of text."""
-    if isinstance(event, RequestEncoded):
-        return _encoded_line(event)
-    if isinstance(event, RequestAccepted) and event.media:
-        rest = event_line(msgspec.structs.replace(event, media=()))
-        return f"{rest}; {_media_text(event.media)}"
-    fields = [
-        f"{name.removesuffix('_ms').removesuffix('_tokens').replace('_', ' ')} {_text(name, value)}"
-        for name, value in msgspec.structs.asdict(event).items()
-        if name not in HIDDEN and value not in ("", (), b"", -1)
-    ]
-    kind = type(event).__struct_config__.tag
-    return f"{kind}: {', '.join(fields)}" if fields else str(kind)
-
-
-def _encoded_kind(needs: Sequence[str]) -> str:
-    """Return which kind of media an encode worker with these capabilities was asked to encode."""
-    return ONE[next((kind for kind, wanted in ENCODE_NEEDS.items() if set(wanted) == set(needs)), "image")]
-
-
-def _media_text(places: Sequence[MediaPlace]) -> str:
-    """The media of a prompt with their places."""
-    return ", ".join(
-        f"{place.kind} {place.id} ({place.tokens} tokens from {place.start} on)" for place in places
-    )
-
-
-def _encoded_line(event: RequestEncoded) -> str:
-    """Return how an item of media came to its embedding, and the estimate by which an encode worker was preferred to the serving one."""
-    how = ENCODED[event.outcome].format(worker=f"{event.worker}.{event.epoch}")
-    parts = [
-        f"req.encoded: {event.image}, {event.tokens} tokens: {how}, after {event.encode_ms} ms",
-        f"choice {event.choice}, attempt {event.attempt}",
-    ]
-    if event.here_ms:
-        parts.append(
-            f"expected: {event.apart_ms} ms apart, {event.here_ms} ms on the serving worker with the delay of others"
-        )
-    if event.ahead_max == ANY_AHEAD:
-        parts.append("the edge always uses encode workers (--encode-legs)")
-    elif event.ahead_max >= 0:
-        parts.append(
-            f"the serving worker was expected to be faster with more than {event.ahead_max} tokens of other items ahead of it"
-        )
-    if event.reason:
-        parts.append(event.reason)
-    return "; ".join(parts)
-
-
-def _text(name: str, value: object) -> str:
-    if name.endswith("_ms"):
-        return f"{value} ms"
-    return f"{value} tokens" if name.endswith("_tokens") else str(value)

@@ -30,18 +30,23 @@ def tokens_of(settings: AdminSettings) -> list[Token]:
     """The tokens of `--admin-token-file`. Raises `ConfigError`: without one there is no admin port."""
     if not settings.token_file:
         raise ConfigError("--admin-port needs --admin-token-file: control of workers requires a token")
-    path = Path(settings.token_file)
+    return read_tokens(settings.token_file, "--admin-token-file")
+
+
+def read_tokens(file: str, flag: str) -> list[Token]:
+    """The tokens of a file that a flag names. Raises `ConfigError`."""
+    path = Path(file)
     try:
         text = path.read_text()
         mode = path.stat().st_mode
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--admin-token-file {path}: {error}") from error
+        raise ConfigError(f"{flag} {path}: {error}") from error
     if mode & 0o077:
         _log.warning("admin_token_file_readable_by_others", path=str(path), fix="chmod 600")
     try:
         return parse_tokens(text)
     except WeakToken as error:
-        raise ConfigError(f"--admin-token-file {path}: {error}") from error
+        raise ConfigError(f"{flag} {path}: {error}") from error
 
 
 def check(settings: AdminProcess) -> None:

@@ -10,6 +10,7 @@ import msgspec
 from headwater.ops.config.nats import NatsSettings
 from headwater.ops.config.processes import LocalFleetSettings
 from headwater.ops.config.setting import ConfigError
+from headwater.ops.history.explanation import describe
 from headwater.ops.nats.connect import operator_ports
 from headwater.ops.nats.pool_choice import choose_pool
 from headwater.ops.operator import explain, log
@@ -122,9 +123,7 @@ async def _explain(nats: NatsSettings, requests: list[str]) -> int:
                 if decisions:
                     break
                 await asyncio.sleep(0.05)
-            found += [
-                explain.describe(one.decision, one.position, one.after, one.engines) for one in decisions
-            ]
+            found += [describe(one.decision, one.position, one.after, one.engines) for one in decisions]
         print("why each went where it went:\n")
         print("\n\n".join(found))
         print()

@@ -4,6 +4,7 @@
         ├─ router
         ├─ edge
         ├─ admin            only with --admin-port
+        ├─ console          unless --console-port is 0
         ├─ engine host (vLLM on CPU: one process that imports, then forks the workers)
         └─ or one process per worker (SGLang's: in its own environment)
 
@@ -34,10 +35,11 @@ from headwater.engines.process import EngineInterrupted
 from headwater.events.jetstream import Connection, JetStreamTable, without_secret
 from headwater.events.jetstream.streams import ensure_namespace
 from headwater.events.ports import LogError
-from headwater.ops.config.edge import HttpSettings, check_access
+from headwater.ops.config.edge import ConsoleSettings, HttpSettings, check_access, check_console
 from headwater.ops.config.nats import NatsSettings
 from headwater.ops.config.processes import (
     AdminProcess,
+    ConsoleProcess,
     EdgeProcess,
     EngineProcess,
     LocalFleetSettings,
@@ -190,6 +192,7 @@ class LocalFleet:
         self._keepers: list[asyncio.Task[None]] = []
         self.nats = settings.nats
         self.url = ""
+        self.console_url = ""
 
     async def start(self) -> None:
         """Start everything; returns when each process runs, not yet when the fleet is ready."""
@@ -204,6 +207,8 @@ class LocalFleet:
         self._engines = with_folder(self._engines)
         make_engine.check_model(self._engines.worker, plan.native_words(self._engines))
         environment.prepare({worker.engine for worker in self.workers}, settings.sglang.python)
+        if settings.console.port:
+            check_console(settings.console, settings.auth)
         if settings.admin.port:
             admin.check(AdminProcess(admin=settings.admin, nats=settings.nats))
         check_access(settings.auth, settings.http.host)
@@ -232,6 +237,8 @@ class LocalFleet:
             tokens = str(Path(settings.admin.token_file).resolve())
             own = settings.admin._replace(token_file=tokens)
             self._add("admin", "admin", AdminProcess(admin=own, nats=self._access, log=settings.log))
+        if settings.console.port:
+            self._start_console()
         self._start_edge(settings.http._replace(host=host, port=port))
         self._start_engines()
 
@@ -264,6 +271,22 @@ class LocalFleet:
             log=settings.log,
         )
         self._add("router", "router", router)
+
+    def _start_console(self) -> None:
+        settings = self._settings
+        own = settings.console
+        port = free_port(own.port, own.host)
+        if port != own.port and own.port != ConsoleSettings().port:
+            raise ConfigError(f"--console-port {own.port} is taken: choose another one, or 0 for no console")
+        tokens = str(Path(own.token_file).resolve()) if own.token_file else ""
+        console = ConsoleProcess(
+            console=own._replace(port=port, token_file=tokens),
+            auth=settings.auth,
+            nats=self._access,
+            log=settings.log,
+        )
+        self._add("console", "console", console)
+        self.console_url = f"http://{host_port(reachable(own.host), port)}"
 
     def _start_edge(self, http: HttpSettings) -> None:
         settings = self._settings
@@ -429,7 +452,7 @@ class LocalFleet:
         """End every process, in order."""
         for task in self._keepers:
             task.cancel()
-        await self._children.stop("admin", "edge")
+        await self._children.stop("admin", "console", "edge")
         await self._children.stop_workers()
         await self._children.stop("router")
         if self._client is not None and not self._client.is_closed:
@@ -476,10 +499,11 @@ async def up(settings: LocalFleetSettings, stop: asyncio.Event, spawner: Spawner
 
 def _greeting(fleet: LocalFleet, card: ModelCard, seconds: float) -> str:
     url, nats = fleet.url, fleet.nats.url
+    console = f"console: {fleet.console_url}\n" if fleet.console_url else ""
     key = " -H 'authorization: Bearer KEY'" if fleet.authenticates else ""
     return (
         f"headwater is ready at {url}/v1 after {seconds:.1f} s (model {card.name}, NATS {without_secret(nats)})\n"
-        f"try: curl -N {url}/v1/{example_request(card, key)}"
+        f"{console}try: curl -N {url}/v1/{example_request(card, key)}"
     )
 
 
@@ -504,6 +528,7 @@ def start_spawner(main: Main) -> Spawner:
 
     `main` runs a command line.
     """
+    from headwater.ops.console import process  # noqa: F401
     from headwater.ops.process import actor, edge  # noqa: F401
     from headwater.ops.start import engine  # noqa: F401
 

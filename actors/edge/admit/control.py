@@ -95,7 +95,7 @@ class AccessControl:
         path = scope["path"]
         if path in OPEN_PATHS:
             return NO_RIGHTS
-        principal = await self._authenticate(credential_of(scope["headers"]))
+        principal = await self.authenticate(credential_of(scope["headers"]))
         endpoint = endpoint_of(path)
         if endpoint == "metrics":
             principal.require("metrics", path)
@@ -105,7 +105,15 @@ class AccessControl:
             principal.require_endpoint(endpoint)
         return principal
 
-    async def _authenticate(self, credential: bytes) -> Principal:
+    def knows(self, credential: bytes) -> bool:
+        """Return whether a credential has the form of one that is verified here: an API key, or with OIDC a token (JWT)."""
+        is_key = credential.startswith(PREFIX.encode())
+        return (is_key and self._keys is not None) or (
+            self._tokens is not None and credential.count(b".") == 2
+        )
+
+    async def authenticate(self, credential: bytes) -> Principal:
+        """The owner of a credential. Raises `ApiError` 401."""
         if self._keys is not None and (self._tokens is None or credential.startswith(PREFIX.encode())):
             presented = parse_key(credential)
             if presented is None:

@@ -135,6 +135,7 @@ WRITES: dict[Kind, set[str]] = {
     "operator": EVERYTHING
     - {*EVENTS.values(), REQUEST, FRAMES, MEDIA, MEDIA_OFFER, WAIT, ENGINE["generate"], DIGESTS, *reads(SECRETS)},
     "admin": {CONTROL, *reads(LEASES)},
+    "console": {*reads(POOL), *reads(REQUESTS), *reads(LEASES), *reads(CARDS), *reads(API_KEYS)},
     "observer": {"$SRV.PING", *reads(POOL), *reads(REQUESTS), *reads(LEASES), *reads(CARDS)},
 }  # fmt: skip
 """Of `EVERYTHING`, what each kind may publish; all may look whether a stream exists."""
@@ -171,6 +172,7 @@ def test_each_kind_reads_its_own_inbox_only(kind: Kind) -> None:
         ("worker", {*ENGINE.values(), RESYNC, CONTROL}),
         ("operator", set()),
         ("admin", set()),
+        ("console", {DIGESTS}),
         ("observer", set()),
     ],
 )

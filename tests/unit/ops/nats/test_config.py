@@ -65,6 +65,7 @@ def test_named_actors_have_users_instead_of_their_kind() -> None:
         "shadow",
         "operator",
         "admin",
+        "console",
         "observer",
         "worker.a",
         "worker.b",

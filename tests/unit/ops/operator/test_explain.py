@@ -2,7 +2,7 @@
 
 import msgspec
 
-from headwater.ops.operator.explain import afterwards, describe, event_line
+from headwater.ops.history.explanation import afterwards, describe, event_line
 from headwater.router.decision.encode_leg import ANY_AHEAD
 from headwater.schemas.constraints import Constraints, Preferences
 from headwater.schemas.events.fleet import LoadReported

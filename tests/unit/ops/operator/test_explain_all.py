@@ -5,7 +5,8 @@ from typing import Any
 from headwater.events.memory import MemoryBlobs, MemoryLog
 from headwater.events.ports import Entry
 from headwater.events.snapshot_store import SnapshotStore
-from headwater.ops.operator.explain import decisions_for, describe, is_summarized, with_all_candidates
+from headwater.ops.history.explanation import describe
+from headwater.ops.operator.explain import decisions_for, is_summarized, with_all_candidates
 from headwater.router.decision.decide import DecisionContext, Evaluation, evaluate, prompt_of
 from headwater.router.fold.state import RouterState
 from headwater.schemas.encoding import SCHEMA_VERSION, Batch, seal

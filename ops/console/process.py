@@ -1,0 +1,102 @@
+"""`headwater console`: the console as a process and a NATS client of its own, apart from everything that serves requests."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import AsyncExitStack
+from typing import Any, Final
+
+import structlog
+
+from headwater.actors.admin import AdminApp, TokenAuthenticator
+from headwater.actors.edge.admit.control import AccessControl
+from headwater.actors.edge.admit.keys import KeyRing
+from headwater.actors.edge.settings import AccessSettings
+from headwater.actors.http.limits import ConnectionLimits
+from headwater.actors.http.server import STOP_S, UvicornServer
+from headwater.actors.runtime.persistence import Ports
+from headwater.events.jetstream import without_secret
+from headwater.ops.config.edge import ConsoleSettings, check_console, is_loopback
+from headwater.ops.config.processes import ConsoleProcess
+from headwater.ops.console.access import ConsoleAccess
+from headwater.ops.console.app import ConsoleApp
+from headwater.ops.console.pools import Pools
+from headwater.ops.nats.connect import ports_of
+from headwater.ops.process.admin import read_tokens
+from headwater.ops.process.descriptors import connections_possible
+from headwater.ops.process.sockets import bind
+from headwater.schemas.addresses import host_port, reachable
+
+CONNECTIONS_MAX: Final = 256
+
+_log = structlog.get_logger("headwater.console")
+
+
+async def console(settings: ConsoleProcess, stop: asyncio.Event) -> int:
+    """Serve the console of a fleet until stopped."""
+    own = settings.console
+    check_console(own, settings.auth)
+    async with AsyncExitStack() as stack:
+        ports = await stack.enter_async_context(
+            ports_of(settings.nats, "console", settings.name or "console")
+        )
+        tokens = None
+        admin = None
+        if own.token_file:
+            tokens = TokenAuthenticator(read_tokens(own.token_file, "--console-token-file"), ports.clock)
+            controlling = await stack.enter_async_context(ports_of(settings.nats, "admin", "console-admin"))
+            admin = AdminApp(controlling, tokens)
+        keys, loops = _keys(settings.auth, ports)
+        access = ConsoleAccess(
+            tokens, keys, is_open=is_loopback(own.host) and tokens is None and keys is None
+        )
+        pools = Pools(ports, without_secret(settings.nats.address))
+        await stack.enter_async_context(_running([*loops, pools.run()]))
+        return await serve(ConsoleApp(pools, access, admin), own, stop)
+
+
+def _keys(auth: AccessSettings, ports: Ports) -> tuple[AccessControl | None, list[Coroutine[Any, Any, None]]]:
+    """Verification of an edge's API keys and OIDC tokens, as `--auth` says, with what keeps it current."""
+    kinds = auth.mode.split(",")
+    ring = KeyRing(ports.api_keys, ports.clock) if "keys" in kinds else None
+    loops = [ring.run()] if ring is not None else []
+    verifier = None
+    if "oidc" in kinds:
+        from headwater.actors.edge.admit.oidc import TokenVerifier, signing_keys
+
+        signing = signing_keys(auth.oidc, ports.clock)
+        verifier = TokenVerifier(auth.oidc, signing, ports.clock)
+        loops.append(signing.run())
+    return (AccessControl(ring, verifier) if loops else None), loops
+
+
+@contextlib.asynccontextmanager
+async def _running(loops: list[Coroutine[Any, Any, None]]) -> AsyncIterator[None]:
+    tasks = [asyncio.create_task(loop, name="console") for loop in loops]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def serve(app: ConsoleApp, own: ConsoleSettings, stop: asyncio.Event) -> int:
+    """Serve the application until stopped, and print its address."""
+    listener = bind(own.host, own.port, "--console-port")
+    limits = ConnectionLimits()._replace(connections=connections_possible(CONNECTIONS_MAX))
+    server = UvicornServer(listener.dup(), limits)
+    url = f"http://{host_port(reachable(own.host), listener.getsockname()[1])}"
+    work = asyncio.create_task(server.serve(app), name="console server")
+    waiting = asyncio.create_task(stop.wait(), name="stop")
+    _log.info("console_listening", url=url)
+    try:
+        await asyncio.wait({work, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        server.stop()
+        await asyncio.wait({work}, timeout=STOP_S)
+        return 0 if stop.is_set() else 1
+    finally:
+        waiting.cancel()
+        work.cancel()
+        server.close()
+        listener.close()

@@ -1,0 +1,577 @@
+"""The views of single records of the logs: requests, one request, one decision, events, and the next position where something happened."""
+
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Any, Final, Literal
+
+import msgspec
+
+from headwater.actors.http.errors import bad_request
+from headwater.events.ports import Record
+from headwater.ops.console.query import Query, not_found
+from headwater.ops.console.views import Document, head, ms, notice_of, tenant_of
+from headwater.ops.history import decision as decisions
+from headwater.ops.history import series
+from headwater.ops.history.explanation import describe, event_line
+from headwater.ops.history.history import History, Moment
+from headwater.ops.history.request_spans import Stamped, events_of, waterfall
+from headwater.ops.history.requests import SLOW_SHARE, Order, Request, State, request_of
+from headwater.router.decision.decide import RECOMPUTABLE
+from headwater.router.decision.names import DEFAULT_POLICY, PolicyName
+from headwater.router.decision.policies import POLICIES
+from headwater.schemas import subjects
+from headwater.schemas.events import Event
+from headwater.schemas.events.request import RequestAccepted, RequestEnded, RequestEvent
+from headwater.schemas.events.route import Candidate, Decision, Weights
+from headwater.schemas.subjects import ANY, POOL_KINDS
+
+EVENTS_MAX: Final = 1_000
+SCANNED_MAX: Final = 20_000
+"""Messages that one call looks at for events or for the next one."""
+
+STEP_MAX: Final = 100_000
+
+CONTENT: Final = frozenset({"body", "answers", "tokens"})
+"""Fields that have what clients sent and got."""
+
+StepKind = Literal["message", "decision", "request", "fleet"]
+
+
+# Lists of requests.
+
+
+async def requests_view(history: History, query: Query) -> Document:
+    """The requests of the window before the position, as they were then."""
+    moment = await history.moment(query.optional("at"))
+    now_ns = moment.stored_ns
+    seconds = query.number("window_s", 300, 1, 7 * 24 * 3600)
+    state: State = query.choice("state", State, "all")
+    order: Order = query.choice("sort", Order, "time")
+    descending = query.choice("order", Literal["asc", "desc"], "desc") == "desc"
+    offset, limit = query.integer("offset", 0, 0, 10_000_000), query.integer("limit", 100, 1, 1_000)
+    from_ns = now_ns - int(seconds * 1e9)
+    rows = list(history.requests.accepted_between(from_ns, now_ns))
+    older = [row for row in history.requests.open_at(now_ns) if row.accepted_ns <= from_ns]
+    rows = [row for row in [*older, *rows] if _matches(row, query, now_ns)]
+    rows = _of_state(rows, state, now_ns)
+    rows.sort(key=lambda row: _sort_key(row, order, now_ns), reverse=descending)
+    facets = {
+        "models": Counter(row.model for row in rows),
+        "endpoints": Counter(row.endpoint for row in rows),
+        "workers": Counter(worker for row in rows for worker in {name for _, name in row.workers}),
+    }
+    notice = notice_of(history)
+    if history.requests.dropped_ns > from_ns:
+        notice = "The console keeps the newest requests only; older ones of this window are not listed."
+    return {
+        **head(moment, notice),
+        "total": len(rows),
+        "offset": offset,
+        "requests": [_row(row, now_ns) for row in rows[offset : offset + limit]],
+        "facets": facets,
+    }
+
+
+def _matches(row: Request, query: Query, now_ns: int) -> bool:
+    model, worker, endpoint, text = (query.text(name) for name in ("model", "worker", "endpoint", "text"))
+    return (
+        (not model or row.model == model)
+        and (not endpoint or row.endpoint == endpoint)
+        and (not worker or any(name == worker and time_ns <= now_ns for time_ns, name in row.workers))
+        and (not text or text.lower() in f"{row.id} {row.model} {row.error}".lower())
+    )
+
+
+def _of_state(rows: list[Request], state: State, now_ns: int) -> list[Request]:
+    match state:
+        case "open":
+            return [row for row in rows if row.is_open(now_ns)]
+        case "ended":
+            return [row for row in rows if not row.is_open(now_ns)]
+        case "failed":
+            return [row for row in rows if not row.is_open(now_ns) and row.reason == "error"]
+        case "migrated":
+            return [row for row in rows if any(time_ns <= now_ns for time_ns in row.failures)]
+        case "slow":
+            started = [row for row in rows if 0 < row.started_ns <= now_ns]
+            limit = series.quantile([row.ttft_ms for row in started], SLOW_SHARE) or 0.0
+            return [row for row in started if row.ttft_ms >= limit]
+        case _:
+            return rows
+
+
+def _sort_key(row: Request, order: Order, now_ns: int) -> float:
+    ended = not row.is_open(now_ns)
+    match order:
+        case "ttft":
+            return row.ttft_ms if 0 < row.started_ns <= now_ns else (now_ns - row.accepted_ns) / 1e6
+        case "duration":
+            return row.duration_ms if ended else (now_ns - row.accepted_ns) / 1e6
+        case "tokens":
+            return row.prompt_tokens + (row.completion_tokens if ended else 0)
+        case "waited":
+            return row.waited_ms
+        case _:
+            return row.accepted_ns
+
+
+def _row(row: Request, now_ns: int) -> Document:
+    """A request as of a time: nothing of what came later."""
+    ended, started = not row.is_open(now_ns), 0 < row.started_ns <= now_ns
+    workers = [name for time_ns, name in row.workers if time_ns <= now_ns]
+    return {
+        "id": row.id,
+        "time_ms": ms(row.accepted_ns),
+        "endpoint": row.endpoint,
+        "model": row.model,
+        "prompt_tokens": row.prompt_tokens,
+        "max_tokens": row.max_tokens,
+        "completion_tokens": row.completion_tokens if ended else None,
+        "cached_tokens": row.found_tokens if started and row.found_tokens >= 0 else None,
+        "ttft_ms": row.ttft_ms if started else None,
+        "duration_ms": row.duration_ms if ended else None,
+        "waited_ms": row.waited_ms if workers else None,
+        "migrations": sum(time_ns <= now_ns for time_ns in row.failures),
+        "state": row.state_at(now_ns),
+        "reason": row.reason if ended else "",
+        "error": row.error if ended else "",
+        "workers": list(dict.fromkeys(workers)),
+        "choices": row.choices,
+        "stream": row.stream,
+        "media": row.media,
+        "tenant": tenant_of(row),
+        "position": row.decisions[0] if row.decisions else None,
+    }
+
+
+# One request.
+
+
+async def request_view(history: History, query: Query, *, contents: bool) -> Document:
+    """A request from its acceptance to its end: stages, decisions, and with `contents` what was sent and answered."""
+    row = _request(history, query.required("id"))
+    events = await events_of(history.log_of_requests, row)
+    made = [found async for found in _decisions_of(history, row)]
+    shown = waterfall(events, [(decision, record) for decision, record in made])
+    last = history.last.stored_ns
+    own = _row(row, max(last, row.ended_ns))
+    return {
+        **head(Moment(row.decisions[0] if row.decisions else history.last.position, row.accepted_ns)),
+        **own,
+        "position_end": await history.position_at(row.ended_ns) if row.ended_ns else None,
+        "trace": row.trace,
+        "media": _media(events),
+        "spans": [
+            {
+                "name": span.name,
+                "label": span.label,
+                "choice": span.choice,
+                "worker": span.worker,
+                "start_ms": ms(span.start_ns),
+                "end_ms": ms(span.end_ns),
+                "parent": None,
+                "attempt": span.attempt,
+                "outcome": span.outcome,
+                "detail": span.detail,
+            }
+            for span in shown.spans
+        ],
+        "marks": [{**mark._asdict(), "time_ms": ms(mark.time_ns)} for mark in shown.marks],
+        "decisions": [_short(decision, record) for decision, record in made],
+        "contents": _contents(events) if contents else None,
+        "explanation": _lines(history, made, events),
+    }
+
+
+def _request(history: History, name: str) -> Request:
+    row = history.requests.by_id.get(name) or history.requests.by_id.get(request_of(name))
+    if row is None:
+        raise not_found(
+            f"The history has no request {name[:100]}: it may be older than the log keeps, or not be read yet."
+        )
+    return row
+
+
+async def _decisions_of(history: History, row: Request) -> AsyncIterator[tuple[Decision, Record]]:
+    for position in dict.fromkeys(row.decisions):
+        record = await history.record_at(position)
+        for event in record.batch.events if record is not None else ():
+            if isinstance(event, Decision) and request_of(event.request) == row.id and record is not None:
+                yield event, record
+
+
+def _short(decision: Decision, record: Record) -> Document:
+    return {
+        "id": decision.request,
+        "position": decision.position,
+        "stored": record.position,
+        "time_ms": ms(record.stored_ns),
+        "worker": decision.worker,
+        "leg": decision.leg,
+        "waited_ms": decision.waited_ms,
+        "policy": decision.preferences.policy,
+        "algorithm": decision.algorithm,
+    }
+
+
+def _media(events: Sequence[Stamped]) -> list[Document]:
+    accepted = next((event for _, _, event in events if isinstance(event, RequestAccepted)), None)
+    return [msgspec.structs.asdict(place) for place in accepted.media] if accepted is not None else []
+
+
+def _contents(events: Sequence[Stamped]) -> Document | None:
+    """What the request log has of the client's request and its answers; None if payloads are not recorded."""
+    accepted = next((event for _, _, event in events if isinstance(event, RequestAccepted)), None)
+    if accepted is None or accepted.payload != "full":
+        return None
+    ended = next((event for _, _, event in events if isinstance(event, RequestEnded)), None)
+    return {
+        "body": accepted.body.decode("utf-8", "replace"),
+        "answers": [answer.decode("utf-8", "replace") for answer in ended.answers]
+        if ended is not None
+        else [],
+    }
+
+
+def _lines(history: History, made: Sequence[tuple[Decision, Record]], events: Sequence[Stamped]) -> list[str]:
+    """What `headwater explain` prints."""
+    lines = []
+    for decision, record in made:
+        lines += describe(decision, record.position, (), history.engines).splitlines()
+    return [*lines, *(event_line(event) for _, _, event in events)]
+
+
+# One decision.
+
+
+async def decision_view(history: History, query: Query) -> Document:
+    """A decision with every candidate's cost, and what another policy or weights would have chosen."""
+    name = query.required("id")
+    row = _request(history, name)
+    found = await decisions.find(history, name)
+    if found is None:
+        raise not_found(f"The request {row.id} has no decision {name[:100]}.")
+    decision = found.decision
+    fleet = await history.fleet_at(await history.moment(decision.position))
+    sizes = {worker.name: worker.block_size for worker in fleet.loads.workers.values()}
+    candidates, notice = list(decision.candidates), ""
+    if query.flag("all") and decision.scored > len(candidates):
+        whole = await decisions.candidates_of(history, found)
+        candidates, notice = list(whole.candidates) or candidates, whole.problem
+    return {
+        **head(Moment(decision.position, decision.wall_ns), notice),
+        **_decided(history, found),
+        "candidates": _candidates(history, decision, candidates, sizes),
+        "margin": decisions.margin_of(decision, candidates),
+        "later": await decisions.later(history, found),
+        "found": _found(row, decision, sizes.get(decision.worker, 0)),
+        "shadow": [
+            {name: value for name, value in msgspec.structs.asdict(one).items() if name != "request"}
+            for one in history.shadows.get(decision.request, ())
+        ],
+        "what_if": await _what_if(history, query, found, sizes),
+    }
+
+
+def _decided(history: History, found: decisions.Found) -> Document:
+    """What a decision's record says besides its candidates."""
+    decision = found.decision
+    return {
+        "id": decision.request,
+        "stored": found.stored,
+        "request": request_of(decision.request),
+        "router": f"{found.router[0]}.{found.router[1]}",
+        "prompt_tokens": decision.prompt_tokens,
+        "blocks": decision.blocks,
+        "policy": decision.preferences.policy,
+        "temperature": decision.preferences.temperature,
+        "seed": decision.seed,
+        "algorithm": decision.algorithm,
+        "recomputable": decision.algorithm in RECOMPUTABLE,
+        "unit": "ms" if decisions.is_timed(decision) else "blocks",
+        "scored": decision.scored,
+        "waited_ms": decision.waited_ms,
+        "degraded": decision.degraded,
+        "leg": decision.leg,
+        "tenant": f"{decision.tenant & (1 << 64) - 1:016x}" if decision.tenant else "",
+        "chosen": decision.worker,
+        "why": decisions.explanation(decision, history.engines),
+        "weights": msgspec.structs.asdict(decision.weights),
+    }
+
+
+def _candidates(
+    history: History, decision: Decision, candidates: Sequence[Candidate], sizes: dict[str, int]
+) -> list[Document]:
+    return [
+        {
+            "worker": one.worker,
+            "engine": history.engines.get(one.worker, ""),
+            "leg": one.leg,
+            "score": one.score,
+            "cached_blocks": one.cached_blocks,
+            "assumed_blocks": one.assumed_blocks,
+            "lower_blocks": one.lower_blocks,
+            "queued_tokens": one.prefill_tokens,
+            "held_blocks": one.decode_blocks,
+            "requests": one.requests,
+            "loads_lora": one.loads_lora,
+            "queue_ms": one.queue_ms,
+            "prefill_ms": one.prefill_ms,
+            "transfer_ms": one.transfer_ms,
+            "itl_ms": one.itl_ms,
+            "ttft_ms": one.ttft_ms,
+            "e2e_ms": decision.e2e_ms(one),
+            "terms": [term._asdict() for term in decisions.terms_of(one, decision, sizes.get(one.worker, 0))],
+        }
+        for one in sorted(candidates, key=lambda one: one.score)
+    ]
+
+
+def _found(row: Request, decision: Decision, block_size: int) -> Document:
+    """What the engine found, beside what the router expected."""
+    is_last = bool(row.started_ns) and decision.leg != "decode"
+    return {
+        "cached_blocks": row.found_tokens // block_size
+        if is_last and row.found_tokens >= 0 and block_size
+        else None,
+        "ttft_ms": row.ttft_ms if is_last else None,
+        "expected_ttft_ms": decision.chosen.ttft_ms or None,
+    }
+
+
+async def _what_if(
+    history: History, query: Query, found: decisions.Found, sizes: dict[str, int]
+) -> Document | None:
+    given = query.below("weight.")
+    if not query.text("policy") and not given:
+        return None
+    policy: PolicyName = query.choice(
+        "policy", PolicyName, found.decision.preferences.policy or DEFAULT_POLICY
+    )
+    try:
+        weights = decisions.weights_with(given)
+    except ValueError as error:
+        raise bad_request(f"{error}.") from error
+    other = await decisions.what_if(history, found, policy, weights)
+    if other.decision is None:
+        return {
+            "policy": policy,
+            "weights": weights,
+            "worker": "",
+            "same": False,
+            "why": "",
+            "candidates": [],
+            "problem": other.problem,
+        }
+    return {
+        "policy": policy,
+        "weights": weights,
+        "worker": other.decision.worker,
+        "same": other.decision.worker == found.decision.worker,
+        "why": decisions.explanation(other.decision, history.engines),
+        "candidates": _candidates(history, other.decision, other.candidates, sizes),
+        "problem": "",
+    }
+
+
+def policies_view() -> Document:
+    """The policies and weights that *what if* can take."""
+    return {
+        "policies": [
+            {"name": name, "text": (policy.__doc__ or "").split("\n")[0]} for name, policy in POLICIES.items()
+        ],
+        "weights": [
+            {"name": field.name, "default": field.default, "text": ""}
+            for field in msgspec.structs.fields(Weights)
+        ],
+    }
+
+
+# Events.
+
+
+async def events_view(history: History, query: Query, *, contents: bool) -> Document:
+    """The events before or after a position, of the pool log and, by time, of the request log."""
+    moment = await history.moment(query.optional("at"))
+    forward = query.choice("direction", Literal["before", "after"], "before") == "after"
+    limit = query.integer("limit", 200, 1, EVENTS_MAX)
+    kinds = [kind for kind in query.text("kind").split(",") if kind]
+    unknown = [kind for kind in kinds if kind not in (*POOL_KINDS, "req")]
+    if unknown:
+        raise bad_request(
+            f"kind: there is no kind {unknown[0][:40]!r}; kinds are {', '.join((*POOL_KINDS, 'req'))}.",
+            param="kind",
+        )
+    found: list[Document] = []
+    more = False
+    if not kinds or set(kinds) != {"req"}:
+        wanted = [
+            subjects.pool_subject(history.ports.ns, history.pool, kind, ANY)
+            for kind in POOL_KINDS
+            if kind in kinds
+        ]
+        rows, cut = await _scan_events(history.log, moment.position, forward, limit, wanted, query, contents)
+        found, more = found + rows, more or cut
+    if not kinds or "req" in kinds:
+        at = await history.log_of_requests.position_at(moment.stored_ns)
+        rows, cut = await _scan_events(history.log_of_requests, at, forward, limit, (), query, contents)
+        found, more = found + rows, more or cut
+    found.sort(key=lambda one: (one["time_ms"], one["position"], one["index"]))
+    kept = found[:limit] if forward else found[-limit:]
+    return {**head(moment, notice_of(history)), "events": kept, "more": more or len(kept) < len(found)}
+
+
+async def _scan_events(
+    log: Any, position: int, forward: bool, limit: int, wanted: Sequence[str], query: Query, contents: bool
+) -> tuple[list[Document], bool]:
+    """Up to `limit` events after a position, or the last ones before it, in pieces that grow until there are enough."""
+    found: list[Document] = []
+    first, last = await log.bounds()
+    span, edge = 256, position
+    looked = 0
+    while len(found) < limit and looked < SCANNED_MAX and (edge < last if forward else edge >= first):
+        start, stop = (edge, edge + span) if forward else (max(first - 1, edge - span), edge)
+        rows = [
+            row
+            async for piece in log.scan(start, stop, wanted)
+            for record in piece.records
+            for row in _events(record, query, contents)
+        ]
+        found = found + rows if forward else rows + found
+        looked += stop - start
+        edge = stop if forward else start
+        span *= 2
+    rest = edge < last if forward else edge >= first
+    return (found[:limit] if forward else found[-limit:]), len(found) > limit or rest
+
+
+def _events(record: Record, query: Query, contents: bool) -> Iterator[Document]:
+    name, writer, text = (query.text(one) for one in ("event", "writer", "text"))
+    if writer and record.batch.writer != writer:
+        return
+    for index, event in enumerate(record.batch.events):
+        tag = str(type(event).__struct_config__.tag)
+        if name and tag != name:
+            continue
+        line = _line(event)
+        if text and text.lower() not in line.lower():
+            continue
+        yield {
+            "position": record.position,
+            "index": index,
+            "time_ms": ms(record.stored_ns),
+            "kind": tag.partition(".")[0]
+            if isinstance(event, RequestEvent)
+            else subjects.pool_kind(record.subject),
+            "event": tag,
+            "writer": record.batch.writer,
+            "epoch": record.batch.epoch,
+            "text": line,
+            "fields": _fields(event, contents=contents),
+            "request": request_of(event.request)
+            if isinstance(event, Decision)
+            else getattr(event, "request", ""),
+            "worker": getattr(event, "worker", ""),
+        }
+
+
+def _line(event: Event) -> str:
+    """An event in a line."""
+    if isinstance(event, Decision):
+        return f"{event.request} to {event.worker}, cost {event.chosen.score:.2f}, {event.chosen.cached_blocks} of {event.blocks} blocks cached"
+    line = event_line(event)
+    return line if len(line) <= 300 else f"{line[:299]}…"
+
+
+def _fields(event: Event, *, contents: bool) -> Document:
+    """All fields; block hashes by their number, and contents only where they may be shown."""
+    found: Document = {}
+    for name, value in msgspec.structs.asdict(event).items():
+        if name in CONTENT and not contents:
+            continue
+        if isinstance(value, bytes):
+            found[name] = (
+                value.decode("utf-8", "replace")
+                if name in CONTENT
+                else f"{len(value)} bytes {value[:16].hex()}…"
+                if len(value) > 16
+                else value.hex()
+            )
+        else:
+            found[name] = msgspec.to_builtins(value, enc_hook=str)
+    return found
+
+
+# Positions.
+
+
+async def position_view(history: History, query: Query) -> Document:
+    """The position at a time."""
+    time_ms = query.number("time_ms", -1.0, 0, 1e14)
+    if time_ms < 0:
+        raise bad_request("time_ms is missing: Unix time in milliseconds.", param="time_ms")
+    return head(await history.moment(await history.position_at(int(time_ms * 1e6))))
+
+
+async def step_view(history: History, query: Query) -> Document:
+    """The next or previous position where a message, a decision, a request or a change of the fleet is."""
+    moment = await history.moment(query.optional("at"))
+    by: StepKind = query.choice("by", StepKind, "message")
+    forward = query.choice("direction", Literal["1", "-1"], "1") == "1"
+    if by == "fleet":
+        found = _step_fleet(history, moment, forward)
+    elif by == "request":
+        found = _step_request(history, moment, forward)
+    else:
+        found = await _step_log(history, moment, forward, by)
+    if found is None:
+        raise not_found(f"There is no {'later' if forward else 'earlier'} {by} in this history.")
+    position, what, request = found
+    return {**head(await history.moment(position)), "what": what, "request": request}
+
+
+Step = tuple[int, str, str]
+
+
+def _step_fleet(history: History, moment: Moment, forward: bool) -> Step | None:
+    marks = history.fleet.marks
+    later = [mark for mark in marks if mark.position > moment.position] if forward else []
+    earlier = [mark for mark in marks if mark.position < moment.position] if not forward else []
+    mark = later[0] if later else earlier[-1] if earlier else None
+    return (mark.position, f"{mark.worker} {mark.text}", "") if mark is not None else None
+
+
+def _step_request(history: History, moment: Moment, forward: bool) -> Step | None:
+    """Requests by the position of their first decision."""
+    near = 3_600_000_000_000
+    rows = history.requests.accepted_between(
+        moment.stored_ns - (near if not forward else 60_000_000_000),
+        moment.stored_ns + (near if forward else 0),
+    )
+    known = sorted((row.decisions[0], row.id) for row in rows if row.decisions)
+    later = [one for one in known if one[0] > moment.position]
+    earlier = [one for one in known if one[0] < moment.position]
+    found = (later[0] if later else None) if forward else (earlier[-1] if earlier else None)
+    return (found[0], f"request {found[1]}", found[1]) if found is not None else None
+
+
+async def _step_log(history: History, moment: Moment, forward: bool, by: StepKind) -> Step | None:
+    wanted = [] if by == "message" else [subjects.pool_subject(history.ports.ns, history.pool, "route", ANY)]
+    first, last = await history.log.bounds()
+    span, edge = 256, moment.position if forward else moment.position - 1
+    looked = 0
+    while looked < STEP_MAX and (edge < last if forward else edge >= first):
+        start, stop = (edge, edge + span) if forward else (max(first - 1, edge - span), edge)
+        records = [
+            record async for piece in history.log.scan(start, stop, wanted) for record in piece.records
+        ]
+        for record in records if forward else reversed(records):
+            for event in record.batch.events:
+                if by == "message" or isinstance(event, Decision):
+                    request = request_of(event.request) if isinstance(event, Decision) else ""
+                    return record.position, _line(event), request
+        edge = stop if forward else start
+        looked += span
+        span *= 2
+    return None

@@ -1,0 +1,457 @@
+"""The views of a fleet at a position: workers, lanes, rates, queue, hand-offs, the prefix tree, and what two positions differ in.
+
+Each is a function of the history and the position alone, so that who opens the same link sees the same.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+
+from headwater.ops.console.query import Query, not_found
+from headwater.ops.history import series
+from headwater.ops.history.findings import BEFORE_NS, RECENT_NS, findings, is_stuck
+from headwater.ops.history.fleet import FleetAt, Mark
+from headwater.ops.history.history import History, Moment
+from headwater.ops.history.requests import Request
+from headwater.router.fold.worker import Worker
+from headwater.router.index.tree import TokenRun, tree
+
+Document = dict[str, Any]
+
+WINDOW_S_MAX: Final = 24 * 3600
+COLUMNS_MAX: Final = 2_000
+LEFT_NS: Final = 30 * 60 * 1_000_000_000
+LANES_MAX: Final = 2_000
+RUNS_MAX: Final = 5_000
+TIERS: Final = ("gpu", "cpu", "disk")
+
+
+def ms(time_ns: int) -> float | None:
+    """A time of the log as Unix time in milliseconds; None for none."""
+    return time_ns / 1e6 if time_ns else None
+
+
+def head(moment: Moment, notice: str = "") -> Document:
+    """What every view begins with."""
+    return {"position": moment.position, "time_ms": ms(moment.stored_ns), "notice": notice}
+
+
+def notice_of(history: History) -> str:
+    """Says that the history is still being read, or where it begins."""
+    if history.head > history.indexed:
+        done = (history.indexed - history.indexed_from) / max(1, history.head - history.indexed_from)
+        return f"The history is being read: {done:.0%} of the log so far."
+    if history.indexed_from:
+        return f"The log keeps nothing before position {history.indexed_from}."
+    return ""
+
+
+async def log_view(history: History) -> Document:
+    """The bounds of the log and of the history."""
+    first = history.fleet.rungs[0]
+    kept = history.first_moment
+    return {
+        **head(history.last, notice_of(history)),
+        "first": history.indexed_from,
+        "last": history.last.position,
+        "first_ms": ms(kept.stored_ns or first.stored_ns),
+        "last_ms": ms(history.last.stored_ns),
+        "indexed": history.indexed,
+        "indexed_from": history.indexed_from,
+        "head": history.head,
+        "snapshots": await history.snapshots.positions(),
+        "bookmarks": await history.snapshots.bookmarks.all(),
+    }
+
+
+async def fleet_view(history: History, query: Query) -> Document:
+    """The workers, what they do, and what is wrong."""
+    moment = await history.moment(query.optional("at"))
+    marks = history.fleet.marks_between(moment.stored_ns - LEFT_NS, moment.stored_ns)
+    fleet = await history.fleet_at(moment)
+    workers = sorted(fleet.loads.workers.values(), key=lambda one: one.name)
+    recent = _recent_hits(history, moment)
+    recent_marks = [mark for mark in marks if mark.time_ns > moment.stored_ns - BEFORE_NS]
+    rates = series.rates(history.requests, moment.stored_ns - 60_000_000_000, moment.stored_ns)
+    return {
+        **head(moment, notice_of(history)),
+        "workers": [_worker(one, history, recent, moment) for one in workers],
+        "left": [
+            {"name": mark.worker, "epoch": mark.epoch, "time_ms": ms(mark.time_ns), "reason": mark.text}
+            for mark in reversed(marks)
+            if mark.kind == "left"
+        ],
+        "totals": {
+            "workers": len(workers),
+            "ready": sum(one.takes_requests for one in workers),
+            "running": sum(one.running for one in workers),
+            "waiting": sum(one.waiting for one in workers),
+            "used_blocks": sum(one.used_blocks for one in workers),
+            "total_blocks": sum(one.total_blocks for one in workers),
+            "requests_open": len(history.requests.open_at(moment.stored_ns)),
+        },
+        "rates": {"window_s": 60, **rates._asdict()},
+        "engine_weights": fleet.loads.engine_weights,
+        "findings": [one._asdict() for one in findings(fleet, history.requests, recent_marks)],
+    }
+
+
+def _recent_hits(history: History, moment: Moment) -> dict[str, float | None]:
+    """The cache hit rate of each worker, of the latest requests that it started."""
+    rows: defaultdict[str, list[Request]] = defaultdict(list)
+    for row in history.requests.accepted_between(moment.stored_ns - RECENT_NS, moment.stored_ns):
+        if 0 < row.started_ns <= moment.stored_ns:
+            before = [worker for time_ns, worker in row.workers if time_ns <= row.started_ns]
+            rows[before[-1] if before else ""].append(row)
+    return {worker: series.hit_rate(own) for worker, own in rows.items()}
+
+
+def _worker(one: Worker, history: History, hits: dict[str, float | None], moment: Moment) -> Document:
+    tokens, _ = one.promised(moment.stored_ns)
+    joined = history.fleet.joined.get((one.name, one.epoch))
+    return {
+        "name": one.name,
+        "epoch": one.epoch,
+        "engine": one.engine,
+        "role": one.role,
+        "state": "draining" if one.draining else one.state,
+        "cold": None,
+        "instance": one.instance,
+        "tier": one.tier,
+        "taints": one.taints,
+        "loras": one.loras,
+        "lora_slots": one.lora_slots,
+        "joined_ms": ms(joined) if joined else None,
+        "running": one.running,
+        "waiting": one.waiting,
+        "requests": len(one.requests),
+        "queued_tokens": tokens,
+        "used_blocks": one.used_blocks,
+        "total_blocks": one.total_blocks,
+        "cached_blocks": None,
+        "block_size": one.block_size,
+        "max_running": one.max_running,
+        "step_ms": one.step_ms or None,
+        "pace": one.pace,
+        "hit_rate": hits.get(one.name),
+    }
+
+
+async def _window(history: History, query: Query) -> tuple[Moment, series.Window]:
+    moment = await history.moment(query.optional("at"))
+    seconds = query.number("window_s", 300, 1, WINDOW_S_MAX)
+    columns = query.integer("columns", 240, 1, COLUMNS_MAX)
+    return moment, series.Window(moment.stored_ns - int(seconds * 1e9), moment.stored_ns, columns)
+
+
+def _marks(marks: Sequence[Mark]) -> list[Document]:
+    return [
+        {
+            "time_ms": ms(mark.time_ns),
+            "kind": mark.kind,
+            "text": mark.text,
+            "worker": mark.worker,
+            "position": mark.position,
+        }
+        for mark in marks
+    ]
+
+
+def _lanes(history: History, window: series.Window, marks: Sequence[Mark]) -> dict[str, series.Lane]:
+    """The lanes of the workers that have samples in a window, by name."""
+    left: dict[str, int] = {}
+    for mark in marks:
+        if mark.kind == "left":
+            left[mark.worker] = mark.time_ns
+        elif mark.kind == "joined":
+            left.pop(mark.worker, None)
+    found = {}
+    for name in sorted(history.fleet.samples)[:LANES_MAX]:
+        lane = series.lane(history.fleet.samples_of(name), window, left.get(name, 0))
+        if any(value is not None for value in lane.running):
+            found[name] = lane
+    return found
+
+
+async def lanes_view(history: History, query: Query) -> Document:
+    """The load of each worker over the window before the position."""
+    moment, window = await _window(history, query)
+    marks = history.fleet.marks_between(window.from_ns, window.to_ns)
+    by_worker: defaultdict[str, list[Mark]] = defaultdict(list)
+    for mark in marks:
+        by_worker[mark.worker].append(mark)
+    fleet = await history.fleet_at(moment)
+    roles = {name: worker.role for name, worker in fleet.loads.workers.items()}
+    lanes = _lanes(history, window, marks)
+    return {
+        **head(moment, notice_of(history)),
+        **_axis(window),
+        "workers": [
+            {
+                "name": name,
+                "engine": history.engines.get(name, ""),
+                "role": roles.get(name, ""),
+                **lane._asdict(),
+                "marks": _marks(by_worker[name]),
+            }
+            for name, lane in lanes.items()
+        ],
+    }
+
+
+def _axis(window: series.Window) -> Document:
+    return {
+        "from_ms": window.from_ns / 1e6,
+        "to_ms": window.to_ns / 1e6,
+        "step_ms": window.step_ns / 1e6,
+        "columns": window.columns,
+    }
+
+
+async def series_view(history: History, query: Query) -> Document:
+    """Rates and latencies over the window before the position."""
+    moment, window = await _window(history, query)
+    marks = history.fleet.marks_between(window.from_ns, window.to_ns)
+    lanes = list(_lanes(history, window, marks).values())
+    return {
+        **head(moment, notice_of(history)),
+        **_axis(window),
+        "series": {**series.request_series(history.requests, window), **series.load_series(lanes, window)},
+        "units": series.UNITS,
+        "marks": _marks(marks),
+    }
+
+
+async def tree_view(history: History, query: Query) -> Document:
+    """What is cached where, from the whole state at the position."""
+    moment = await history.moment(query.optional("at"))
+    worker, depth = query.text("worker"), query.integer("depth", -1, -1, 1 << 31)
+    limit = query.integer("limit", 200, 1, RUNS_MAX)
+    state = await history.state_at(moment.position)
+    try:
+        found = tree(state.index, worker=worker, depth=depth, limit=limit)
+    except LookupError as error:
+        raise not_found(f"{error.args[0]}.") from error
+    sizes = {one.block_size for one in state.loads.workers.values()}
+    return {
+        **head(moment, notice_of(history)),
+        "blocks": found.blocks,
+        "workers": found.workers,
+        "total": found.total,
+        "refused": found.refused,
+        "cold": sorted(state.cold),
+        "block_size": min(sizes) if len(sizes) == 1 else None,
+        "held": dict(sorted(state.index.blocks.items())),
+        "runs": [_run(run) for run in found.runs],
+    }
+
+
+def _run(run: TokenRun) -> Document:
+    """A run of blocks with its holders, one for each worker and tier."""
+    holders = [{"worker": worker, "tier": tier} for tier, workers in run.held.items() for worker in workers]
+    return {
+        **{name: value for name, value in msgspec.structs.asdict(run).items() if name != "held"},
+        "holders": holders,
+    }
+
+
+async def queue_view(history: History, query: Query) -> Document:
+    """Requests that wait for a worker, by tenant, and how long requests waited lately."""
+    moment = await history.moment(query.optional("at"))
+    now_ns = moment.stored_ns
+    fleet = await history.fleet_at(moment)
+    waiting = [row for row in history.requests.open_at(now_ns) if row.state_at(now_ns) == "routing"]
+    reason = _why_waiting(fleet)
+    by_tenant: defaultdict[str, list[Request]] = defaultdict(list)
+    for row in waiting:
+        by_tenant[tenant_of(row)].append(row)
+    recent = history.requests.accepted_between(now_ns - BEFORE_NS, now_ns)
+    waits = [float(row.waited_ms) for row in recent if row.decisions]
+    return {
+        **head(moment, notice_of(history)),
+        "waiting": [
+            {
+                "request": row.id,
+                "tenant": tenant_of(row),
+                "priority": None,
+                "waited_ms": (now_ns - row.since_ns(now_ns)) / 1e6,
+                "prompt_tokens": row.prompt_tokens,
+                "model": row.model,
+                "reason": reason,
+            }
+            for row in waiting
+        ],
+        "by_tenant": [
+            {"tenant": tenant, "count": len(rows), "oldest_ms": (now_ns - rows[0].accepted_ns) / 1e6}
+            for tenant, rows in sorted(by_tenant.items())
+        ],
+        "waited": {"p50_ms": series.quantile(waits, 0.5), "p99_ms": series.quantile(waits, 0.99)},
+    }
+
+
+def tenant_of(row: Request) -> str:
+    """The digest of a request's tenant; "" without one."""
+    return f"{row.tenant & (1 << 64) - 1:016x}" if row.tenant else ""
+
+
+def _why_waiting(fleet: FleetAt) -> str:
+    """Why requests wait at the router, as far as the log tells: it records what was decided, not what waits."""
+    ready = [one for one in fleet.loads.workers.values() if one.takes_requests]
+    if not ready:
+        return "no worker takes requests"
+    if all(one.running >= one.max_running for one in ready):
+        return "every worker runs as many requests as it may"
+    if all(one.used_blocks >= 0.95 * one.total_blocks for one in ready):
+        return "the KV cache of every worker is full"
+    return "it is on its way to the router, or no worker meets its constraints"
+
+
+async def handoffs_view(history: History, query: Query) -> Document:
+    """The hand-offs of KV between prefill and decode workers."""
+    moment, window = await _window(history, query)
+    found = []
+    for row in history.requests.accepted_between(window.from_ns, window.to_ns):
+        found += _handoffs(row, moment.stored_ns)
+    return {**head(moment, notice_of(history)), "handoffs": found[::-1]}
+
+
+def _handoffs(row: Request, now_ns: int) -> list[Document]:
+    """Each time that a prompt was computed apart, until another worker had its KV."""
+    found = []
+    steps = [(time_ns, state) for time_ns, state in row.steps if time_ns <= now_ns]
+    for number, (time_ns, state) in enumerate(steps):
+        if state != "handoff":
+            continue
+        sender = _worker_at(row, time_ns)
+        after = steps[number + 1] if number + 1 < len(steps) else None
+        receiver = _worker_at(row, after[0]) if after is not None and after[1] == "decode" else ""
+        started = row.started_ns if row.started_ns and row.started_ns <= now_ns else 0
+        if after is not None and after[1] != "decode":
+            state_text = "abandoned"
+        elif started:
+            state_text = "done"
+        else:
+            state_text = "transferring" if receiver else "prefilled"
+        end_ns = started if state_text == "done" else now_ns
+        found.append(
+            {
+                "id": f"{row.id}/{number}",
+                "request": row.id,
+                "from": sender,
+                "to": receiver,
+                "state": state_text,
+                "prefilled_ms": ms(time_ns),
+                "started_ms": ms(started),
+                "duration_ms": (end_ns - time_ns) / 1e6,
+                "tokens": row.prompt_tokens,
+                "text": "",
+            }
+        )
+    return found
+
+
+def _worker_at(row: Request, time_ns: int) -> str:
+    before = [worker for at_ns, worker in row.workers if at_ns <= time_ns]
+    return before[-1] if before else ""
+
+
+async def stuck_view(history: History, query: Query) -> Document:
+    """Open requests without progress, and what each waits for."""
+    moment = await history.moment(query.optional("at"))
+    now_ns = moment.stored_ns
+    fleet = await history.fleet_at(moment)
+    rows = [row for row in history.requests.open_at(now_ns) if is_stuck(row, now_ns)]
+    return {**head(moment, notice_of(history)), "stuck": [_stuck(row, fleet) for row in rows]}
+
+
+def _stuck(row: Request, fleet: FleetAt) -> Document:
+    now_ns = fleet.stored_ns
+    state, name = row.state_at(now_ns), _worker_at(row, now_ns)
+    worker = fleet.loads.workers.get(name)
+    if state == "routing":
+        waits, remedy = "a worker", f"{_why_waiting(fleet)}; see the queue"
+    elif worker is None:
+        waits = f"{name}, which is gone"
+        remedy = "its edge tries another worker when it notices; if it does not, look at the edge's log"
+    else:
+        what = {"prefill": "its prompt's KV from", "handoff": "a decode worker for the KV on"}.get(
+            state, "tokens from"
+        )
+        waits = f"{what} {name}"
+        remedy = (
+            f"{name} has {worker.waiting} requests waiting in its engine; drain it if its load does not change"
+            if worker.waiting
+            else f"look at {name}: its engine may hang (`headwater ctl status {name}`)"
+        )
+    since_ns = row.since_ns(now_ns)
+    return {
+        "request": row.id,
+        "state": state,
+        "since_ms": ms(since_ns),
+        "for_ms": (now_ns - since_ns) / 1e6,
+        "waits_for": waits,
+        "worker": name,
+        "remedy": remedy,
+    }
+
+
+FIELDS: Final = (
+    "state",
+    "draining",
+    "role",
+    "loras",
+    "taints",
+    "running",
+    "waiting",
+    "used_blocks",
+    "prefill_tokens",
+)
+
+
+async def diff_view(history: History, query: Query) -> Document:
+    """What differs between the fleet at two positions."""
+    first, second = sorted((query.integer("a", 0, 0, 1 << 62), query.integer("b", 1 << 62, 0, 1 << 62)))
+    a, b = await history.moment(first), await history.moment(second)
+    before = {one.name: _facts(one) for one in (await history.fleet_at(a)).loads.workers.values()}
+    after = {one.name: _facts(one) for one in (await history.fleet_at(b)).loads.workers.values()}
+    changes: list[Document] = []
+    for name in sorted(before.keys() | after.keys()):
+        old, new = before.get(name), after.get(name)
+        if old is None or new is None:
+            values = ("present", "gone") if new is None else ("absent", "present")
+            changes.append({"what": f"worker {name}", "field": "", "before": values[0], "after": values[1]})
+            continue
+        changes += [
+            {"what": f"worker {name}", "field": field, "before": old[field], "after": new[field]}
+            for field in old
+            if old[field] != new[field]
+        ]
+    accepted = history.requests.accepted_between(a.stored_ns, b.stored_ns)
+    counts = Counter(row.reason or "open" for row in accepted)
+    return {
+        **head(b),
+        "a": a.position,
+        "b": b.position,
+        "a_ms": ms(a.stored_ns),
+        "b_ms": ms(b.stored_ns),
+        "changes": changes,
+        "counts": {
+            "messages": b.position - a.position,
+            "requests": len(accepted),
+            "decisions": sum(len(row.decisions) for row in accepted),
+            **{
+                f"requests that ended with {reason}" if reason != "open" else "requests still open": n
+                for reason, n in counts.items()
+            },
+        },
+    }
+
+
+def _facts(worker: Worker) -> Document:
+    return {
+        "epoch": worker.epoch,
+        **{name: getattr(worker, name) for name in FIELDS},
+        "requests": len(worker.requests),
+    }

@@ -1,0 +1,235 @@
+"""What is wrong with a fleet at a moment, worst first: each finding names the worker or request, since when, and the remedy."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from statistics import median
+from typing import Final, Literal, NamedTuple
+
+from headwater.ops.history.fleet import FleetAt, Mark
+from headwater.ops.history.requests import Request, RequestTable
+from headwater.ops.history.series import hit_rate, quantile
+from headwater.router.fold.worker import Worker
+
+Severity = Literal["critical", "warning", "info"]
+
+RECENT_NS: Final = 120_000_000_000
+BEFORE_NS: Final = 900_000_000_000
+"""What is compared: the latest two minutes with the fifteen before them."""
+
+STUCK_NS: Final = 10_000_000_000
+"""An open request without any event for so long makes no progress."""
+
+LONG_NS: Final = 60_000_000_000
+"""While it generates, a request has an event every 64 tokens; slower ones are not stuck."""
+
+LEAST_REQUESTS: Final = 20
+"""Fewer requests say nothing of a rate."""
+
+SLOW: Final = 1.5
+HITS_LOST: Final = 0.15
+ERRORS: Final = 0.02
+TTFT_GROWN: Final = 2.0
+KV_FULL: Final = 0.95
+
+_ORDER: Final[dict[Severity, int]] = {"critical": 0, "warning": 1, "info": 2}
+
+
+class Finding(NamedTuple):
+    """One thing that is wrong, and what to do about it. `position` is where it began, None if that is not known."""
+
+    severity: Severity
+    title: str
+    text: str
+    remedy: str
+    worker: str = ""
+    request: str = ""
+    position: int | None = None
+
+
+def findings(fleet: FleetAt, table: RequestTable, marks: Sequence[Mark]) -> list[Finding]:
+    """All findings at the moment of `fleet`. `marks` are the changes of the fleet of the last `BEFORE_NS`."""
+    now_ns = fleet.stored_ns
+    workers = list(fleet.loads.workers.values())
+    found = [
+        *_missing(workers, marks, now_ns),
+        *_slow_workers(workers),
+        *_full_workers(workers),
+        *_requests(table, now_ns),
+        *_stuck(table, fleet, now_ns),
+        *_not_ready(workers),
+    ]
+    return sorted(found, key=lambda one: _ORDER[one.severity])
+
+
+def _missing(workers: Sequence[Worker], marks: Sequence[Mark], now_ns: int) -> list[Finding]:
+    """Workers that left and did not come back, and a fleet without any."""
+    present = {worker.name for worker in workers}
+    found: dict[str, Finding] = {}
+    for mark in marks:
+        clean = any(word in mark.text for word in ("stopped", "drained"))
+        if mark.kind == "left" and mark.worker not in present:
+            found[mark.worker] = Finding(
+                "info" if clean else "critical",
+                f"{mark.worker} is gone",
+                f"{mark.worker} {mark.text}",
+                "nothing, if it was stopped on purpose"
+                if clean
+                else "read the end of its log; `headwater up` or its supervisor should have started it again",
+                worker=mark.worker,
+                position=mark.position,
+            )
+        elif mark.kind == "left" and not clean and mark.time_ns > now_ns - RECENT_NS:
+            found[mark.worker] = Finding(
+                "warning",
+                f"{mark.worker} was lost and came back",
+                f"{mark.worker} {mark.text}",
+                "read its log for the cause; its running requests were continued on other workers",
+                worker=mark.worker,
+                position=mark.position,
+            )
+    if not any(worker.takes_requests for worker in workers):
+        known = f"{len(workers)} workers, none of which takes requests" if workers else "no workers"
+        none = Finding(
+            "critical", "No worker takes requests", f"The pool has {known}.", "start a worker, or wake one"
+        )
+        return [none, *found.values()]
+    return list(found.values())
+
+
+def _slow_workers(workers: Sequence[Worker]) -> list[Finding]:
+    """Workers whose steps or prefills take much longer than those of their kind."""
+    groups: defaultdict[str, list[Worker]] = defaultdict(list)
+    for worker in workers:
+        groups[worker.step_kind].append(worker)
+    found = []
+    for group in groups.values():
+        for worker in group:
+            others = [other for other in group if other is not worker]
+            steps = [other.step_ms for other in others if other.step_ms]
+            paces = [other.pace for other in others]
+            if steps and worker.step_ms > SLOW * median(steps):
+                text = f"{worker.step_ms:.1f} ms between two tokens; the others of its kind take {median(steps):.1f} ms"
+            elif paces and worker.pace > SLOW * median(paces):
+                text = f"its prefills take {worker.pace / median(paces):.1f} times as long as those of the others of its kind"
+            else:
+                continue
+            found.append(
+                Finding(
+                    "warning",
+                    f"{worker.name} is slow",
+                    text,
+                    "check its machine (clock, temperature, other processes); drain it if that does not help",
+                    worker=worker.name,
+                )
+            )
+    return found
+
+
+def _full_workers(workers: Sequence[Worker]) -> list[Finding]:
+    """Workers with requests that wait while their KV cache is full."""
+    return [
+        Finding(
+            "warning",
+            f"{worker.name} has no room",
+            f"{worker.used_blocks} of {worker.total_blocks} KV blocks are in use and {worker.waiting} requests wait in its engine",
+            "add workers, or limit the context or the number of concurrent requests",
+            worker=worker.name,
+        )
+        for worker in workers
+        if worker.waiting and worker.used_blocks >= KV_FULL * worker.total_blocks
+    ]
+
+
+def _requests(table: RequestTable, now_ns: int) -> list[Finding]:
+    """Errors, lost cache hits and grown latencies of the latest requests."""
+    from_ns = now_ns - RECENT_NS
+    ended = table.ended_between(from_ns, now_ns)
+    recent = [row for row in table.accepted_between(from_ns, now_ns) if 0 < row.started_ns <= now_ns]
+    before = [
+        row for row in table.accepted_between(now_ns - BEFORE_NS, from_ns) if 0 < row.started_ns <= from_ns
+    ]
+    found = []
+    failed = [row for row in ended if row.reason == "error"]
+    if failed and len(failed) >= max(1, ERRORS * len(ended)):
+        newest = failed[-1]
+        found.append(
+            Finding(
+                "critical" if len(failed) > len(ended) / 4 else "warning",
+                "Requests fail",
+                f"{len(failed)} of {len(ended)} requests of the last two minutes; the latest: {newest.error or 'no reason given'}",
+                f"open {newest.id}, or filter requests by failed",
+                request=newest.id,
+                position=newest.decisions[-1] if newest.decisions else None,
+            )
+        )
+    if len(recent) >= LEAST_REQUESTS and len(before) >= LEAST_REQUESTS:
+        found += _compared(recent, before)
+    return found
+
+
+def _compared(recent: Sequence[Request], before: Sequence[Request]) -> list[Finding]:
+    found = []
+    hits, hits_before = hit_rate(recent), hit_rate(before)
+    if hits is not None and hits_before is not None and hits < hits_before - HITS_LOST:
+        found.append(
+            Finding(
+                "warning",
+                "The cache hit rate fell",
+                f"{hits:.0%} of prompt tokens were cached in the last two minutes, {hits_before:.0%} in the fifteen before",
+                "look for workers that left or restarted with an empty cache, for other prompts, and at the prefix tree",
+                position=recent[0].decisions[0] if recent[0].decisions else None,
+            )
+        )
+    now_ms = quantile([row.ttft_ms for row in recent], 0.5) or 0.0
+    then_ms = quantile([row.ttft_ms for row in before], 0.5) or 0.0
+    if now_ms > TTFT_GROWN * then_ms and now_ms > then_ms + 50:
+        found.append(
+            Finding(
+                "warning",
+                "The first token takes longer",
+                f"{now_ms:.0f} ms in the median of the last two minutes, {then_ms:.0f} ms in the fifteen before",
+                "compare queue, prefill and hit rate over time; add workers if all are busy",
+                position=recent[0].decisions[0] if recent[0].decisions else None,
+            )
+        )
+    return found
+
+
+def _stuck(table: RequestTable, fleet: FleetAt, now_ns: int) -> list[Finding]:
+    """Open requests without progress, as one finding."""
+    stuck = [row for row in table.open_at(now_ns) if is_stuck(row, now_ns)]
+    if not stuck:
+        return []
+    oldest = min(stuck, key=lambda row: row.since_ns(now_ns))
+    seconds = (now_ns - oldest.since_ns(now_ns)) / 1e9
+    return [
+        Finding(
+            "warning",
+            f"{len(stuck)} requests make no progress" if len(stuck) > 1 else "A request makes no progress",
+            f"{oldest.id} has had no event for {seconds:.0f} s and is in {oldest.state_at(now_ns)}",
+            "the view of stuck requests names what each waits for",
+            request=oldest.id,
+            position=fleet.position,
+        )
+    ]
+
+
+def is_stuck(row: Request, now_ns: int) -> bool:
+    """Has an open request had no event for too long?"""
+    quiet_ns = now_ns - row.since_ns(now_ns)
+    return quiet_ns > (LONG_NS if row.state_at(now_ns) == "decode" and row.started_ns else STUCK_NS)
+
+
+def _not_ready(workers: Sequence[Worker]) -> list[Finding]:
+    """Workers that an operator has taken out of service."""
+    return [
+        Finding(
+            "info",
+            f"{worker.name} is {'draining' if worker.draining else worker.state}",
+            f"{worker.name} takes no new requests and has {worker.running} running",
+            "undrain or wake it if that is not wanted",
+            worker=worker.name,
+        )
+        for worker in workers
+        if not worker.takes_requests
+    ]

@@ -1,0 +1,264 @@
+"""The history of one pool: an index of its log and of the request log that grows with them, and the state at any position.
+
+`History.follow` reads what is new. Of the pool log it takes all kinds but KV events, which are most of a log: they are read only
+where someone asks what was cached (`state_at`), from the nearest snapshot on.
+"""
+
+import asyncio
+from bisect import bisect_right
+from typing import Final, NamedTuple
+
+import structlog
+
+from headwater.actors.runtime.persistence import Ports
+from headwater.events.ports import Log, LogError, Record
+from headwater.events.snapshot_store import SnapshotStore
+from headwater.ops.history.fleet import FleetAt, FleetHistory, fold_on, restore
+from headwater.ops.history.requests import RequestTable
+from headwater.router.fold.load import Loads
+from headwater.router.fold.state import RouterState, in_order
+from headwater.schemas import subjects
+from headwater.schemas.events.fleet import WorkerJoined
+from headwater.schemas.events.route import Decision, Shadowed
+from headwater.schemas.subjects import ANY, PoolKind
+
+FOLDED_KINDS: Final[tuple[PoolKind, ...]] = ("fleet", "load", "route", "shadow")
+
+TIMES_EVERY: Final = 16
+"""Of every so many messages one is kept to find the time of a position."""
+
+MODEL_BLOCKS: Final = 1
+"""Block size assumed of a worker whose joining the log does not have."""
+
+_log = structlog.get_logger("headwater.history")
+
+
+class NotKept(LookupError):
+    """What was asked for is older than the log, or not folded yet; the message says which."""
+
+
+class Moment(NamedTuple):
+    """A position of the pool log, and when the log's server stored it, in ns."""
+
+    position: int
+    stored_ns: int
+
+
+class History:
+    """The past of one pool as of `indexed`, the position up to which it was folded."""
+
+    def __init__(self, ports: Ports, pool: str, log: Log) -> None:
+        self.pool = pool
+        self.log = log
+        self.ports = ports
+        self.requests = RequestTable()
+        self.fleet = FleetHistory()
+        self.shadows: dict[str, list[Shadowed]] = {}
+        self.engines: dict[str, str] = {}
+        self.identity = ""
+        self.first = 0
+        self.last = Moment(0, 0)
+        """The newest message that is folded."""
+        self.head = 0
+        """The last position of the log when it was last asked."""
+        self.caught_up = asyncio.Event()
+        """Set once everything was read that was there when the history was opened."""
+        self.indexed_from = 0
+        self.first_moment = Moment(0, 0)
+        """The first message that the history has."""
+        self._times: list[Moment] = []
+        self._request_position = 0
+        self.snapshots = SnapshotStore(ports.blobs, pool)
+        self._state: RouterState | None = None
+        self._fleet: FleetAt | None = None
+        self._states = asyncio.Lock()
+        self.subjects = [subjects.pool_subject(ports.ns, pool, kind, ANY) for kind in FOLDED_KINDS]
+
+    @property
+    def log_of_requests(self) -> Log:
+        """The request log of the namespace."""
+        return self.ports.requests
+
+    @property
+    def indexed(self) -> int:
+        """The position up to which the history is folded."""
+        return self.fleet.position
+
+    async def open(self) -> None:
+        """Find where the history begins: at the log's start, or at the oldest snapshot that it continues."""
+        bounds = await self.log.bounds()
+        self.identity = await self.log.identity()
+        self.first = bounds.first
+        if bounds.first > 1:
+            for position in await self.snapshots.positions():
+                if bounds.first - 1 <= position <= bounds.last:
+                    try:
+                        state = RouterState.restore(await self.snapshots.at(position))
+                    except (LogError, LookupError, TypeError, ValueError) as error:
+                        _log.warning("snapshot_unusable", log_position=position, reason=repr(error))
+                        continue
+                    self._start(state.loads, position)
+                    break
+            else:
+                self._start(Loads(), bounds.first - 1)
+        first = await self._stored_ns(self.indexed + 1)
+        self.first_moment = Moment(self.indexed, first)
+        # Requests that were accepted before the first position are not listed: their decisions are unknown.
+        self._request_position = await self.ports.requests.position_at(first) if first else 0
+
+    def _start(self, loads: Loads, position: int) -> None:
+        self.fleet = FleetHistory(loads, position)
+        self.indexed_from = position
+        self.engines = {worker.name: worker.engine for worker in loads.workers.values()}
+
+    async def _stored_ns(self, position: int) -> int:
+        """When the message at a position, or the next one, was stored; 0 at the log's end."""
+        async for piece in self.log.scan(position - 1, position + 1_000):
+            if piece.records:
+                return piece.records[0].stored_ns
+        return 0
+
+    async def follow(self) -> bool:
+        """Read what the logs have beyond what was read. False if there was nothing."""
+        bounds = await self.log.bounds()
+        if bounds.last < self.indexed or await self.log.identity() != self.identity:
+            raise NotKept("the log was replaced by another one of the same name")
+        self.first, self.head = bounds.first, bounds.last
+        was, requests_were = self.last.position, self._request_position
+        # Requests first: a decision is shown with the request that it is about.
+        until = (await self.ports.requests.bounds()).last
+        if until > self._request_position:
+            async for piece in self.ports.requests.scan(self._request_position, until):
+                for record in piece.records:
+                    self.requests.fold(record)
+                    self._request_position = record.position
+                await asyncio.sleep(0)
+            self._request_position = until
+        if bounds.last > self.last.position:
+            async for piece in self.log.scan(self.last.position or self.indexed, bounds.last, self.subjects):
+                for record in piece.records:
+                    self._fold(record)
+                await asyncio.sleep(0)
+            stored_ns = await self._stored_ns(bounds.last) or self.fleet.stored_ns
+            self.last = Moment(bounds.last, max(stored_ns, self.last.stored_ns))
+            self._times.append(self.last)
+            # What was left out does not change the fleet.
+            self.fleet.position, self.fleet.stored_ns = self.last
+        self.caught_up.set()
+        return self.last.position > was or self._request_position > requests_were
+
+    def _fold(self, record: Record) -> None:
+        self.fleet.fold(record)
+        self.last = Moment(record.position, record.stored_ns)
+        if record.position % TIMES_EVERY == 0 or not self._times:
+            self._times.append(Moment(record.position, record.stored_ns))
+        for event in record.batch.events:
+            if isinstance(event, Decision):
+                worker = self.fleet.loads.workers.get(event.worker)
+                block_size = worker.block_size if worker is not None else MODEL_BLOCKS
+                self.requests.decide(event, record.position, block_size)
+            elif isinstance(event, WorkerJoined):
+                self.engines[event.worker] = event.engine
+            elif isinstance(event, Shadowed):
+                self.shadows.setdefault(event.request, []).append(event)
+
+    async def moment(self, position: int | None) -> Moment:
+        """A position with its time; without one, the newest that is folded. Raises `NotKept`."""
+        if position is None or position >= self.last.position:
+            return self.last
+        if position < max(self.indexed_from, self.first - 1):
+            raise NotKept(
+                f"position {position} is gone: the log and its snapshots begin at {max(self.indexed_from, self.first - 1)}"
+            )
+        at = bisect_right(self._times, position, key=lambda one: one.position)
+        near = self._times[at - 1] if at else Moment(self.indexed_from, 0)
+        if near.position == position:
+            return near
+        async for piece in self.log.scan(max(near.position, position - 64), position):
+            for record in piece.records:
+                near = Moment(position, record.stored_ns)
+        return Moment(position, near.stored_ns)
+
+    async def position_at(self, wall_ns: int) -> int:
+        """The last position that was stored at a time or before it."""
+        return max(await self.log.position_at(wall_ns), self.indexed_from)
+
+    async def fleet_at(self, moment: Moment) -> FleetAt:
+        """The fleet at a position. Raises `NotKept`.
+
+        The caller must not change it, and be done with it before it awaits anything: the next call folds it on.
+        """
+        if moment.position >= self.indexed:
+            return FleetAt(moment.position, moment.stored_ns, self.fleet.loads)
+        async with self._states:
+            rung = self.fleet.rung_before(moment.position)
+            if rung is None:
+                raise NotKept(
+                    f"position {moment.position} is before the history, which begins at {self.indexed_from}"
+                )
+            found = self._fleet
+            if found is None or not rung.position <= found.position <= moment.position:
+                found = restore(rung)
+            self._fleet = None
+            async for piece in self.log.scan(found.position, moment.position, self.subjects):
+                found = fold_on(found, piece.records)
+            self._fleet = FleetAt(moment.position, moment.stored_ns, found.loads)
+            return self._fleet
+
+    async def state_at(self, position: int) -> RouterState:
+        """The whole state of a router at a position: with what is cached. Raises `NotKept` and `LogError`.
+
+        The caller must be done with it before it awaits anything: the next call folds it on.
+        """
+        async with self._states:
+            base = self._state
+            if base is None or base.position > position:
+                base = await self._nearest(position)
+            else:
+                newer = await self._snapshot_between(base.position, position)
+                base = newer or base
+            self._state = None
+            async for piece in self.log.scan(base.position, position):
+                for message in in_order(piece):
+                    if isinstance(message, Record):
+                        base.apply(message)
+                    else:
+                        base.skip(message)
+                await asyncio.sleep(0)
+            self._state = base
+            return base
+
+    async def _snapshot_between(self, after: int, until: int) -> RouterState | None:
+        """A snapshot that saves folding much of the way."""
+        if until - after < 20_000:
+            return None
+        near = [one for one in await self.snapshots.positions() if after + 10_000 < one <= until]
+        return await self._restored(near[-1]) if near else None
+
+    async def _nearest(self, position: int) -> RouterState:
+        bounds = await self.log.bounds()
+        for kept in reversed(await self.snapshots.positions()):
+            if bounds.first - 1 <= kept <= position:
+                state = await self._restored(kept)
+                if state is not None:
+                    return state
+        if bounds.first > 1:
+            raise NotKept(
+                f"what was cached at position {position} is not known: the log begins at {bounds.first}, and no snapshot that it "
+                "continues is older"
+            )
+        return RouterState()
+
+    async def _restored(self, position: int) -> RouterState | None:
+        try:
+            return await asyncio.to_thread(RouterState.restore, await self.snapshots.at(position))
+        except (LogError, LookupError, TypeError, ValueError) as error:
+            _log.warning("snapshot_unusable", log_position=position, reason=repr(error))
+            return None
+
+    async def record_at(self, position: int) -> Record | None:
+        """The message of the pool log at a position."""
+        async for piece in self.log.scan(position - 1, position):
+            for record in piece.records:
+                return record
+        return None

@@ -1,0 +1,252 @@
+"""The requests of a namespace as the request log and the decisions of a pool describe them: a row each, which can be shown as of any time."""
+
+import re
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from operator import attrgetter
+from typing import Final, Literal, NamedTuple
+
+import msgspec
+
+from headwater.events.ports import Record
+from headwater.schemas.events.request import (
+    RequestAccepted,
+    RequestEnded,
+    RequestPrefilled,
+    RequestRouted,
+    RequestStarted,
+    RequestStepped,
+    SagaState,
+)
+from headwater.schemas.events.route import Decision
+
+ROWS_MAX: Final = 300_000
+"""Requests kept; beyond, the oldest ones are dropped."""
+
+EARLY_MAX: Final = 10_000
+"""Decisions kept whose request is not in the table yet."""
+
+_ATTEMPT: Final = re.compile(r"(.+?)-\d+-\d+(?:-e\d+-\d+)?")
+
+State = Literal["all", "open", "ended", "failed", "migrated", "slow"]
+Order = Literal["time", "ttft", "duration", "tokens", "waited"]
+
+SLOW_SHARE: Final = 0.95
+"""Requests are slow whose time to the first token is above that of this share of the window's requests."""
+
+
+class Request(msgspec.Struct):
+    """One request. Times are the log server's, in ns; 0 is "not yet". `steps` are (time, state of the saga) in order.
+
+    `log_position` and `end_position` are those of its first and last event in the request log, on `subject`.
+    `decisions` are the positions at which the pool log stores its decisions. Expected values are those of its last decision for
+    a prompt: `expected_ms` to the first token, and tokens of it that the router knew to be cached.
+    """
+
+    id: str
+    accepted_ns: int
+    endpoint: str
+    model: str
+    prompt_tokens: int
+    max_tokens: int
+    stream: bool
+    choices: int
+    media: int
+    subject: str
+    log_position: int
+    end_position: int = 0
+    trace: str = ""
+    steps: list[tuple[int, SagaState]] = []
+    workers: list[tuple[int, str]] = []
+    failures: list[int] = []
+    decisions: list[int] = []
+    started_ns: int = 0
+    ttft_ms: float = 0.0
+    found_tokens: int = -1
+    ended_ns: int = 0
+    reason: str = ""
+    error: str = ""
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    migrations: int = 0
+    duration_ms: float = 0.0
+    waited_ms: int = 0
+    tenant: int = 0
+    expected_ms: float = 0.0
+    expected_tokens: int = -1
+
+    def state_at(self, now_ns: int) -> SagaState:
+        """The state of its saga at a time."""
+        if self.ended_ns and self.ended_ns <= now_ns:
+            return "ended"
+        found: SagaState = "routing"
+        for time_ns, state in self.steps:
+            if time_ns > now_ns:
+                break
+            found = state
+        return found
+
+    def since_ns(self, now_ns: int) -> int:
+        """When the log heard of it last, at or before a time."""
+        times = (self.accepted_ns, self.started_ns, *(time_ns for time_ns, _ in self.steps), self.ended_ns)
+        return max(time_ns for time_ns in times if time_ns <= now_ns)
+
+    def is_open(self, now_ns: int) -> bool:
+        """Was it accepted and not ended at a time?"""
+        return self.accepted_ns <= now_ns and not (self.ended_ns and self.ended_ns <= now_ns)
+
+
+class Decided(NamedTuple):
+    """A decision, the position at which the pool log stores it, and the block size of its worker."""
+
+    position: int
+    decision: Decision
+    block_size: int
+
+
+class RequestQuery(NamedTuple):
+    """Which requests to list, in which order. Empty texts stand for all."""
+
+    state: State = "all"
+    sort: Order = "time"
+    descending: bool = True
+    model: str = ""
+    worker: str = ""
+    endpoint: str = ""
+    text: str = ""
+
+
+class RequestTable:
+    """The requests in the order of their acceptance, by id, and in the order of their ends."""
+
+    def __init__(self, rows_max: int = ROWS_MAX) -> None:
+        self.rows: list[Request] = []
+        self.by_id: dict[str, Request] = {}
+        self.ended: list[Request] = []
+        self.dropped_ns = 0
+        """When the newest request was accepted that is not kept any more."""
+        self._open: dict[str, Request] = {}
+        self._early: dict[str, list[Decided]] = {}
+        self._rows_max = rows_max
+
+    def fold(self, record: Record) -> None:
+        """Take the events of one message of the request log."""
+        now_ns = record.stored_ns
+        for event in record.batch.events:
+            if isinstance(event, RequestAccepted):
+                self._accept(event, record)
+                continue
+            row = self.by_id.get(getattr(event, "request", ""))
+            if row is None:
+                continue
+            match event:
+                case RequestRouted():
+                    row.steps.append((now_ns, "prefill" if event.leg == "prefill" else "decode"))
+                    row.workers.append((now_ns, event.worker))
+                case RequestPrefilled():
+                    row.steps.append((now_ns, "handoff"))
+                case RequestStarted():
+                    if not row.started_ns:
+                        row.started_ns, row.ttft_ms = now_ns, event.ttft_ms
+                        row.found_tokens = event.cached_tokens
+                case RequestStepped():
+                    row.steps.append((now_ns, event.after))
+                    row.failures.append(now_ns)
+                case RequestEnded():
+                    row.end_position = row.end_position or record.position
+                    self._end(row, event, now_ns)
+                case _:
+                    pass
+
+    def _accept(self, event: RequestAccepted, record: Record) -> None:
+        if event.request in self.by_id:
+            return
+        row = Request(
+            event.request,
+            record.stored_ns,
+            event.endpoint,
+            event.model,
+            event.prompt_tokens,
+            event.max_tokens,
+            event.stream,
+            event.choices,
+            len(event.media),
+            record.subject,
+            record.position,
+            trace=event.trace,
+        )
+        self.rows.append(row)
+        self.by_id[event.request] = self._open[event.request] = row
+        for known in self._early.pop(event.request, ()):
+            _note_decision(row, known)
+        if len(self.rows) > self._rows_max:
+            self._drop(self._rows_max // 10)
+
+    def _end(self, row: Request, event: RequestEnded, now_ns: int) -> None:
+        if row.ended_ns:
+            return
+        row.ended_ns, row.reason, row.error = now_ns, event.reason, event.error
+        row.completion_tokens, row.cached_tokens = event.completion_tokens, event.cached_tokens
+        row.migrations, row.duration_ms = event.migrations, event.duration_ms
+        row.ttft_ms = row.ttft_ms or event.ttft_ms
+        self.ended.append(row)
+        self._open.pop(row.id, None)
+
+    def decide(self, decision: Decision, position: int, block_size: int) -> None:
+        """Take a decision that is stored at a position of the pool log."""
+        request = request_of(decision.request)
+        known = Decided(position, decision, block_size)
+        row = self.by_id.get(request)
+        if row is not None:
+            _note_decision(row, known)
+            return
+        # Of the two logs, either may be read first.
+        self._early.setdefault(request, []).append(known)
+        while len(self._early) > EARLY_MAX:
+            del self._early[next(iter(self._early))]
+
+    def _drop(self, count: int) -> None:
+        """Drop the oldest requests."""
+        for row in self.rows[:count]:
+            self.by_id.pop(row.id, None)
+            self._open.pop(row.id, None)
+        self.dropped_ns = self.rows[count - 1].accepted_ns
+        del self.rows[:count]
+        self.ended = [row for row in self.ended if row.accepted_ns > self.dropped_ns]
+
+    def accepted_between(self, from_ns: int, to_ns: int) -> Sequence[Request]:
+        """The requests that were accepted after one time and until another, in order."""
+        key: Callable[[Request], int] = attrgetter("accepted_ns")
+        start = bisect_right(self.rows, from_ns, key=key)
+        return self.rows[start : bisect_right(self.rows, to_ns, lo=start, key=key)]
+
+    def ended_between(self, from_ns: int, to_ns: int) -> Sequence[Request]:
+        """The requests that ended after one time and until another, in order."""
+        key: Callable[[Request], int] = attrgetter("ended_ns")
+        start = bisect_right(self.ended, from_ns, key=key)
+        return self.ended[start : bisect_right(self.ended, to_ns, lo=start, key=key)]
+
+    def open_at(self, now_ns: int) -> list[Request]:
+        """The requests that are accepted and not ended at a time, the oldest first."""
+        later = bisect_right(self.ended, now_ns, key=attrgetter("ended_ns"))
+        found = [row for row in self.ended[later:] if row.accepted_ns <= now_ns]
+        found += [row for row in self._open.values() if row.accepted_ns <= now_ns]
+        return sorted(found, key=attrgetter("accepted_ns"))
+
+
+def request_of(decision: str) -> str:
+    """The request that a decision is about: its name has the choice, the attempt and perhaps an item of media behind the request's id."""
+    found = _ATTEMPT.fullmatch(decision)
+    return str(found[1]) if found is not None else decision
+
+
+def _note_decision(row: Request, known: Decided) -> None:
+    decision = known.decision
+    row.decisions.append(known.position)
+    row.waited_ms = max(row.waited_ms, decision.waited_ms)
+    row.tenant = row.tenant or decision.tenant
+    if decision.leg != "decode" and "encode" not in decision.constraints.needs:
+        chosen = decision.chosen
+        row.expected_ms = chosen.ttft_ms if chosen.prefill_ms else 0.0
+        row.expected_tokens = chosen.cached_blocks * known.block_size
+        row.prompt_tokens = row.prompt_tokens or decision.prompt_tokens

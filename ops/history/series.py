@@ -1,0 +1,211 @@
+"""Rates, latencies and the load of workers over a window of time that ends at a moment, in equal columns."""
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from operator import attrgetter
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headwater.ops.history.fleet import Sample
+from headwater.ops.history.requests import Request, RequestTable
+
+F64 = NDArray[np.float64]
+
+REPORT_NS_MAX: Final = 30_000_000_000
+"""A load report describes its worker until the next one, but at most this long: an idle worker reports seldom."""
+
+UNITS: Final = {
+    "requests_per_s": "1/s",
+    "tokens_per_s": "tokens/s",
+    "errors_per_s": "1/s",
+    "migrations_per_s": "1/s",
+    "ttft_p50_ms": "ms",
+    "ttft_p90_ms": "ms",
+    "ttft_p99_ms": "ms",
+    "duration_p50_ms": "ms",
+    "duration_p99_ms": "ms",
+    "queue_p99_ms": "ms",
+    "hit_rate": "share",
+    "predicted_hit_rate": "share",
+    "regret_ms": "ms",
+    "running": "requests",
+    "waiting": "requests",
+    "kv_used": "share",
+}
+"""The series and their units. Latencies are those of requests that ended (TTFT: that started) in a column; regret is the
+median of how much longer the first token took than the router expected."""
+
+
+class Window(NamedTuple):
+    """A span of time in ns, in `columns` of equal width."""
+
+    from_ns: int
+    to_ns: int
+    columns: int
+
+    @property
+    def step_ns(self) -> float:
+        """The width of a column."""
+        return (self.to_ns - self.from_ns) / self.columns
+
+    def column(self, time_ns: int) -> int:
+        """The column of a time after the window's start."""
+        return min(self.columns - 1, max(0, int((time_ns - self.from_ns - 1) / self.step_ns)))
+
+
+class Lane(NamedTuple):
+    """The load of a worker in each column; None where no report describes it."""
+
+    running: list[int | None]
+    waiting: list[int | None]
+    used: list[float | None]
+
+
+def lane(samples: Sequence[Sample], window: Window, left_ns: int = 0) -> Lane:
+    """A worker's load over a window, from its samples in order. After `left_ns`, when it left, it has none."""
+    found = Lane([None] * window.columns, [None] * window.columns, [None] * window.columns)
+    at = bisect_right(samples, window.from_ns, key=attrgetter("time_ns")) - 1
+    current = samples[at] if at >= 0 else None
+    upcoming = at + 1
+    for column in range(window.columns):
+        end_ns = window.from_ns + (column + 1) * window.step_ns
+        while upcoming < len(samples) and samples[upcoming].time_ns <= end_ns:
+            current = samples[upcoming]
+            upcoming += 1
+        if current is None or end_ns - current.time_ns > REPORT_NS_MAX + window.step_ns:
+            continue
+        if left_ns and current.time_ns <= left_ns < end_ns:
+            continue
+        found.running[column], found.waiting[column] = current.running, current.waiting
+        found.used[column] = round(current.used, 4)
+    return found
+
+
+def quantile(values: Sequence[float], share: float) -> float | None:
+    """The value that this share of the values does not exceed (nearest rank); None of none."""
+    if not values:
+        return None
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, max(0, int(np.ceil(share * len(ordered))) - 1))]
+
+
+class Rates(NamedTuple):
+    """What a window's requests came to. Rates are per second; times in ms; None where no request tells."""
+
+    requests_per_s: float
+    tokens_per_s: float
+    errors_per_s: float
+    migrations_per_s: float
+    ttft_p50_ms: float | None
+    ttft_p99_ms: float | None
+    itl_p50_ms: float | None
+    hit_rate: float | None
+
+
+def hit_rate(rows: Sequence[Request]) -> float | None:
+    """The share of prompt tokens that engines found cached, of the requests that say so."""
+    known = [
+        (row.found_tokens, row.prompt_tokens) for row in rows if row.found_tokens >= 0 and row.prompt_tokens
+    ]
+    total = sum(prompt for _, prompt in known)
+    return sum(found for found, _ in known) / total if total else None
+
+
+def itl_ms(row: Request) -> float | None:
+    """The mean time between two tokens of a request that ended."""
+    gaps = row.completion_tokens - row.choices
+    return (row.duration_ms - row.ttft_ms) / gaps * row.choices if gaps > 0 and row.ttft_ms else None
+
+
+def rates(table: RequestTable, from_ns: int, to_ns: int) -> Rates:
+    """The rates of the requests of a span of time."""
+    seconds = max(1e-9, (to_ns - from_ns) / 1e9)
+    accepted, ended = table.accepted_between(from_ns, to_ns), table.ended_between(from_ns, to_ns)
+    ttft = [row.ttft_ms for row in ended if row.ttft_ms]
+    gaps = [gap for row in ended if (gap := itl_ms(row)) is not None]
+    return Rates(
+        len(accepted) / seconds,
+        sum(row.completion_tokens for row in ended) / seconds,
+        sum(row.reason == "error" for row in ended) / seconds,
+        sum(row.migrations for row in ended) / seconds,
+        quantile(ttft, 0.5),
+        quantile(ttft, 0.99),
+        quantile(gaps, 0.5),
+        hit_rate([row for row in accepted if row.started_ns and row.started_ns <= to_ns]),
+    )
+
+
+def request_series(table: RequestTable, window: Window) -> dict[str, list[float | None]]:
+    """The series of `UNITS` that requests give."""
+    seconds = window.step_ns / 1e9
+    accepted = _by_column(table.accepted_between(window.from_ns, window.to_ns), window, "accepted_ns")
+    ended = _by_column(table.ended_between(window.from_ns, window.to_ns), window, "ended_ns")
+    # Requests that started in the window were accepted in it, or not long before.
+    earlier = table.accepted_between(window.from_ns - 10 * 60 * 1_000_000_000, window.to_ns)
+    begun = [row for row in earlier if window.from_ns < row.started_ns <= window.to_ns]
+    started = _by_column(begun, window, "started_ns")
+
+    def each(
+        rows: Sequence[list[Request]], value: Callable[[list[Request]], float | None]
+    ) -> list[float | None]:
+        return [value(column) for column in rows]
+
+    def times(share: float, name: str) -> Callable[[list[Request]], float | None]:
+        return lambda column: quantile([value for row in column if (value := getattr(row, name))], share)
+
+    return {
+        "requests_per_s": each(accepted, lambda column: len(column) / seconds),
+        "tokens_per_s": each(ended, lambda column: sum(row.completion_tokens for row in column) / seconds),
+        "errors_per_s": each(ended, lambda column: sum(row.reason == "error" for row in column) / seconds),
+        "migrations_per_s": each(ended, lambda column: sum(row.migrations for row in column) / seconds),
+        "ttft_p50_ms": each(started, times(0.5, "ttft_ms")),
+        "ttft_p90_ms": each(started, times(0.9, "ttft_ms")),
+        "ttft_p99_ms": each(started, times(0.99, "ttft_ms")),
+        "duration_p50_ms": each(ended, times(0.5, "duration_ms")),
+        "duration_p99_ms": each(ended, times(0.99, "duration_ms")),
+        "queue_p99_ms": each(
+            started, lambda column: quantile([float(row.waited_ms) for row in column], 0.99)
+        ),
+        "hit_rate": each(started, hit_rate),
+        "predicted_hit_rate": each(started, _predicted),
+        "regret_ms": each(started, _regret),
+    }
+
+
+def load_series(lanes: Sequence[Lane], window: Window) -> dict[str, list[float | None]]:
+    """The series of `UNITS` that load reports give: sums over workers, and the mean share of KV in use."""
+
+    def summed(name: str) -> list[float | None]:
+        columns = zip(*(getattr(one, name) for one in lanes), strict=True)
+        return [sum(known) if (known := [v for v in column if v is not None]) else None for column in columns]
+
+    used = [
+        float(np.mean(known)) if (known := [value for value in column if value is not None]) else None
+        for column in zip(*(one.used for one in lanes), strict=True)
+    ]
+    empty: list[float | None] = [None] * window.columns
+    return {
+        "running": summed("running") or empty,
+        "waiting": summed("waiting") or empty,
+        "kv_used": used or empty,
+    }
+
+
+def _by_column(rows: Sequence[Request], window: Window, time: str) -> list[list[Request]]:
+    found: list[list[Request]] = [[] for _ in range(window.columns)]
+    for row in rows:
+        found[window.column(getattr(row, time))].append(row)
+    return found
+
+
+def _predicted(rows: list[Request]) -> float | None:
+    known = [row for row in rows if row.expected_tokens >= 0 and row.prompt_tokens]
+    total = sum(row.prompt_tokens for row in known)
+    return sum(row.expected_tokens for row in known) / total if total else None
+
+
+def _regret(rows: list[Request]) -> float | None:
+    known = [row.ttft_ms - row.waited_ms - row.expected_ms for row in rows if row.expected_ms and row.ttft_ms]
+    return quantile(known, 0.5)

@@ -1,8 +1,9 @@
 """Snapshots: a fold's state with its log position, in the object store, and when a new one is due.
 
 A snapshot is a manifest and its chunks (see `events.snapshot_format`). The manifest is written last and deleted first,
-so a snapshot is visible whole or not at all. The newest `KEEP` and those named by a bookmark are retained. If one fails
-verification the next older one is used; without any, the fold starts at the beginning of the log.
+so a snapshot is visible whole or not at all. The newest `KEEP` and those named by a bookmark are retained, and with
+`ladder_bytes` older ones, the sparser the older they are: from them the state at any position is folded in little time. If one
+fails verification the next older one is used; without any, the fold starts at the beginning of the log.
 
 The server removes a log's oldest messages by age and by bytes, independently of snapshots. A fold can start only if the
 message after the newest snapshot is still stored. So each router checks this regularly, and saves a snapshot long before
@@ -16,7 +17,7 @@ last snapshot are removed, and `headwater streams` reports it.
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
@@ -80,6 +81,13 @@ class Bookmarks:
 
 
 KEEP = 2
+
+LADDER_BYTES = 256 * 1024 * 1024
+"""Bytes of a pool's older snapshots that its routers keep."""
+
+LADDER_MAX = 256
+"""And their number."""
+
 NEAR_RECORDS = 5_000
 """A cached snapshot at most this much older is preferred: folding the difference is faster than fetching."""
 
@@ -107,7 +115,8 @@ class SnapshotStore:
     """Writes and finds the snapshots of one pool in the object store.
 
     `cache`: the local cache of the newest one's arrays. `ids` generates names for attempts to save. `prepare` may
-    replace arrays, before they are read, by others of the same type and shape whose memory suits the reader.
+    replace arrays, before they are read, by others of the same type and shape whose memory suits the reader. `ladder_bytes`: how many
+    bytes of older snapshots `prune` leaves.
     """
 
     def __init__(
@@ -119,6 +128,7 @@ class SnapshotStore:
         ids: Callable[[], str] = lambda: secrets.token_hex(8),
         prepare: Callable[[dict[str, NDArray[Any]]], None] | None = None,
         chunk_bytes: int = CHUNK_BYTES_MAX,
+        ladder_bytes: int = 0,
     ) -> None:
         self._blobs = blobs
         self._pool = pool
@@ -126,12 +136,14 @@ class SnapshotStore:
         self._ids = ids
         self._prepare = prepare
         self._chunk_bytes = chunk_bytes
+        self._ladder_bytes = ladder_bytes
+        self._sizes: dict[int, int] = {}
         self.bookmarks = Bookmarks(blobs, pool)
 
     async def save(
-        self, snapshot: Snapshot, log_last: Callable[[], Awaitable[int]] | None = None
+        self, snapshot: Snapshot, log_bounds: Callable[[], Awaitable[Bounds]] | None = None
     ) -> Manifest:
-        """Write the snapshot, then prune older ones; `log_last` as for `prune`.
+        """Write the snapshot, then prune older ones; `log_bounds` as for `prune`.
 
         Raises `LogError` if it could not be written; then, and when cancelled before, the earlier snapshots are
         unchanged.
@@ -158,7 +170,7 @@ class SnapshotStore:
         if self._cache is not None:
             await asyncio.to_thread(self._cache.write, self._pool, manifest.key, bulk)
         try:
-            await self.prune(log_last)
+            await self.prune(log_bounds)
         except LogError as error:
             # The snapshot is saved; the next one prunes what this one could not.
             _log.warning("snapshots_not_pruned", reason=str(error))
@@ -220,19 +232,21 @@ class SnapshotStore:
                 found.append(Kept(position, 0, None, str(error)))
         return found
 
-    async def prune(self, log_last: Callable[[], Awaitable[int]] | None = None) -> None:
-        """Delete all but the newest `KEEP` and those with a bookmark, and chunks of incomplete attempts.
+    async def prune(self, log_bounds: Callable[[], Awaitable[Bounds]] | None = None) -> None:
+        """Delete all but the newest `KEEP`, the ladder and those with a bookmark, and chunks of incomplete attempts.
 
-        `log_last` returns the log's last position: a snapshot beyond it belongs to an earlier log of the same name,
-        and would otherwise count as newer than all snapshots of this one.
+        A snapshot beyond the log's last position belongs to an earlier log of the same name, and would otherwise count as newer
+        than all snapshots of this one. Those that the log does not continue any more are of no use to a ladder.
         """
         positions = await self.positions()
         chunks = await self._blobs.names(subjects.snapshot_chunk_prefix(self._pool))
         # Read after the listings: what another router wrote until then is not beyond it.
-        last = max([0, *positions]) if log_last is None else await log_last()
+        bounds = Bounds(1, max([0, *positions])) if log_bounds is None else await log_bounds()
+        last = bounds.last
         own = [position for position in positions if position <= last]
+        rungs = await self._ladder([position for position in own if continues(position, bounds)])
         # Read last, so that a bookmark set during the listings is included.
-        keep = {*own[-KEEP:], *(await self.bookmarks.all()).values()}
+        keep = {*own[-KEEP:], *rungs, *(await self.bookmarks.all()).values()}
         for position in positions:
             if position not in keep:
                 await self._blobs.delete(subjects.snapshot_name(self._pool, position))
@@ -243,9 +257,24 @@ class SnapshotStore:
                 continue
             position = int(number)
             # Newer ones without a manifest are being saved by another router.
-            foreign = log_last is not None and position > last
+            foreign = log_bounds is not None and position > last
             if position not in keep and (position < oldest or foreign):
                 await self._blobs.delete(name)
+
+    async def _ladder(self, positions: list[int]) -> list[int]:
+        """Those of a log's snapshots that stay as its ladder."""
+        if not self._ladder_bytes:
+            return []
+        self._sizes = {position: size for position, size in self._sizes.items() if position in set(positions)}
+        for position in positions:
+            if position not in self._sizes:
+                data = await self._blobs.get(subjects.snapshot_name(self._pool, position))
+                try:
+                    chunks = decode_manifest(data).chunks if data is not None else ()
+                except UnreadableSnapshot:
+                    continue
+                self._sizes[position] = len(data or b"") + sum(chunk.size for chunk in chunks)
+        return thin_out(self._sizes, self._ladder_bytes)
 
     async def _order(self, positions: list[int]) -> list[int]:
         """Newest first, but the cached one before those that are only slightly newer."""
@@ -293,6 +322,25 @@ class SnapshotStore:
         else:
             return
         raise failure
+
+
+def thin_out(sizes: Mapping[int, int], budget: int) -> list[int]:
+    """Of snapshots at some positions, with their sizes, those that fit into a budget of bytes, sorted.
+
+    The first and the newest `KEEP` stay. Of the others that one goes first whose neighbours would be closest to each other relative
+    to its distance from the newest: so the gaps grow in proportion to age, and each call goes on where the last one stopped.
+    """
+    kept = sorted(sizes)
+    total = sum(sizes.values())
+    while (total > budget or len(kept) > LADDER_MAX) and len(kept) > KEEP + 1:
+        newest = kept[-1]
+        at = min(
+            range(1, len(kept) - KEEP),
+            key=lambda at: (kept[at + 1] - kept[at - 1]) / (newest - kept[at] + 1),
+            default=0,
+        )
+        total -= sizes[kept.pop(at)]
+    return kept
 
 
 # The guard of retention: a snapshot is due before messages that the newest one needs are removed.
@@ -406,4 +454,13 @@ def due(policy: Policy, tail: Tail) -> bool:
     return tail.fold_s >= policy.fold_s or tail.records >= policy.records or tail.age_s >= policy.age_s
 
 
-__all__ = ["KEEP", "NEAR_RECORDS", "Kept", "Snapshot", "SnapshotStore", "UnreadableSnapshot", "continues"]
+__all__ = [
+    "KEEP",
+    "LADDER_BYTES",
+    "NEAR_RECORDS",
+    "Kept",
+    "Snapshot",
+    "SnapshotStore",
+    "UnreadableSnapshot",
+    "continues",
+]

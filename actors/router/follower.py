@@ -308,12 +308,8 @@ class SnapshotKeeper(SnapshotReader):
             snapshot = await self._take()
             if snapshot is None:
                 return
-
-            async def last() -> int:
-                return (await log.bounds()).last
-
             try:
-                manifest = await self._store.save(snapshot, last)
+                manifest = await self._store.save(snapshot, log.bounds)
             except LogError as error:
                 self._log.warning("snapshot_not_saved", reason=str(error))
                 return

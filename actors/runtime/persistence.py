@@ -15,7 +15,7 @@ from headwater.actors import metrics
 from headwater.actors.bus import Bus
 from headwater.events.ports import Blobs, Log, LogError
 from headwater.events.snapshot_cache import SnapshotCache
-from headwater.events.snapshot_store import SnapshotStore, continues
+from headwater.events.snapshot_store import LADDER_BYTES, SnapshotStore, continues
 from headwater.events.table import Table
 from headwater.router.fold.state import RouterState
 from headwater.router.index.pack import prepare
@@ -118,7 +118,14 @@ class SnapshotReader:
 
     def __init__(self, ports: Ports, pool: str) -> None:
         self._ports = ports
-        self._store = SnapshotStore(ports.blobs, pool, cache=ports.cache, ids=ports.ids, prepare=prepare)
+        self._store = SnapshotStore(
+            ports.blobs,
+            pool,
+            cache=ports.cache,
+            ids=ports.ids,
+            prepare=prepare,
+            ladder_bytes=LADDER_BYTES,
+        )
         self._log = structlog.get_logger("headwater.router").bind(pool=pool)
 
     async def restore(self, log: Log) -> RouterState | None:

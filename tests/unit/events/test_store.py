@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Awaitable, Callable
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -12,9 +13,16 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from headwater.events.memory import MemoryBlobs
-from headwater.events.ports import LogRefused, LogUnavailable
+from headwater.events.ports import Bounds, LogRefused, LogUnavailable
 from headwater.events.snapshot_format import Manifest, decode_manifest, encode_manifest
-from headwater.events.snapshot_store import KEEP, Snapshot, SnapshotStore, UnreadableSnapshot
+from headwater.events.snapshot_store import (
+    KEEP,
+    LADDER_MAX,
+    Snapshot,
+    SnapshotStore,
+    UnreadableSnapshot,
+    thin_out,
+)
 from headwater.schemas.subjects import snapshot_chunk_prefix, snapshot_name
 from tests.support.data.examples import texts
 from tests.support.ports.snapshots import saved_and_read
@@ -242,13 +250,13 @@ async def test_snapshots_of_a_log_that_is_gone_make_room() -> None:
     blobs = MemoryBlobs()
     store = small_store(blobs)
 
-    async def last() -> int:
-        return 50
+    async def bounds() -> Bounds:
+        return Bounds(1, 50)
 
     for position in (900, 1000):
         await store.save(snapshot(position))
-    await store.save(snapshot(40), last)
-    await store.save(snapshot(50), last)
+    await store.save(snapshot(40), bounds)
+    await store.save(snapshot(50), bounds)
     assert await store.positions() == [40, 50]
     assert len(await blobs.names("")) == KEEP * 4
 
@@ -330,15 +338,15 @@ async def test_a_snapshot_dropped_while_it_is_read_is_no_loss() -> None:
 
 
 class OvertakingBlobs(MemoryBlobs):
-    """Just before the manifest at 9 is written, other routers save 7 and 8; `last` is the log's end for them."""
+    """Just before the manifest at 9 is written, other routers save 7 and 8; `bounds` are the log's for them."""
 
-    last: Callable[[], Awaitable[int]] | None = None
+    bounds: Callable[[], Awaitable[Bounds]] | None = None
 
     async def put(self, name: str, data: bytes | memoryview) -> str:
         """See `Blobs.put`."""
         if name == snapshot_name("p", 9):
             for position in (7, 8):
-                await small_store(self).save(snapshot(position), self.last)
+                await small_store(self).save(snapshot(position), self.bounds)
         return await super().put(name, data)
 
 
@@ -346,11 +354,61 @@ class OvertakingBlobs(MemoryBlobs):
 async def test_chunks_that_somebody_is_writing_are_left_alone(asked: bool) -> None:
     """Without a manifest yet, but newer than what is kept: no remains of a save that was cut off."""
 
-    async def last() -> int:
-        return 9
+    async def bounds() -> Bounds:
+        return Bounds(1, 9)
 
     blobs = OvertakingBlobs()
-    blobs.last = last if asked else None
+    blobs.bounds = bounds if asked else None
     await small_store(blobs).save(snapshot(9))
     assert same(await small_store(blobs).newest(everything), snapshot(9))
     assert len(await blobs.names("")) == KEEP * 4
+
+
+async def test_a_ladder_of_older_snapshots_stays_within_its_bytes() -> None:
+    """And goes with the part of the log that it needs."""
+    blobs = MemoryBlobs()
+    size = len(await _saved_alone(10))
+    store = SnapshotStore(blobs, "p", chunk_bytes=100, ladder_bytes=6 * size)
+    first = 1
+
+    async def bounds() -> Bounds:
+        return Bounds(first, 10_000)
+
+    for position in range(10, 210, 10):
+        await store.save(snapshot(position), bounds)
+    kept = await store.positions()
+    assert 3 < len(kept) <= 6
+    assert kept[0] == 10
+    assert kept[-KEEP:] == [190, 200]
+    first = 150
+    await store.save(snapshot(210), bounds)
+    assert all(position >= 149 for position in await store.positions())
+
+
+async def _saved_alone(position: int) -> bytes:
+    """All bytes that a snapshot takes."""
+    blobs = MemoryBlobs()
+    await SnapshotStore(blobs, "p", chunk_bytes=100).save(snapshot(position))
+    return b"".join([await blobs.get(name) or b"" for name in await blobs.names("")])
+
+
+@given(st.lists(st.integers(1, 50), min_size=3, max_size=300), st.integers(100, 2_000))
+def test_what_is_thinned_out_fits_and_is_denser_near_the_end(gaps: list[int], budget: int) -> None:
+    """The first and the newest stay; one after the other or at once, no gap is much longer than its distance from the end asks for."""
+    sizes: dict[int, int] = {}
+    position = 0
+    kept: list[int] = []
+    for gap in gaps:
+        position += gap
+        sizes = {at: sizes.get(at, 10) for at in [*kept, position]}
+        kept = thin_out(sizes, budget)
+        assert kept == sorted(kept)
+        assert position in kept
+        assert len(kept) <= LADDER_MAX
+        assert len(kept) <= max(KEEP + 1, budget // 10)
+    assert kept[0] == gaps[0]
+    rungs = budget // 10
+    span = kept[-1] - kept[0]
+    for early, late in pairwise(kept):
+        # A geometric ladder of so many rungs has gaps of at most this share of a rung's age; the newest are not thinned.
+        assert late - early <= max(3 * 50, 12 * span / rungs)

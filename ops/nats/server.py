@@ -2,13 +2,11 @@
 
 import asyncio
 import contextlib
-import secrets
 import shutil
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +29,7 @@ from headwater.events.snapshot_cache import FolderCache
 from headwater.events.table import STREAM_SIZES, StreamSizes
 from headwater.schemas import subjects
 from headwater.schemas.clock import SystemClock
+from headwater.schemas.ids import unique_ids
 from headwater.schemas.subjects import InboxKind
 
 MAX_PAYLOAD = 8 * 1024 * 1024
@@ -114,12 +113,6 @@ OPERATOR_S = 2.0
 _log = structlog.get_logger("headwater.main")
 
 
-def unique_ids() -> Callable[[], str]:
-    """Ids of 24 hex digits: random per process, then counted (asking the system for each costs 4 % of an edge)."""
-    prefix, numbers = secrets.token_hex(8), count(secrets.randbelow(1 << 31))
-    return lambda: f"{prefix}{next(numbers) & 0xFFFFFFFF:08x}"
-
-
 @asynccontextmanager
 async def open_ports(
     url: str,
@@ -142,6 +135,7 @@ async def open_ports(
         url, f"{name} bus", inbox=subjects.inbox(ns, kind, name, "bus"), credentials=credentials
     )
     clients = [core]
+    clock = SystemClock()
     try:
         store = await connect(
             url, f"{name} log", inbox=subjects.inbox(ns, kind, name, "log"), credentials=credentials
@@ -171,8 +165,8 @@ async def open_ports(
             videos=JetStreamTable(store, subjects.video_bucket(ns)),
             requests=JetStreamLog(store, subjects.request_stream(ns)),
             pool_log=pool_log,
-            clock=SystemClock(),
-            ids=unique_ids(),
+            clock=clock,
+            ids=unique_ids(clock),
             cache=FolderCache(cache_dir / ns) if cache_dir else None,
             pool_logs=partial(_pool_logs, store, ns),
         )

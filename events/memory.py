@@ -19,6 +19,7 @@ from headwater.events.ports import (
     Retention,
     Slice,
     Stored,
+    StoredMessage,
     Unreadable,
     sha256,
     wrong_bytes,
@@ -124,16 +125,29 @@ class MemoryLog:
 
     async def scan(self, after: int, until: int, subjects: Sequence[str] = ()) -> AsyncIterator[Slice]:
         """See `Log.scan`."""
-        first, last = await self.bounds()
-        wanted = [
-            position
-            for position in range(max(after + 1, first), min(until, last) + 1)
-            if not subjects or any(matches(one, self._messages[position - first].subject) for one in subjects)
-        ]
+        wanted = self._wanted(after, until, subjects)
         for start in range(0, len(wanted), SLICE_RECORDS_MAX):
             run = wanted[start : start + SLICE_RECORDS_MAX]
-            records, unreadable = self._decode(run)
+            # Since the scan began, retention may have removed some.
+            records, unreadable = self._decode(one for one in run if one >= self._first)
             yield Slice(records, len(wanted) - start - len(run), None, tuple(unreadable))
+
+    async def scan_raw(
+        self, after: int, until: int, subjects: Sequence[str] = ()
+    ) -> AsyncIterator[list[StoredMessage]]:
+        """See `Log.scan_raw`."""
+        wanted = self._wanted(after, until, subjects)
+        for start in range(0, len(wanted), SLICE_RECORDS_MAX):
+            run = wanted[start : start + SLICE_RECORDS_MAX]
+            yield [StoredMessage(one, *self.raw(one)) for one in run if one >= self._first]
+
+    def _wanted(self, after: int, until: int, subjects: Sequence[str]) -> list[int]:
+        last = self._first + len(self._messages) - 1
+        return [
+            position
+            for position in range(max(after + 1, self._first), min(until, last) + 1)
+            if not subjects or any(matches(one, self.raw(position).subject) for one in subjects)
+        ]
 
     async def position_at(self, wall_ns: int) -> int:
         """See `Log.position_at`."""

@@ -58,6 +58,15 @@ class Record(NamedTuple):
     batch: Batch[LogEvent]
 
 
+class StoredMessage(NamedTuple):
+    """One log message as it is stored: `data` is an encoded batch, or was meant to be one."""
+
+    position: int
+    subject: str
+    stored_ns: int
+    data: bytes
+
+
 class Gap(NamedTuple):
     """Positions `first` to `last` are no longer readable: purged, or the stream was replaced."""
 
@@ -167,6 +176,12 @@ class Log(Protocol):
         The others are not transferred, so positions that are missing are not reported as gaps. Ends at `until` or at the
         position that was last when the call was made. `lag` counts later messages of these subjects.
         """
+        ...
+
+    def scan_raw(
+        self, after: int, until: int, subjects: Sequence[str] = ()
+    ) -> AsyncIterator[list[StoredMessage]]:
+        """The messages of a `scan` as they are stored, without decoding them."""
         ...
 
     async def position_at(self, wall_ns: int) -> int:

@@ -92,6 +92,11 @@ def pool_subject(ns: str, pool: str, kind: PoolKind, writer: str) -> str:
     return _ours(ns, "pool", _token("pool", pool), kind, _token("writer", writer))
 
 
+def pool_kinds(*kinds: PoolKind) -> list[str]:
+    """All subjects of these kinds in a pool's log, whose ever it is."""
+    return [f"hw.*.pool.*.{kind}.*" for kind in kinds]
+
+
 def pool_kind(subject: str) -> str:
     """Kind of a pool log subject: fleet, kv, load, route or shadow."""
     return subject.rsplit(".", 2)[1]

@@ -8,7 +8,8 @@ A slice of the log is a run of decoded messages, cut where positions are missing
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import aclosing
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -29,6 +30,7 @@ from headwater.events.ports import (
     Record,
     Retention,
     Slice,
+    StoredMessage,
     Unreadable,
 )
 from headwater.schemas.encoding import UnreadableBatch, decode_batch
@@ -354,6 +356,21 @@ class JetStreamReader:
 
     async def scan(self, after: int, until: int, subjects: Sequence[str] = ()) -> AsyncIterator[Slice]:
         """See `Log.scan`."""
+        async with aclosing(self._scan(after, until, subjects)) as runs:
+            async for run in runs:
+                yield _decoded(run, None)
+
+    async def scan_raw(
+        self, after: int, until: int, subjects: Sequence[str] = ()
+    ) -> AsyncIterator[list[StoredMessage]]:
+        """See `Log.scan_raw`."""
+        async with aclosing(self._scan(after, until, subjects)) as runs:
+            async for run in runs:
+                yield [StoredMessage(one.position, one.subject, one.stored_ns, one.data) for one in run]
+
+    async def _scan(
+        self, after: int, until: int, subjects: Sequence[str]
+    ) -> AsyncGenerator[list[RawMessage], None]:
         until = min(until, (await self.bounds()).last)
         cursor = Cursor(self._client, self._stream, subjects=subjects)
         try:
@@ -362,7 +379,7 @@ class JetStreamReader:
             async for raw in cursor.messages(after, report_idle=True):
                 run = [message for message in raw if message.position <= until]
                 if run:
-                    yield _decoded(run, None)
+                    yield run
                 # An empty list is also what a live server sends that has nothing to deliver, though it counted deleted messages.
                 if not raw or len(run) < len(raw) or not raw[-1].pending or raw[-1].position >= until:
                     return

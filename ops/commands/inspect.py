@@ -22,13 +22,20 @@ def explain(
             description="show every candidate: recomputes from the log what a decision of a large fleet does not keep"
         ),
     ] = False,
+    as_json: Annotated[
+        bool,
+        Flag("json"),
+        Meta(description="print JSON: decisions with candidates, and the request's events"),
+    ] = False,
     settings: PoolReader,
 ) -> int:
     """Explain the routing decisions of a request: what each worker would have cost, and which was chosen."""
     from headwater.ops.operator import explain as operator
     from headwater.ops.process import signals
 
-    return signals.run_command(lambda: operator.explain(settings.nats, settings.pool, request, every=every))
+    return signals.run_command(
+        lambda: operator.explain(settings.nats, settings.pool, request, every=every, as_json=as_json)
+    )
 
 
 @command

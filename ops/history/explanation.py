@@ -1,6 +1,7 @@
 """A decision and the events of a request as text for people: the candidates as a table, why one was chosen, and what became of it."""
 
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -109,7 +110,14 @@ def _head(decision: Decision, position: int) -> str:
     waited = f", after {decision.waited_ms} ms in the queue" if decision.waited_ms else ""
     return (
         f"{decision.request}: {decision.prompt_tokens} {'' if image else 'prompt '}tokens{image} in {decision.blocks} full blocks; "
-        f"decided at log position {decision.position}, stored at {position}{waited}"
+        f"decided at log position {decision.position}, stored at {position}{waited}; {_time(decision.wall_ns)}"
+    )
+
+
+def _time(wall_ns: int) -> str:
+    """A time to the millisecond, in UTC."""
+    return (
+        f"{datetime.fromtimestamp(wall_ns / 1e9, UTC):%Y-%m-%d %H:%M:%S}.{wall_ns // 1_000_000 % 1000:03} UTC"
     )
 
 

@@ -15,6 +15,7 @@ from headwater.ops.config.nats import NatsSettings
 from headwater.ops.config.setting import ConfigError
 from headwater.ops.nats.connect import operator_ports
 from headwater.ops.nats.pool_choice import choose_pool
+from headwater.ops.operator.request_search import FULL
 from headwater.ops.process.text_table import table
 from headwater.router.decision.decide import RECOMPUTABLE
 from headwater.router.fold.state import RouterState, in_order
@@ -24,7 +25,7 @@ from headwater.schemas.events.fleet import EnginesWeighted, WorkerControlled
 from headwater.schemas.events.request import RequestRouted, RequestStepped
 from headwater.schemas.events.route import Decision, RouteRefused
 from headwater.schemas.names import InvalidName
-from headwater.schemas.subjects import pool_kind
+from headwater.schemas.subjects import pool_kind, pool_kinds
 
 
 async def show_log(
@@ -314,6 +315,19 @@ async def first_state(snapshots: SnapshotStore, log: Log) -> RouterState | None:
     return oldest
 
 
+async def newest_state(snapshots: SnapshotStore, log: Log, until: int) -> RouterState | None:
+    """The newest state at or before a position that the log continues; None if there is none."""
+    bounds, identity = await log.bounds(), await log.identity()
+    snapshot = await snapshots.newest(lambda position: position <= until and continues(position, bounds))
+    if snapshot is None:
+        return None
+    try:
+        state = RouterState.restore(snapshot)
+    except (LookupError, TypeError, ValueError):
+        return None
+    return state if state.log in ("", identity) else None
+
+
 async def _at(store: SnapshotStore, bookmark: str, log: Log) -> RouterState:
     """The state that a bookmark names. Raises `ConfigError` if the log does not continue it."""
     bounds = await log.bounds()
@@ -349,10 +363,10 @@ async def _oldest(store: SnapshotStore, log: Log) -> RouterState | None:
     return None
 
 
-async def decisions_after(log: Log, after: int) -> list[Recorded]:
-    """All decisions that the log stores after a position."""
+async def decisions_after(log: Log, after: int, until: int = FULL) -> list[Recorded]:
+    """All decisions that the log stores after a position, up to another."""
     found: list[Recorded] = []
-    async for piece in pieces_after(log, after):
+    async for piece in log.scan(after, until, pool_kinds("route")):
         for record in piece.records:
             life = (record.batch.writer, record.batch.epoch)
             found += [Recorded(life, event) for event in record.batch.events if isinstance(event, Decision)]

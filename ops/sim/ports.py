@@ -15,6 +15,7 @@ from headwater.events.ports import (
     Newest,
     Retention,
     Slice,
+    StoredMessage,
     Unknown,
 )
 from headwater.events.table import KeySize, TableEntry
@@ -143,6 +144,14 @@ class SimLog:
         await self.bounds()
         async for piece in self._log.scan(after, until, subjects):
             yield piece
+
+    async def scan_raw(
+        self, after: int, until: int, subjects: Sequence[str] = ()
+    ) -> AsyncIterator[list[StoredMessage]]:
+        """See `Log.scan_raw`."""
+        await self.bounds()
+        async for run in self._log.scan_raw(after, until, subjects):
+            yield run
 
     async def position_at(self, wall_ns: int) -> int:
         """See `Log.position_at`."""

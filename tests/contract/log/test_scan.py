@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from headwater.events.ports import Record
+from headwater.schemas.encoding import decode_batch
 from tests.support.ports.logs import LogCase, batch, records_of, stored
 
 
@@ -71,3 +72,13 @@ async def test_an_empty_log_has_no_position_at_any_time(log_case: LogCase) -> No
     """Nor anything to scan."""
     assert await log_case.log.position_at(1 << 62) == 0
     assert await scanned(log_case, 0, 100) == []
+
+
+async def test_a_raw_scan_has_the_stored_bytes(log_case: LogCase) -> None:
+    """Of the same messages as a scan, which they decode to."""
+    other = await fill_two(log_case, 300)
+    for after, until, wanted in ((0, 10_000, ()), (3, 7, ()), (1, 599, (other,)), (600, 700, ())):
+        records = await scanned(log_case, after, until, wanted)
+        raw = [one async for run in log_case.other.scan_raw(after, until, wanted) for one in run]
+        decoded = [Record(one.position, one.subject, one.stored_ns, decode_batch(one.data)) for one in raw]
+        assert decoded == records

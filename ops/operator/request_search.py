@@ -1,0 +1,148 @@
+"""Finds what the logs have of one request, without reading all of them.
+
+A request's id has the time at which its edge made it, and positions have the time at which the server stored them. So the
+request log is read from a little before that time until the request has ended, and then the pool's log over the same time. Clocks differ, and
+an append may be late: where something is missing the search is repeated with more time around it, and at last over the whole log. A
+message that does not contain the id's bytes is not decoded.
+"""
+
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from contextlib import aclosing
+from typing import Final, NamedTuple
+
+from headwater.events.ports import Log, StoredMessage
+from headwater.schemas.encoding import Batch, LogEvent, UnreadableBatch, decode_batch
+from headwater.schemas.events import Event
+from headwater.schemas.events.request import RequestEnded, RequestRouted
+from headwater.schemas.events.route import Decision
+from headwater.schemas.ids import SECOND_NS, time_of
+
+MARGINS_S: Final = (2, 120)
+"""How far the clocks of an edge and of the log's server may differ: tried one after the other."""
+
+BEFORE_NS: Final = 2 * SECOND_NS
+AFTER_NS: Final = 3 * SECOND_NS
+"""What is read of the pool's log around a request: an append may be late, and workers and shadows write after its end."""
+
+FULL: Final = 1 << 62
+"""Later than any position, and any time in nanoseconds."""
+
+Told = Callable[[int, int], None]
+"""Called with (positions read, of how many)."""
+
+
+class LifeEvent(NamedTuple):
+    """An event of a request in the request log."""
+
+    position: int
+    stored_ns: int
+    edge: str
+    event: Event
+
+
+class Window(NamedTuple):
+    """Positions after `after`, up to `until`."""
+
+    after: int = 0
+    until: int = FULL
+
+
+WHOLE: Final = Window()
+
+
+def untold(done: int, total: int) -> None:
+    """Tell nobody."""
+
+
+async def batches_with(
+    log: Log, text: str, window: Window, subjects: Sequence[str] = (), told: Told = untold
+) -> AsyncGenerator[tuple[StoredMessage, Batch[LogEvent]], None]:
+    """The readable batches whose bytes contain `text`."""
+    needle = text.encode()
+    bounds = await log.bounds()
+    first, last = max(window.after, bounds.first - 1), min(window.until, bounds.last)
+    async with aclosing(_messages(log, window, subjects)) as runs:
+        async for run in runs:
+            told(run[-1].position - first, last - first)
+            for message in run:
+                if needle in message.data:
+                    try:
+                        yield message, decode_batch(message.data)
+                    except UnreadableBatch:
+                        continue
+
+
+async def _messages(
+    log: Log, window: Window, subjects: Sequence[str]
+) -> AsyncGenerator[list[StoredMessage], None]:
+    async for run in log.scan_raw(window.after, window.until, subjects):
+        if run:
+            yield run
+
+
+async def find_life(log: Log, request: str, now_ns: int, told: Told = untold) -> list[LifeEvent]:
+    """The events of a request in the request log, up to its end; none if there are none."""
+    made_ns = time_of(request, now_ns)
+    for margin_s in MARGINS_S:
+        if made_ns is None:
+            break
+        after = await log.position_at(made_ns - margin_s * SECOND_NS)
+        latest_ns = made_ns + (margin_s + 1) * SECOND_NS
+        found = await _life_after(log, request, Window(after, FULL), latest_ns, told)
+        if found:
+            return found
+    return await _life_after(log, request, WHOLE, FULL, told)
+
+
+async def _life_after(log: Log, request: str, window: Window, latest_ns: int, told: Told) -> list[LifeEvent]:
+    """Its events from there on to its end; none if none was stored until `latest_ns`."""
+    found: list[LifeEvent] = []
+    needle = request.encode()
+    bounds = await log.bounds()
+    first, last = max(bounds.first - 1, window.after), bounds.last
+    async with aclosing(_messages(log, window, ())) as runs:
+        async for run in runs:
+            told(run[-1].position - first, last - first)
+            for message in run:
+                if needle in message.data:
+                    found += _events_of(message, request)
+            if found and isinstance(found[-1].event, RequestEnded):
+                return found
+            if not found and run[-1].stored_ns > latest_ns:
+                return []
+    return found
+
+
+def _events_of(message: StoredMessage, request: str) -> Iterable[LifeEvent]:
+    try:
+        batch = decode_batch(message.data)
+    except UnreadableBatch:
+        return
+    for event in batch.events:
+        if getattr(event, "request", None) == request:
+            yield LifeEvent(message.position, message.stored_ns, batch.writer, event)
+
+
+async def windows(log: Log, request: str, life: Sequence[LifeEvent], now_ns: int) -> list[Window]:
+    """Where to look for a request's decisions in the pool's log: windows that are tried in this order."""
+    made_ns = time_of(request, now_ns)
+    found: list[Window] = []
+    if life:
+        ended = isinstance(life[-1].event, RequestEnded)
+        began_ns = life[0].stored_ns if made_ns is None else min(made_ns, life[0].stored_ns)
+        for more_ns in (0, MARGINS_S[-1] * SECOND_NS):
+            after = await log.position_at(began_ns - BEFORE_NS - more_ns)
+            until = await log.position_at(life[-1].stored_ns + AFTER_NS + more_ns) if ended else FULL
+            found.append(Window(after, until))
+    elif made_ns is not None:
+        margin_ns = MARGINS_S[-1] * SECOND_NS
+        after = await log.position_at(made_ns - margin_ns)
+        found.append(Window(after, await log.position_at(made_ns + SECOND_NS + margin_ns + AFTER_NS)))
+    return [*found, WHOLE]
+
+
+def is_complete(life: Sequence[LifeEvent], decisions: Iterable[Decision]) -> bool:
+    """Was every attempt that the request log names decided by one of these, or is there at least one of them?"""
+    known = {decision.request for decision in decisions}
+    attempts = {one.event.attempt for one in life if isinstance(one.event, RequestRouted)}
+    return attempts <= known and bool(known or (life and not attempts))

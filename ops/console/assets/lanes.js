@@ -1,0 +1,176 @@
+/** Workers over time: the batch as an area, requests that wait above it, KV fill as a strip, and marks where a worker came, went or changed. */
+import { html, useEffect, useLayoutEffect, useRef, useSignal, useState } from './library.js';
+import { colour, hatch, markColour } from './colours.js';
+import { WorkerLink } from './parts.js';
+import * as format from './format.js';
+import { dark } from './state.js';
+
+const LANE = 46;
+const AXIS = 22;
+const STRIP = 7;
+
+function largest(workers) {
+  let most = 1;
+  for (const worker of workers) {
+    worker.running.forEach((running, index) => {
+      if (format.isNumber(running)) most = Math.max(most, running + (worker.waiting[index] || 0));
+    });
+  }
+  return most;
+}
+
+/** Draws one lane with its top at `top`. */
+function drawLane(context, worker, { top, width, most, answer }) {
+  const step = width / answer.columns;
+  const base = top + LANE - STRIP - 6;
+  const room = LANE - STRIP - 12;
+  for (let index = 0; index < answer.columns; index += 1) {
+    const running = worker.running[index];
+    const left = index * step;
+    if (!format.isNumber(running)) continue;
+    const waiting = worker.waiting[index] || 0;
+    const height = (running / most) * room;
+    const above = (waiting / most) * room;
+    context.fillStyle = colour('series-1');
+    context.fillRect(left, base - height, step + 0.4, height);
+    context.fillStyle = colour('series-2');
+    context.fillRect(left, base - height - above, step + 0.4, above);
+    const used = worker.used[index];
+    if (format.isNumber(used)) {
+      context.globalAlpha = 0.12 + 0.88 * Math.min(1, used);
+      context.fillStyle = colour(used > 0.95 ? 'critical' : 'series-3');
+      context.fillRect(left, base + 2, step + 0.4, STRIP);
+      context.globalAlpha = 1;
+    }
+  }
+  drawMissing(context, worker, { top, step, columns: answer.columns });
+  context.fillStyle = colour('grid');
+  context.fillRect(0, top + LANE - 1, width, 1);
+}
+
+/** Hatches the columns without a report. */
+function drawMissing(context, worker, { top, step, columns }) {
+  for (let index = 0; index < columns; index += 1) {
+    if (format.isNumber(worker.running[index])) continue;
+    let last = index;
+    while (last + 1 < columns && !format.isNumber(worker.running[last + 1])) last += 1;
+    hatch(context, index * step, top + 3, (last - index + 1) * step, LANE - 7);
+    index = last;
+  }
+}
+
+function drawMark(context, mark, x, top) {
+  context.fillStyle = markColour(mark.kind);
+  context.fillRect(x - 0.75, top, 1.5, LANE - 1);
+  context.beginPath();
+  if (mark.kind === 'left') {
+    context.rect(x - 4, top, 8, 8);
+  } else {
+    context.moveTo(x - 5, top);
+    context.lineTo(x + 5, top);
+    context.lineTo(x, top + 8);
+  }
+  context.fill();
+}
+
+function drawAxis(context, { width, top, answer }) {
+  context.fillStyle = colour('surface');
+  context.fillRect(0, top, width, AXIS);
+  context.fillStyle = colour('muted');
+  context.font = '11px system-ui, sans-serif';
+  context.textBaseline = 'middle';
+  const labels = Math.max(2, Math.floor(width / 110));
+  for (let index = 0; index <= labels; index += 1) {
+    const x = (index / labels) * width;
+    context.textAlign = index === 0 ? 'left' : index === labels ? 'right' : 'center';
+    context.fillText(format.time(answer.from_ms + (index / labels) * (answer.to_ms - answer.from_ms)), x, top + AXIS / 2);
+    context.fillRect(Math.min(width - 1, x), top, 1, 3);
+  }
+}
+
+/** Draws the lanes in sight. */
+function draw(canvas, { answer, scroll, pointer }) {
+  const width = canvas.clientWidth;
+  const height = canvas.clientHeight;
+  const ratio = window.devicePixelRatio || 1;
+  canvas.width = Math.round(width * ratio);
+  canvas.height = Math.round(height * ratio);
+  const context = canvas.getContext('2d');
+  context.scale(ratio, ratio);
+  const most = largest(answer.workers);
+  const span = answer.to_ms - answer.from_ms;
+  const first = Math.max(0, Math.floor(scroll / LANE));
+  const last = Math.min(answer.workers.length, Math.ceil((scroll + height) / LANE));
+  for (let index = first; index < last; index += 1) {
+    const worker = answer.workers[index];
+    const top = index * LANE - scroll;
+    drawLane(context, worker, { top, width, most, answer });
+    for (const mark of worker.marks) drawMark(context, mark, ((mark.time_ms - answer.from_ms) / span) * width, top);
+  }
+  drawAxis(context, { width, top: height - AXIS, answer });
+  if (pointer) {
+    context.fillStyle = colour('muted');
+    context.fillRect(pointer.x, 0, 1, height - AXIS);
+  }
+}
+
+/** What is under the pointer, in words. */
+function Tip({ answer, pointer }) {
+  if (!pointer) return html`<p class="lane-tip muted">Point at a lane to read its values; click to go to that time.</p>`;
+  const worker = answer.workers[pointer.lane];
+  if (!worker) return html`<p class="lane-tip"></p>`;
+  const time = answer.from_ms + pointer.share * (answer.to_ms - answer.from_ms);
+  const index = Math.min(answer.columns - 1, Math.floor(pointer.share * answer.columns));
+  const running = worker.running[index];
+  const near = worker.marks.filter((mark) => Math.abs(mark.time_ms - time) < answer.step_ms * 2);
+  const values = format.isNumber(running)
+    ? `${format.number(running)} running, ${format.number(worker.waiting[index])} waiting, KV ${format.percent(worker.used[index])}`
+    : 'no report';
+  return html`<p class="lane-tip"><strong>${worker.name}</strong> <span class="number">${format.time(time)}</span> ${values}${near.map((mark) => html` · <span class=${`mark-text mark-text-${mark.kind}`}>${mark.text}</span>`)}</p>`;
+}
+
+function Legend() {
+  return html`<ul class="legend" aria-hidden="true">
+    <li><span class="swatch swatch-1"></span>requests that run</li><li><span class="swatch swatch-2"></span>requests that wait</li>
+    <li><span class="swatch swatch-3"></span>KV cache in use (darker is fuller)</li><li><span class="swatch swatch-hatch"></span>no report</li>
+    <li><span class="mark mark-joined"></span>joined</li><li><span class="mark mark-left"></span>left</li><li><span class="mark mark-drain"></span>drain</li>
+  </ul>`;
+}
+
+/** The lanes of all workers; `onTime` is called with the time that is clicked. */
+export function Lanes({ answer, onTime }) {
+  const canvas = useRef();
+  const container = useRef();
+  const [scroll, setScroll] = useState(0);
+  const [pointer, setPointer] = useState(null);
+  const [size, setSize] = useState({ width: 0, height: 0 });
+  const theme = useSignal(dark);
+  const total = answer.workers.length * LANE;
+  useEffect(() => {
+    const watched = new ResizeObserver(() => setSize({ width: canvas.current.clientWidth, height: canvas.current.clientHeight }));
+    watched.observe(canvas.current);
+    return () => watched.disconnect();
+  }, []);
+  useLayoutEffect(() => draw(canvas.current, { answer, scroll, pointer }), [answer, scroll, pointer, size, theme]);
+  const moved = (event) => {
+    const box = canvas.current.getBoundingClientRect();
+    const x = event.clientX - box.left;
+    const share = Math.max(0, Math.min(1, x / box.width));
+    setPointer({ x, share, lane: Math.floor((event.clientY - box.top + scroll) / LANE) });
+  };
+  const clicked = () => {
+    if (pointer) onTime(answer.from_ms + pointer.share * (answer.to_ms - answer.from_ms));
+  };
+  const height = { height: `${Math.min(total + AXIS, 560)}px` };
+  return html`<figure class="lanes" aria-label="Workers over time">
+    <${Legend} />
+    <div class="lanes-scroll" ref=${container} style=${height} onScroll=${(event) => setScroll(event.currentTarget.scrollTop)} tabindex="0" role="region" aria-label="Workers over time">
+      <div class="lanes-content" style=${{ height: `${total + AXIS}px` }}>
+        <ul class="lane-names">${answer.workers.map((worker, index) => html`<li key=${worker.name} style=${{ top: `${index * LANE}px` }}><${WorkerLink} name=${worker.name} /><span class="muted">${worker.role === 'both' ? worker.engine : `${worker.engine} · ${worker.role}`}</span></li>`)}</ul>
+        <canvas ref=${canvas} class="lanes-canvas" style=${height} onMouseMove=${moved} onMouseLeave=${() => setPointer(null)} onClick=${clicked} role="img"
+          aria-label=${`Batch, waiting requests and KV fill of ${answer.workers.length} workers from ${format.time(answer.from_ms)} to ${format.time(answer.to_ms)}; the table has the latest values, and the list below the marks.`}></canvas>
+      </div>
+    </div>
+    <figcaption><${Tip} answer=${answer} pointer=${pointer} /></figcaption>
+  </figure>`;
+}

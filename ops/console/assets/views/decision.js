@@ -1,0 +1,142 @@
+/** Why a request went where it went: every candidate, and what another policy or other weights would have chosen. */
+import { html, useSignal, useState } from '../library.js';
+import { useAnswer } from '../answers.js';
+import { Candidates, TermLegend, cost, costScale, termNames } from '../candidates.js';
+import { step } from '../moving.js';
+import { Badge, Empty, Fields, Link, Panel, PositionLink, RequestLink, Select, Time, View, WorkerLink } from '../parts.js';
+import * as format from '../format.js';
+import * as state from '../state.js';
+
+function Verdict({ decision }) {
+  const margin = format.isNumber(decision.margin) ? html` The next best costs ${cost(decision.margin, decision.unit)} more.` : ' It was the only candidate.';
+  return html`<div class="verdict">
+    <p class="verdict-line">Request <${RequestLink} id=${decision.request} length=${34} /> went to <strong><${WorkerLink} name=${decision.chosen} /></strong>: ${decision.why}.${margin}</p>
+    ${decision.degraded ? html`<p><${Badge} kind="warning">degraded<//> It was decided without all of the state that a decision needs.</p>` : null}
+  </div>`;
+}
+
+function Facts({ decision }) {
+  return html`<${Fields} className="facts" entries=${[
+    ['Decided at', html`<${PositionLink} position=${decision.position} />`],
+    ['Stored at', html`<${PositionLink} position=${decision.stored} />`],
+    ['Time', html`<${Time} value=${decision.time_ms} precise=${true} />`],
+    ['Prompt', `${format.integer(decision.prompt_tokens)} tokens in ${format.integer(decision.blocks)} full blocks of ${format.integer(decision.block_size)}`],
+    ['Policy', decision.policy],
+    ['Candidates compared', format.integer(decision.scored)],
+    ['Waited in the queue', format.duration(decision.waited_ms)],
+    ['Leg', decision.leg],
+    ['Router', decision.router],
+    ['Tenant', decision.tenant ? html`<span class="code">${decision.tenant}</span>` : undefined],
+    ['Temperature', format.number(decision.temperature)],
+    ['Seed', html`<span class="code">${String(decision.seed)}</span>`],
+    ['Recomputable', decision.recomputable ? `yes, by algorithm ${decision.algorithm}` : 'no'],
+    ['Weights', Object.entries(decision.weights).map(([name, value]) => `${name} ${format.number(value)}`).join(', ') || 'defaults'],
+  ]} />`;
+}
+
+/** What was expected of the chosen worker beside what was found. */
+function Outcome({ decision }) {
+  const chosen = decision.candidates.find((candidate) => candidate.worker === decision.chosen);
+  const { found } = decision;
+  const difference = format.isNumber(found?.ttft_ms) && format.isNumber(found?.expected_ttft_ms) ? found.ttft_ms - found.expected_ttft_ms : null;
+  const signed = difference === null ? format.UNKNOWN : `${difference > 0 ? '+' : '−'}${format.duration(Math.abs(difference))}`;
+  return html`<table class="compact">
+      <thead><tr><th scope="col">Chosen worker</th><th scope="col" class="right">Expected</th><th scope="col" class="right">Found</th><th scope="col" class="right">Difference</th></tr></thead>
+      <tbody>
+        <tr><th scope="row">Time to first token</th><td class="right number">${format.duration(found?.expected_ttft_ms)}</td><td class="right number">${format.duration(found?.ttft_ms)}</td><td class="right number">${signed}</td></tr>
+        <tr><th scope="row">Cached blocks</th><td class="right number">${format.integer(chosen?.cached_blocks)}</td><td class="right number">${format.integer(found?.cached_blocks)}</td>
+          <td class="right number">${format.isNumber(found?.cached_blocks) && chosen ? format.integer(found.cached_blocks - chosen.cached_blocks) : format.UNKNOWN}</td></tr>
+      </tbody>
+    </table>
+    ${decision.later.length ? html`<h3>Afterwards</h3><ul class="plain-list">${decision.later.map((text, index) => html`<li key=${index}>${text}</li>`)}</ul>` : null}`;
+}
+
+function Shadows({ shadow, unit }) {
+  if (!shadow.length) return html`<p class="muted">No shadow router followed this pool at this decision. <code>headwater shadow</code> starts one.</p>`;
+  return html`<div class="table-scroll" tabindex="0" role="region" aria-label="Choices of shadow routers"><table class="compact">
+    <thead><tr><th scope="col">Policy</th><th scope="col">Would choose</th><th scope="col">Judged by</th><th scope="col" class="right">Its choice</th><th scope="col" class="right">The choice made</th><th scope="col">Least</th></tr></thead>
+    <tbody>${shadow.map((one, index) => html`<tr key=${index}><td>${one.policy}</td><td><${WorkerLink} name=${one.worker} /></td><td>${one.judge}</td><td class="right number">${cost(one.score, unit)}</td><td class="right number">${cost(one.chosen_score, unit)}</td><td>${typeof one.least === 'string' ? html`<${WorkerLink} name=${one.least} />` : cost(one.least, unit)}</td></tr>`)}</tbody>
+  </table></div>`;
+}
+
+/** Policy and weights of the what-if in the parameters of the view. */
+function whatIf(values) {
+  return Object.fromEntries(Object.entries(values).filter(([name]) => name === 'policy' || name.startsWith('weight.')));
+}
+
+function WhatIfForm({ policies, values, decision }) {
+  const [weights, setWeights] = useState(() => whatIf(values));
+  const policy = weights.policy ?? '';
+  const text = policies.policies.find((one) => one.name === (policy || decision.policy))?.text;
+  const set = (name, value) => setWeights({ ...weights, [name]: value });
+  const submitted = (event) => {
+    event.preventDefault();
+    const cleared = Object.fromEntries(Object.keys(whatIf(values)).map((name) => [name, '']));
+    state.adjust({ ...cleared, ...weights, id: decision.id });
+  };
+  const cleared = () => {
+    setWeights({});
+    state.adjust(Object.fromEntries(Object.keys(whatIf(values)).map((name) => [name, ''])));
+  };
+  const options = [{ value: '', label: `as decided (${decision.policy})` }, ...policies.policies.map((one) => ({ value: one.name, label: one.name }))];
+  return html`<form class="what-if-form" onSubmit=${submitted}>
+    <${Select} label="Policy" value=${policy} options=${options} onChange=${(value) => set('policy', value)} />
+    ${text ? html`<p class="muted">${text}</p>` : null}
+    <details open=${Object.keys(weights).some((name) => name.startsWith('weight.') && weights[name] !== '')}><summary>Weights</summary><div class="weights">
+      ${policies.weights.map((weight) => html`<label key=${weight.name} title=${weight.text}><span>${weight.name}</span>
+        <input type="number" step="any" inputmode="decimal" placeholder=${String(decision.weights[weight.name] ?? weight.default)} value=${weights[`weight.${weight.name}`] ?? ''} onInput=${(event) => set(`weight.${weight.name}`, event.currentTarget.value)} /></label>`)}
+    </div></details>
+    <div class="actions"><button type="submit" class="primary">Compute again</button><button type="button" onClick=${cleared}>Clear</button></div>
+  </form>`;
+}
+
+function WhatIfResult({ decision, scale, names }) {
+  const other = decision.what_if;
+  if (!other) return html`<p class="muted">Choose a policy or weights: the server decides again from the recorded inputs and shows the result here, beside the decision.</p>`;
+  if (other.problem) return html`<p class="notice" role="note">It cannot be computed again: ${other.problem}</p>`;
+  return html`<p><${Badge} kind=${other.same ? 'good' : 'warning'}>${other.same ? 'same worker' : 'another worker'}<//> ${other.policy} would choose <strong><${WorkerLink} name=${other.worker} /></strong>: ${other.why}.</p>
+    <${Candidates} label="Candidates of the what-if" candidates=${other.candidates} unit=${decision.unit} blocks=${decision.blocks} chosen=${other.worker} names=${names} scale=${scale} brief=${true} />`;
+}
+
+function WhatIf({ decision, scale, names, values }) {
+  const policies = useAnswer('policies', {});
+  return html`<${Panel} title="What if" note="the same inputs, another policy or other weights">
+    <div class="what-if">
+      ${policies.data ? html`<${WhatIfForm} key=${`${values.policy || ''}`} policies=${policies.data} values=${values} decision=${decision} />` : html`<div class="skeleton"></div>`}
+      <div class="what-if-result"><${WhatIfResult} decision=${decision} scale=${scale} names=${names} /></div>
+    </div>
+  <//>`;
+}
+
+function Content({ decision, values }) {
+  const lists = [decision.candidates, decision.what_if?.candidates || []];
+  const names = termNames(lists.flat());
+  const scale = costScale(lists);
+  const more = decision.scored > decision.candidates.length && !values.all;
+  return html`
+    <${Verdict} decision=${decision} />
+    <${Panel} title="Candidates" note="least cost first" actions=${more ? html`<button type="button" onClick=${() => state.adjust({ all: 1, id: decision.id })}>Compute all ${format.integer(decision.scored)}</button>` : null}>
+      <${TermLegend} names=${names} unit=${decision.unit} />
+      ${decision.candidates.length ? html`<${Candidates} label="Candidates" candidates=${decision.candidates} unit=${decision.unit} blocks=${decision.blocks} chosen=${decision.chosen} names=${names} scale=${scale} />` : html`<${Empty} title="The record has no candidates." />`}
+    <//>
+    <${WhatIf} decision=${decision} scale=${scale} names=${names} values=${values} />
+    <div class="columns"><${Panel} title="Expected and found"><${Outcome} decision=${decision} /><//><${Panel} title="Shadow routers"><${Shadows} shadow=${decision.shadow} unit=${decision.unit} /><//></div>
+    <${Panel} title="Facts"><${Facts} decision=${decision} /><//>`;
+}
+
+function StepActions() {
+  return html`<button type="button" onClick=${() => step('decision', -1)} title="D">Previous decision</button><button type="button" onClick=${() => step('decision', 1)} title="d">Next decision</button>`;
+}
+
+/** The view: the decision with this id, or without one the newest at the position. */
+export function Decision() {
+  const position = useSignal(state.position);
+  const values = useSignal(state.parameters);
+  const { id, all } = values;
+  const question = id ? { id, all, ...whatIf(values) } : { at: position, all, ...whatIf(values) };
+  const answer = useAnswer('decision', position === null && !id ? null : question);
+  const subtitle = answer.data && html`<span class="code">${answer.data.id}</span>${id ? html` <${Link} view="decision" className="subtle-link">follow the position instead<//>` : html`<span class="muted"> the newest decision at this position</span>`}`;
+  return html`<${View} title="Why here" subtitle=${subtitle} answer=${answer} actions=${html`<${StepActions} />`}>
+    ${answer.data && html`<${Content} decision=${answer.data} values=${values} />`}
+  <//>`;
+}

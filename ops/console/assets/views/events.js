@@ -1,0 +1,111 @@
+/** The messages of the log before the position; a row opens all fields of its event. */
+import { classes, html, useRef, useSignal, useState } from '../library.js';
+import { ask } from '../api.js';
+import { useAnswer } from '../answers.js';
+import { Empty, PositionLink, RequestLink, Select, TextField, Time, View, WorkerLink } from '../parts.js';
+import { Table } from '../table.js';
+import * as format from '../format.js';
+import * as state from '../state.js';
+
+const PAGE = 200;
+const KINDS = ['fleet', 'route', 'req', 'load', 'kv'];
+const KIND_OPTIONS = [{ value: '', label: 'Any' }, ...KINDS.map((kind) => ({ value: kind, label: kind }))];
+const DIRECTIONS = [{ value: '', label: 'before the position' }, { value: 'after', label: 'after the position' }];
+
+const COLUMNS = [
+  { name: 'position', label: 'Position', align: 'right', render: (event) => html`<${PositionLink} position=${event.position} />` },
+  { name: 'time', label: 'Time', render: (event) => html`<${Time} value=${event.time_ms} precise=${true} />` },
+  { name: 'event', label: 'Event', render: (event) => html`<button type="button" class="event-name" onClick=${() => open(event)}><span class=${`kind kind-${event.kind}`}>${event.event}</span></button>` },
+  { name: 'writer', label: 'Writer', wide: true, className: 'clip', render: (event) => html`<span class="code">${event.writer}</span>` },
+  { name: 'text', label: 'What happened', className: 'clip-long', render: (event) => event.text },
+];
+
+const keyOf = (event) => `${event.position}-${event.index}`;
+
+function open(event) {
+  state.adjust({ open: keyOf(event) }, 'replace');
+}
+
+function Field({ name, value }) {
+  const deep = value !== null && typeof value === 'object';
+  return html`<tr><th scope="row">${name}</th><td>${deep ? html`<pre class="field-value">${JSON.stringify(value, null, 1)}</pre>` : html`<span class="code">${value === null ? 'null' : String(value)}</span>`}</td></tr>`;
+}
+
+function Details({ event }) {
+  const close = () => state.adjust({ open: '' }, 'replace');
+  return html`<aside class="event-detail panel" aria-label="Fields of the event">
+    <header class="panel-header"><h2>${event.event}</h2><div class="actions"><button type="button" onClick=${close}>Close</button></div></header>
+    <p>${event.text}</p>
+    <p class="finding-links"><span>Position <${PositionLink} position=${event.position} />${event.index ? `, event ${event.index}` : ''}</span><span><${Time} value=${event.time_ms} precise=${true} /></span>
+      <span>Writer <span class="code">${event.writer}</span>, epoch ${format.integer(event.epoch)}</span>
+      ${event.request ? html`<span>Request <${RequestLink} id=${event.request} /></span>` : null}${event.worker ? html`<span>Worker <${WorkerLink} name=${event.worker} /></span>` : null}</p>
+    <div class="table-scroll" tabindex="0" role="region" aria-label="Fields"><table class="compact field-table"><thead class="visually-hidden"><tr><th scope="col">Field</th><th scope="col">Value</th></tr></thead><tbody>${Object.entries(event.fields || {}).map(([name, value]) => html`<${Field} key=${name} name=${name} value=${value} />`)}</tbody></table></div>
+  </aside>`;
+}
+
+/** The event that is opened: among those loaded, or asked for. */
+function useOpened(identifier, events) {
+  const loaded = events.find((event) => keyOf(event) === identifier);
+  const position = identifier ? Number(identifier.split('-')[0]) : null;
+  const asked = useAnswer('events', identifier && !loaded ? { at: position, limit: 20 } : null);
+  return loaded || (identifier && asked.data?.events.find((event) => keyOf(event) === identifier));
+}
+
+/** Events of the first answer and those loaded after it. */
+function useOlder(answer, question) {
+  const [older, setOlder] = useState({ base: null, events: [], more: false });
+  const loading = useRef(false);
+  const base = answer.data;
+  const current = older.base === base ? older : { events: [], more: base?.more };
+  const load = async () => {
+    const events = [...(base?.events || []), ...current.events];
+    if (loading.current || !current.more || !events.length) return;
+    loading.current = true;
+    if (state.live.peek()) {
+      state.goTo(state.position.peek(), 'replace');
+      state.message.value = 'Paused, so that the list stays where it is.';
+    }
+    const edge = events[events.length - 1].position + (question.direction === 'after' ? 1 : -1);
+    try {
+      const next = await ask('events', { ...question, at: edge });
+      setOlder({ base, events: [...current.events, ...next.events], more: next.more });
+    } catch (error) {
+      state.message.value = error.message;
+    } finally {
+      loading.current = false;
+    }
+  };
+  return { events: base ? [...base.events, ...current.events] : [], more: current.more, load };
+}
+
+function Filters({ values }) {
+  return html`<div class="filters" role="search" aria-label="Filter events">
+    <${TextField} label="Text" filter=${true} value=${values.text || ''} placeholder="in any field" onChange=${(text) => state.adjust({ text }, 'replace')} />
+    <${Select} label="Kind" value=${values.kind || ''} options=${KIND_OPTIONS} onChange=${(kind) => state.adjust({ kind })} />
+    <${TextField} label="Event" value=${values.event || ''} placeholder="route.decided" onChange=${(event) => state.adjust({ event }, 'replace')} />
+    <${TextField} label="Writer" value=${values.writer || ''} placeholder="router-0" onChange=${(writer) => state.adjust({ writer }, 'replace')} />
+    <${Select} label="Show" value=${values.direction || ''} options=${DIRECTIONS} onChange=${(direction) => state.adjust({ direction })} />
+  </div>`;
+}
+
+/** The view. */
+export function Events() {
+  const position = useSignal(state.position);
+  const values = useSignal(state.parameters);
+  const question = { at: position, direction: values.direction || 'before', kind: values.kind, event: values.event, writer: values.writer, text: values.text, limit: PAGE };
+  const answer = useAnswer('events', position === null ? null : question);
+  const { events, more, load } = useOlder(answer, question);
+  const opened = useOpened(values.open, events);
+  const after = question.direction === 'after';
+  return html`<${View} title="Events" subtitle=${after ? 'Messages of the log after the position' : 'Messages of the log up to the position, newest first'} answer=${answer}>
+    <${Filters} values=${values} />
+    <div class=${classes('events', opened && 'events-with-detail')}>
+      <div class="events-list">
+        <${Table} label="Events" columns=${COLUMNS} rows=${events} keyOf=${keyOf} onOpen=${open} onEnd=${load} isSelected=${(event) => keyOf(event) === values.open}
+          empty=${html`<${Empty} title="No event matches.">Change the filters, or move to another position.<//>`} />
+        ${more ? html`<p><button type="button" onClick=${load}>Load ${after ? 'later' : 'older'} events</button></p>` : null}
+      </div>
+      ${opened ? html`<${Details} event=${opened} />` : null}
+    </div>
+  <//>`;
+}

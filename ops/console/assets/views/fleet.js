@@ -1,0 +1,79 @@
+/** The workers: their state at the position, and what they did before it. */
+import { html, useMemo, useSignal } from '../library.js';
+import { useAnswer } from '../answers.js';
+import { MarkList } from '../charts.js';
+import { fleet, withRetry } from '../following.js';
+import { Lanes } from '../lanes.js';
+import { goToTime } from '../moving.js';
+import { Badge, Empty, Meter, Panel, PositionLink, Problem, StateBadge, TextField, Time, View, WindowSelect, WorkerLink } from '../parts.js';
+import { Table } from '../table.js';
+import * as format from '../format.js';
+import * as state from '../state.js';
+
+const share = (worker) => (worker.total_blocks ? worker.used_blocks / worker.total_blocks : null);
+
+const COLUMNS = [
+  { name: 'name', label: 'Worker', sort: 'name', value: (worker) => worker.name, render: (worker) => html`<${WorkerLink} name=${worker.name} />` },
+  { name: 'state', label: 'State', sort: 'state', value: (worker) => worker.state, render: (worker) => html`<${StateBadge} state=${worker.state} />${worker.cold ? html` <${Badge} kind="info" title="It has computed no prompt yet">cold<//>` : null}` },
+  { name: 'engine', label: 'Engine', wide: true, sort: 'engine', value: (worker) => worker.engine, render: (worker) => worker.engine },
+  { name: 'role', label: 'Role', wide: true, sort: 'role', value: (worker) => worker.role, render: (worker) => worker.role },
+  { name: 'running', label: 'Running', sort: 'running', value: (worker) => worker.running, render: (worker) => html`<${Meter} value=${worker.running} maximum=${worker.max_running} text=${`${format.integer(worker.running)} / ${format.integer(worker.max_running)}`} label="running" />` },
+  { name: 'waiting', label: 'Waiting', align: 'right', sort: 'waiting', value: (worker) => worker.waiting, render: (worker) => format.integer(worker.waiting) },
+  { name: 'requests', label: 'In flight', title: 'Requests by the decisions of the log', align: 'right', wide: true, sort: 'requests', value: (worker) => worker.requests, render: (worker) => format.integer(worker.requests) },
+  { name: 'queued', label: 'Queued', unit: 'tokens', title: 'Prompt tokens routed to the worker and not computed', align: 'right', sort: 'queued', value: (worker) => worker.queued_tokens, render: (worker) => format.integer(worker.queued_tokens) },
+  { name: 'kv', label: 'KV in use', sort: 'kv', value: share, render: (worker) => html`<${Meter} value=${worker.used_blocks} maximum=${worker.total_blocks} text=${format.percent(share(worker))} label="KV cache in use" />` },
+  { name: 'cached', label: 'Cached', unit: 'blocks', title: 'Blocks of its prefix cache in the index', align: 'right', wide: true, sort: 'cached', value: (worker) => worker.cached_blocks, render: (worker) => format.integer(worker.cached_blocks) },
+  { name: 'hits', label: 'Cache hits', align: 'right', wide: true, sort: 'hits', value: (worker) => worker.hit_rate, render: (worker) => format.percent(worker.hit_rate) },
+  { name: 'step', label: 'Between tokens', align: 'right', wide: true, sort: 'step', value: (worker) => worker.step_ms, render: (worker) => format.duration(worker.step_ms) },
+  { name: 'pace', label: 'Pace', title: 'Its prefill times divided by those of its engine’s model: above 1 is slower', align: 'right', wide: true, sort: 'pace', value: (worker) => worker.pace, render: (worker) => format.number(worker.pace) },
+  { name: 'tier', label: 'Tier', wide: true, sort: 'tier', value: (worker) => worker.tier, render: (worker) => html`${worker.tier || format.UNKNOWN}${(worker.taints || []).map((taint) => html` <${Badge} key=${taint} kind="warning" title="Taint">${taint}<//>`)}` },
+];
+
+function sorted(workers, by, order) {
+  const column = COLUMNS.find((one) => one.sort === by) || COLUMNS[0];
+  const sign = order === 'desc' ? -1 : 1;
+  const compare = (a, b) => {
+    const [one, other] = [column.value(a), column.value(b)];
+    if (one === other) return a.name.localeCompare(b.name, 'en', { numeric: true });
+    if (one === null || one === undefined) return 1;
+    if (other === null || other === undefined) return -1;
+    return sign * (typeof one === 'number' ? one - other : String(one).localeCompare(String(other), 'en', { numeric: true }));
+  };
+  return [...workers].sort(compare);
+}
+
+function Left({ left }) {
+  if (!left.length) return html`<p class="muted">No worker left in the last 30 minutes.</p>`;
+  return html`<ul class="plain-list">${left.map((one) => html`<li key=${`${one.name} ${one.epoch} ${one.time_ms}`}><${Time} value=${one.time_ms} /> <strong>${one.name}</strong> <span class="muted">epoch ${one.epoch}</span> ${one.reason}</li>`)}</ul>`;
+}
+
+function LanePanel({ lanes, names }) {
+  const answer = useMemo(() => lanes.data && { ...lanes.data, workers: lanes.data.workers.filter((worker) => names === null || names(worker.name)) }, [lanes.data, names]);
+  if (lanes.error) return html`<${Problem} error=${lanes.error} retry=${lanes.retry} />`;
+  if (!answer) return html`<div class="skeleton"></div>`;
+  if (!answer.workers.length) return html`<${Empty} title="No worker of this name was in the fleet in this window." />`;
+  const marks = answer.workers.flatMap((worker) => worker.marks).sort((a, b) => b.time_ms - a.time_ms);
+  return html`<${Lanes} answer=${answer} onTime=${goToTime} />
+    <${MarkList} marks=${marks} render=${(mark) => html`<${Time} value=${mark.time_ms} /> ${mark.text} <${PositionLink} position=${mark.position} />`} />`;
+}
+
+/** The view. */
+export function Fleet() {
+  const position = useSignal(state.position);
+  const window = useSignal(state.windowSeconds);
+  const { text = '', sort = 'name', order = 'asc' } = useSignal(state.parameters);
+  const answer = withRetry(useSignal(fleet));
+  const lanes = useAnswer('lanes', position === null ? null : { at: position, window_s: window, columns: 240 });
+  const names = useMemo(() => (text ? (name) => name.toLowerCase().includes(text.toLowerCase()) : null), [text]);
+  const workers = answer.data ? sorted(answer.data.workers.filter((worker) => !names || names(worker.name)), sort, order) : [];
+  const actions = html`<${TextField} label="Filter" filter=${true} value=${text} placeholder="worker’s name" onChange=${(value) => state.adjust({ text: value }, 'replace')} /><${WindowSelect} />`;
+  return html`<${View} title="Fleet" subtitle=${answer.data && `${answer.data.totals.ready} of ${answer.data.totals.workers} workers are ready`} actions=${actions} answer=${answer} answers=${[]}>
+    ${answer.data && html`
+      <${Panel} title="Workers">
+        <${Table} label="Workers" columns=${COLUMNS} rows=${workers} keyOf=${(worker) => worker.name} sort=${{ by: sort, order }} onSort=${(by, next) => state.adjust({ sort: by, order: next }, 'replace')}
+          onOpen=${(worker) => state.adjust({ panel: worker.name })} empty=${html`<${Empty} title="No worker at this position.">Change the filter, or move to a position at which workers are in the fleet.<//>`} />
+      <//>
+      <${Panel} title="Over time"><${LanePanel} lanes=${lanes} names=${names} /><//>
+      <${Panel} title="Left" note="the last 30 minutes"><${Left} left=${answer.data.left} /><//>`}
+  <//>`;
+}

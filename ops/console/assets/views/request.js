@@ -1,0 +1,85 @@
+/** One request: where its time went, what decided it, how it ended. */
+import { html, useSignal } from '../library.js';
+import { useAnswer } from '../answers.js';
+import { Badge, Empty, Fields, Link, Panel, PositionLink, StateBadge, Time, View, WorkerLink } from '../parts.js';
+import { Waterfall } from '../waterfall.js';
+import * as format from '../format.js';
+import * as state from '../state.js';
+
+function Facts({ request }) {
+  const media = request.media?.length ? request.media.map((one) => `${one.kind} ${one.id} (${one.tokens} tokens)`).join(', ') : undefined;
+  return html`<${Fields} className="facts" entries=${[
+    ['Accepted', html`<${Time} value=${request.time_ms} precise=${true} />`],
+    ['State', html`<${StateBadge} state=${request.state} />${request.reason ? html` <${StateBadge} state=${request.reason} />` : null}`],
+    ['First token', format.duration(request.ttft_ms)],
+    ['Duration', format.duration(request.duration_ms)],
+    ['Prompt', `${format.integer(request.prompt_tokens)} tokens`],
+    ['Cached', `${format.integer(request.cached_tokens)} tokens`],
+    ['Output', `${format.integer(request.completion_tokens)} of at most ${format.integer(request.max_tokens)} tokens`],
+    ['Migrations', format.integer(request.migrations)],
+    ['Endpoint', html`<span class="code">${request.endpoint}</span>`],
+    ['Model', request.model],
+    ['Choices', request.choices > 1 ? format.integer(request.choices) : undefined],
+    ['Streamed', format.anything(request.stream)],
+    ['Trace', request.trace ? html`<span class="code">${request.trace}</span>` : undefined],
+    ['Media', media],
+    ['Positions', html`<${PositionLink} position=${request.position} /> to <${PositionLink} position=${request.position_end} />`],
+  ]} />`;
+}
+
+function Marks({ marks }) {
+  return html`<ol class="plain-list">${marks.map((mark, index) => html`<li key=${index}><${Time} value=${mark.time_ms} precise=${true} /> <${Badge} kind=${mark.kind === 'failure' ? 'critical' : mark.kind === 'ended' ? 'neutral' : 'info'}>${mark.kind}<//> ${mark.text === mark.kind ? '' : mark.text} ${mark.worker ? html`<${WorkerLink} name=${mark.worker} />` : null}</li>`)}</ol>`;
+}
+
+function Decisions({ decisions }) {
+  if (!decisions.length) return html`<p class="muted">No decision for it is in the log: it waits for one, or ended before.</p>`;
+  return html`<div class="table-scroll" tabindex="0" role="region" aria-label="Decisions"><table>
+    <thead><tr><th scope="col">Decision</th><th scope="col">Time</th><th scope="col">Worker</th><th scope="col">Leg</th><th scope="col" class="right">Waited</th><th scope="col">Policy</th><th scope="col" class="right">Stored at</th></tr></thead>
+    <tbody>${decisions.map((one) => html`<tr key=${one.id}><td><${Link} view="decision" values=${{ id: one.id }}>Why here<//></td><td><${Time} value=${one.time_ms} precise=${true} /></td><td><${WorkerLink} name=${one.worker} /></td><td>${one.leg}</td>
+      <td class="right number">${format.duration(one.waited_ms)}</td><td>${one.policy}</td><td class="right"><${PositionLink} position=${one.stored} /></td></tr>`)}</tbody>
+  </table></div>`;
+}
+
+function Contents({ contents }) {
+  return html`<${Panel} title="Contents" note="as the edge recorded them">
+    <h3>Request</h3><pre class="contents" tabindex="0">${readable(contents.body)}</pre>
+    ${contents.answers.map((text, index) => html`<h3 key=${`h${index}`}>Answer ${contents.answers.length > 1 ? index + 1 : ''}</h3><pre key=${index} class="contents" tabindex="0">${text}</pre>`)}
+  <//>`;
+}
+
+/** JSON with line breaks; anything else as it is. */
+function readable(text) {
+  try {
+    return JSON.stringify(JSON.parse(text), null, 2);
+  } catch {
+    return text;
+  }
+}
+
+function Content({ data }) {
+  const moment = useSignal(state.moment);
+  const first = format.isNumber(data.position) ? data.position : null;
+  return html`
+    ${data.error ? html`<p class="problem" role="note"><strong>It failed:</strong> ${data.error}</p>` : null}
+    <${Panel} title="Facts" actions=${first ? html`<button type="button" onClick=${() => state.goTo(first)}>Go to its decision</button>` : null}><${Facts} request=${data} /><//>
+    <${Panel} title="Where its time went" note="open a span for its details">${data.spans.length ? html`<${Waterfall} request=${data} time=${moment.time} />` : html`<${Empty} title="The log holds no leg of this request." />`}<//>
+    <div class="columns"><${Panel} title="Marks"><${Marks} marks=${data.marks} /><//><${Panel} title="Decisions"><${Decisions} decisions=${data.decisions} /><//></div>
+    ${data.explanation?.length ? html`<${Panel} title="Explanation" note="as headwater explain prints it"><pre class="explanation" tabindex="0" aria-label="Explanation">${data.explanation.join('\n')}</pre><//>` : null}
+    ${data.contents ? html`<${Contents} contents=${data.contents} />` : null}`;
+}
+
+function Named({ id }) {
+  const live = useSignal(state.live);
+  const position = useSignal(state.position);
+  const answer = useAnswer('request', { id, ...(live ? { at: position } : {}) });
+  return html`<${View} title="Request" subtitle=${html`<span class="code">${id}</span>`} answer=${answer} actions=${html`<${Link} view="requests" className="button">All requests<//>`}>
+    ${answer.data && html`<${Content} data=${answer.data} />`}
+  <//>`;
+}
+
+/** The view. */
+export function Request() {
+  const { id } = useSignal(state.parameters);
+  if (!id) return html`<${View} title="Request"><${Empty} title="No request is chosen."><${Link} view="requests">Choose one from the list<//> or open the palette with Ctrl K and type its identifier.<//><//>`;
+  return html`<${Named} key=${id} id=${id} />`;
+}

@@ -1,0 +1,326 @@
+"""The console's HTTP application: views that agree with the log, hostile requests, and who may see what."""
+
+import asyncio
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pytest
+
+from headwater.actors.admin import AdminApp, TokenAuthenticator, parse_tokens
+from headwater.actors.edge.admit.control import AccessControl
+from headwater.actors.edge.admit.keys import KeyRing, digest_of, key_text, new_id, new_secret
+from headwater.actors.edge.admit.principal import parse_scopes
+from headwater.actors.runtime.persistence import Ports
+from headwater.actors.runtime.tables import ApiKeyTable
+from headwater.ops.console.access import ConsoleAccess
+from headwater.ops.console.app import ConsoleApp, without_tenants
+from headwater.ops.console.pools import Pools
+from headwater.ops.sim import loop
+from headwater.ops.sim.fleet import SimFleet
+from headwater.ops.sim.loop import VirtualLoop
+from headwater.router.fold.state import RouterState
+from headwater.router.replay import Recorded, Replay
+from headwater.schemas.events.route import Decision
+from headwater.schemas.tables import ApiKey, SecretDigest
+from tests.support.worlds.told import ask_many, ports_of, records_of, told
+
+TOKEN = "a-token-of-an-operator"
+HOST = (b"host", b"localhost:8001")
+
+
+class Answer(msgspec.Struct):
+    """A response."""
+
+    status: int = 0
+    headers: dict[bytes, bytes] = {}
+    body: bytes = b""
+
+    @property
+    def document(self) -> Any:
+        """The body as JSON."""
+        return msgspec.json.decode(self.body)
+
+
+async def call(
+    app: ConsoleApp,
+    target: str | bytes,
+    method: str = "GET",
+    headers: Sequence[tuple[bytes, bytes]] = (HOST,),
+    body: bytes = b"",
+) -> Answer:
+    """One request. `target` is a path with its query, as bytes on the wire."""
+    raw = target if isinstance(target, bytes) else target.encode()
+    path, _, query = raw.partition(b"?")
+    scope = {
+        "type": "http",
+        "method": method,
+        "path": path.decode("utf-8", "replace"),
+        "query_string": query,
+        "headers": list(headers),
+        "client": ("127.0.0.1", 5),
+    }
+    answer = Answer()
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def send(message: dict[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            answer.status, answer.headers = message["status"], dict(message["headers"])
+        else:
+            answer.body += message.get("body", b"")
+
+    await app(scope, receive, send)
+    return answer
+
+
+def open_app(fleet: SimFleet) -> ConsoleApp:
+    """A console of a fleet that everyone on the machine may read."""
+    pools = Pools(ports_of(fleet), "the simulator")
+    app = ConsoleApp(pools, ConsoleAccess(None, None, is_open=True))
+    fleet.loop.create_task(pools.run())
+    return app
+
+
+def test_views_say_what_the_log_says() -> None:
+    """At one position: workers as a replay has them, requests as the log has them, and decisions by their records."""
+
+    async def run(clock: VirtualLoop) -> None:
+        async with told(clock) as fleet:
+            app, records = open_app(fleet), await records_of(fleet)
+            decisions = [
+                Recorded((record.batch.writer, record.batch.epoch), event)
+                for record in records
+                for event in record.batch.events
+                if isinstance(event, Decision)
+            ]
+            await call(app, "/api/fleet")
+            await asyncio.sleep(2)
+            for record in records[:: len(records) // 7]:
+                replay = Replay(RouterState(), decisions)
+                for earlier in records:
+                    if earlier.position <= record.position:
+                        replay.fold(earlier)
+                view = (await call(app, f"/api/fleet?at={record.position}")).document
+                assert view["position"] == record.position
+                shown = {
+                    one["name"]: (one["running"], one["requests"], one["used_blocks"])
+                    for one in view["workers"]
+                }
+                assert shown == {
+                    one.name: (one.running, len(one.requests), one.used_blocks)
+                    for one in replay.state.loads.workers.values()
+                }
+                tree = (await call(app, f"/api/tree?at={record.position}")).document
+                assert tree["held"] == dict(replay.state.index.blocks)
+            await check_requests(app)
+
+    loop.run(run)
+
+
+async def check_requests(app: ConsoleApp) -> None:
+    """Lists, single requests and their decisions agree."""
+    listed = (await call(app, "/api/requests?window_s=3600&limit=1000")).document
+    assert listed["total"] == 48
+    failed = (await call(app, "/api/requests?window_s=3600&state=migrated")).document
+    assert 0 < failed["total"] < 48
+    for row in listed["requests"][::7]:
+        one = (await call(app, f"/api/request?id={row['id']}")).document
+        assert one["completion_tokens"] == row["completion_tokens"]
+        for made in one["decisions"]:
+            decision = (await call(app, f"/api/decision?id={made['id']}&policy=kv")).document
+            assert decision["chosen"] == made["worker"]
+            assert decision["what_if"]["same"]
+            assert sum(term["value"] for term in decision["candidates"][0]["terms"]) == pytest.approx(
+                decision["candidates"][0]["score"]
+            )
+
+
+def test_a_position_shows_nothing_of_what_came_later() -> None:
+    """Every view at a position is the same before and after more has happened."""
+
+    async def run(clock: VirtualLoop) -> None:
+        async with told(clock, bursts=2) as fleet:
+            app = open_app(fleet)
+            await call(app, "/api/fleet")
+            await asyncio.sleep(2)
+            last = (await call(app, "/api/log")).document["last"]
+            targets = [
+                f"/api/{view}at={last - back}"
+                for back in (0, 11)
+                for view in (
+                    "fleet?",
+                    "requests?",
+                    "queue?",
+                    "stuck?",
+                    "handoffs?",
+                    "series?columns=20&",
+                    "lanes?columns=20&",
+                )
+            ]
+            before = [(await call(app, target)).document for target in targets]
+            await ask_many(fleet, random.Random(1), 20)
+            await asyncio.sleep(3)
+            assert (await call(app, "/api/log")).document["last"] > last
+            after = [(await call(app, target)).document for target in targets]
+            for target, was, now in zip(targets, before, after, strict=True):
+                assert now == was, target
+
+    loop.run(run)
+
+
+VIEWS = (
+    b"fleet lanes series requests request decision tree queue handoffs stuck events diff step position replicas log pools policies "
+    b"nothing ../../etc/passwd %00"
+).split()
+
+PARAMETERS = (
+    b"at window_s columns limit offset id worker text state sort pool a b kind event writer direction by time_ms depth policy "
+    b"weight.memory weight.x all"
+).split()
+
+VALUES = (
+    *(b"", b"a" * 5_000, b"__import__('os').system('id')", b"\xd9\xa1", b"\x80\x81"),
+    *b"-1 0 99999999999999999999999 1e400 nan NaN inf 0x10 1_000 %D9%A1 %00 %ff%fe ../../../etc/passwd ${7*7}".split(),
+    *b"'%22><script>alert(1)</script> 9223372036854775808 -9223372036854775809 %F0%9F%98%80".split(),
+)
+
+PATHS = b"/assets/../app.py /assets/%2e%2e/app.py // /api /api/ /admin/workers".split()
+
+
+def hostile(draw: random.Random) -> list[tuple[str, bytes]]:
+    """200 requests that nobody should send."""
+    found = []
+    for _ in range(190):
+        pairs = [draw.choice(PARAMETERS) + b"=" + draw.choice(VALUES) for _ in range(draw.randrange(1, 5))]
+        target = b"/api/" + draw.choice(VIEWS) + b"?" + b"&".join(pairs)
+        found.append((draw.choice(("GET", "GET", "GET", "POST", "PUT", "HEAD")), target))
+    found += [("GET", b"/api/fleet?" + b"at=1&" * 100), ("GET", b"/api/fleet?" + b"x" * 20_000)]
+    found += [("GET", path) for path in PATHS]
+    return [*found, ("POST", b"/admin/workers/w/drain"), ("DELETE", b"/")]
+
+
+def test_hostile_requests_are_refused() -> None:
+    """Each gets an answer of JSON that is no failure of the server's, and the console answers on."""
+
+    async def run(clock: VirtualLoop) -> None:
+        async with told(clock, bursts=2) as fleet:
+            app = open_app(fleet)
+            await call(app, "/api/fleet")
+            await asyncio.sleep(2)
+            requests = hostile(random.Random(11))
+            assert len(requests) == 200
+            statuses = set()
+            for method, target in requests:
+                answer = await call(app, target, method)
+                assert answer.status < 500, (method, target, answer.body)
+                assert answer.headers[b"content-security-policy"].startswith(b"default-src 'none'")
+                if answer.status >= 400:
+                    assert answer.document["error"]["message"]
+                statuses.add(answer.status)
+            assert statuses >= {200, 400, 403, 404}
+            assert (await call(app, "/api/fleet")).status == 200
+
+    loop.run(run)
+
+
+def test_what_each_credential_may_see() -> None:
+    """Without one nothing, beyond loopback; a key with `metrics` reads without tenants and contents, an operator's token controls."""
+
+    async def run(clock: VirtualLoop) -> None:
+        async with told(clock, bursts=1) as fleet:
+            ports = ports_of(fleet)
+            ring = KeyRing(ports.api_keys, ports.clock)
+            watching = asyncio.create_task(ring.run())
+            reader, nobody, chief = [
+                await _key(ports, scopes) for scopes in (["metrics"], ["endpoints:*"], ["admin"])
+            ]
+            await ring.known.wait()
+            await asyncio.sleep(1)
+            tokens = TokenAuthenticator(parse_tokens(f"amy {TOKEN}"), ports.clock)
+            pools = Pools(ports, "the simulator")
+            app = ConsoleApp(
+                pools,
+                ConsoleAccess(tokens, AccessControl(ring), is_open=False),
+                AdminApp(ports, tokens),
+            )
+            following = asyncio.create_task(pools.run())
+
+            def shown(secret: str) -> list[tuple[bytes, bytes]]:
+                return [(b"host", b"console.example"), (b"authorization", f"Bearer {secret}".encode())]
+
+            assert (await call(app, "/api/pools", headers=[HOST])).status == 401
+            assert (await call(app, "/", headers=[HOST])).status in (200, 404)
+            assert (await call(app, "/api/fleet", headers=shown("hw-wrong"))).status == 401
+            assert (await call(app, "/api/fleet", headers=shown("a-wrong-token-of-16"))).status == 401
+            assert (await call(app, "/api/fleet", headers=shown(nobody))).status == 403
+            scopes = {}
+            for name, secret in (("reader", reader), ("chief", chief), ("token", TOKEN)):
+                scopes[name] = (await call(app, "/api/pools", headers=shown(secret))).document["scopes"]
+            assert scopes == {
+                "reader": ["read"],
+                "chief": ["contents", "control", "read", "tenants"],
+                "token": ["contents", "control", "read", "tenants"],
+            }
+            [worker, *_] = fleet.engines
+            target = f"/admin/workers/{worker}/drain"
+            assert (await call(app, target, "POST", shown(reader))).status == 403
+            done = await call(app, target, "POST", shown(TOKEN))
+            assert (done.status, done.document["worker"]) == (200, worker)
+            await asyncio.sleep(2)
+            view = (await call(app, "/api/fleet", headers=shown(reader))).document
+            assert {one["name"]: one["state"] for one in view["workers"]}[worker] == "draining"
+            for task in (watching, following):
+                task.cancel()
+
+    loop.run(run)
+
+
+async def _key(ports: Ports, scopes: list[str]) -> str:
+    """A new API key with these scopes."""
+    key_id, secret = new_id(), new_secret()
+    key = ApiKey(
+        id=key_id,
+        name="a key",
+        tenant="tenant",
+        created_s=1,
+        digests=(SecretDigest(digest_of(key_id, secret.encode())),),
+        scopes=parse_scopes(scopes),
+    )
+    await ApiKeyTable(ports.api_keys).create(key)
+    return key_text(key_id, secret)
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ([HOST], 200),
+        ([(b"host", b"127.0.0.1:8001")], 200),
+        ([(b"host", b"[::1]:8001")], 200),
+        ([(b"host", b"evil.example")], 403),
+        ([(b"host", b"evil.example:8001")], 403),
+        ([HOST, (b"sec-fetch-site", b"cross-site")], 403),
+        ([HOST, (b"sec-fetch-site", b"same-site")], 403),
+        ([HOST, (b"sec-fetch-site", b"same-origin")], 200),
+    ],
+)
+def test_pages_of_other_sites_get_nothing(headers: list[tuple[bytes, bytes]], status: int) -> None:
+    """Nor does a name that was pointed at loopback."""
+
+    async def run(clock: VirtualLoop) -> None:
+        async with told(clock, bursts=1) as fleet:
+            assert (await call(open_app(fleet), "/api/pools", headers=headers)).status == status
+
+    loop.run(run)
+
+
+def test_tenants_have_no_names_without_the_scope() -> None:
+    """At any depth."""
+    document = {"tenant": "a", "rows": [{"tenant": "b", "id": 1}], "by": {"tenant": "c"}}
+    assert without_tenants(document) == {
+        "tenant": "",
+        "rows": [{"tenant": "", "id": 1}],
+        "by": {"tenant": ""},
+    }

@@ -45,6 +45,12 @@ COMMANDS: Final = {
             "models": "show what is detected in a model's folder",
         },
     ),
+    "debug": (
+        "Debug",
+        {
+            "tail": "show the events of a pool's log and of the request log, in the order of time",
+        },
+    ),
     "analyse": (
         "Analyse",
         {

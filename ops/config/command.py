@@ -53,7 +53,7 @@ class Key(NamedTuple):
 
 
 class AnyWord(NamedTuple):
-    """Annotation of a command's last argument: it takes words that look like flags, too."""
+    """Annotation of an argument or option of a command's own: it takes words that look like flags, too, such as -5m."""
 
 
 class Options(NamedTuple):
@@ -312,16 +312,15 @@ def _own(parameter: inspect.Parameter, kind: Any) -> inspect.Parameter:
     positional = parameter.kind is not parameter.KEYWORD_ONLY
     details: dict[str, Any] = {
         "help": description_of(kind),
-        "negative": (),
+        "negative": f"--no-{parameter.name.replace('_', '-')}" if parameter.default is True else (),
+        "allow_leading_hyphen": marker(kind, AnyWord) is not None,
     }
     if not positional:
         details["group"] = OPTIONS
     if flag is not None:
         details["name"] = f"--{flag.name}" if not positional else flag.name
     plain = get_args(kind)[0] if get_origin(kind) is Annotated else kind
-    if positional:
-        details["allow_leading_hyphen"] = marker(kind, AnyWord) is not None
-    elif text is None and base_of(kind) is not bool:
+    if not positional and text is None and base_of(kind) is not bool:
         one = setting_of(parameter.name, kind, "", key="", group="", how=Prefix(), path=(parameter.name,))
         name = flag.name if flag is not None else parameter.name
         details["metavar"] = name.upper() if one.repeatable else one.metavar

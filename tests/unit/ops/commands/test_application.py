@@ -98,7 +98,7 @@ def test_help_imports_no_engine_and_no_compiler() -> None:
     """It must be fast: nothing that a process needs only when it runs is imported."""
     program = (
         "import sys\nfrom headwater.ops.cli import main\n"
-        "for line in (['--help'], ['up', '--help'], ['whatif', '--help'], ['engine', '--help'], ['tree', '--help']):\n"
+        "for line in (['--help'], ['up', '--help'], ['whatif', '--help'], ['engine', '--help'], ['tree', '--help'], ['tail', '--help']):\n"
         "    try: main(line)\n    except SystemExit: pass\n"
         "heavy = {'numba', 'numpy', 'vllm', 'nats', 'asyncio', 'uvloop', 'prometheus_client', 'structlog', 'yaml'}\n"
         "print(sorted(heavy & set(sys.modules)), file=sys.stderr)\n"

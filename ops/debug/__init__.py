@@ -1,0 +1,1 @@
+"""The debugger of a fleet: its logs followed, compared, searched and exported."""

@@ -1,0 +1,131 @@
+"""Places in a pool's log as an operator names them, and the folded state there.
+
+1234                    a position
+-5m                     a time before now: s, m, h or d
+2026-11-26T21:05:00     a time, in UTC unless it has an offset; 21:05 is today's
+incident                a bookmark of `headwater snapshots`
+start, end              the first and the last position of the log
+"""
+
+import asyncio
+import re
+import sys
+from datetime import UTC, datetime
+from typing import Final, NamedTuple
+
+from headwater.actors.runtime.persistence import Ports
+from headwater.events.ports import Bounds, Log, LogError, Unreadable
+from headwater.events.snapshot_store import SnapshotStore, continues
+from headwater.ops.config.setting import ConfigError
+from headwater.ops.debug.progress import Progress
+from headwater.router.fold.state import RouterState, in_order
+from headwater.schemas.clock import Clock
+
+_SPAN = re.compile(r"-(\d+(?:\.\d+)?)([smhd])")
+_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_TODAY = re.compile(r"\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?")
+
+NOTATION: Final = "a position (1234), a time before now (-5m), a time (2026-11-26T21:05:00, in UTC), a bookmark, start or end"
+
+
+class PoolLog(NamedTuple):
+    """The log of a pool, with what is needed to name places in it and to fold it."""
+
+    log: Log
+    store: SnapshotStore
+    clock: Clock
+
+
+async def open_log(ports: Ports, pool: str) -> PoolLog:
+    """The log of a pool that is there."""
+    return PoolLog(await ports.pool_log(pool), SnapshotStore(ports.blobs, pool), ports.clock)
+
+
+def read_time(text: str, now_ns: int) -> int | None:
+    """The time that a text names, in nanoseconds; None if it names none."""
+    span = _SPAN.fullmatch(text)
+    if span is not None:
+        return now_ns - round(float(span[1]) * _SECONDS[span[2]] * 1e9)
+    if text.isdecimal():
+        # A position, although ISO 8601 also writes dates without dashes.
+        return None
+    today = datetime.fromtimestamp(now_ns / 1e9, UTC).date()
+    try:
+        named = datetime.fromisoformat(f"{today}T{text:0>5}" if _TODAY.fullmatch(text) else text)
+    except ValueError:
+        return None
+    return round((named if named.tzinfo else named.replace(tzinfo=UTC)).timestamp() * 1e9)
+
+
+def show_time(wall_ns: int) -> str:
+    """A time in UTC, to the millisecond."""
+    shown = datetime.fromtimestamp(wall_ns / 1e9, UTC).isoformat(timespec="milliseconds")
+    return shown.replace("+00:00", "Z")
+
+
+async def find_position(text: str, pool: PoolLog, what: str) -> int:
+    """The last position at a place; `what` names the argument in errors. Raises `ConfigError`."""
+    bounds = await pool.log.bounds()
+    if text in ("start", "end"):
+        return bounds.first if text == "start" else bounds.last
+    if text.isdecimal():
+        return _within(int(text), bounds, f"{what} {text}")
+    wall_ns = read_time(text, pool.clock.wall_ns())
+    if wall_ns is not None:
+        return await pool.log.position_at(wall_ns)
+    bookmarks = await pool.store.bookmarks.all()
+    if text in bookmarks:
+        return _within(bookmarks[text], bounds, f"{what} {text} (position {bookmarks[text]})")
+    raise ConfigError(f"{what} {text}: expected {NOTATION}")
+
+
+def _within(position: int, bounds: Bounds, what: str) -> int:
+    if bounds.first - 1 <= position <= bounds.last:
+        return position
+    raise ConfigError(f"{what}: the log holds positions {bounds.first} to {bounds.last}")
+
+
+async def stored_at(log: Log, position: int) -> int:
+    """When the message at a position was stored, in nanoseconds; 0 if it is gone or unreadable."""
+    async for piece in log.scan(position - 1, position):
+        for record in piece.records:
+            return record.stored_ns
+    return 0
+
+
+async def state_at(pool: PoolLog, position: int) -> RouterState:
+    """The state folded up to a position: from the newest snapshot before it, and the log from there.
+
+    What is missing for that is printed on standard error.
+    """
+    state = await nearest_state(pool, position)
+    with Progress("folding", state.position, position) as progress:
+        async for piece in pool.log.scan(state.position, position):
+            for message in in_order(piece):
+                if isinstance(message, Unreadable):
+                    state.skip(message)
+                else:
+                    state.apply(message)
+            progress.at(state.position)
+            await asyncio.sleep(0)
+    return state
+
+
+async def nearest_state(pool: PoolLog, position: int) -> RouterState:
+    """The state of the newest snapshot at a position or before it; an empty one where there is none."""
+    bounds, identity = await pool.log.bounds(), await pool.log.identity()
+    known = [one for one in await pool.store.positions() if one <= position and continues(one, bounds)]
+    for one in reversed(known):
+        try:
+            state = RouterState.restore(await pool.store.at(one))
+        except (LogError, LookupError, TypeError, ValueError) as error:
+            print(f"the snapshot at position {one} is unreadable: {error}", file=sys.stderr)
+            continue
+        if state.log in ("", identity):
+            return state
+    if bounds.first > 1:
+        gone = f"positions 1 to {bounds.first - 1} are gone and no snapshot continues them"
+        print(f"{gone}: what they changed is missing", file=sys.stderr)
+    state = RouterState(whole=bounds.first <= 1)
+    state.position = bounds.first - 1
+    return state

@@ -1,0 +1,306 @@
+"""`headwater tail`: events of a pool's log and of the request log, merged by the time at which the server stored them."""
+
+import asyncio
+import difflib
+import sys
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import aclosing
+from typing import Any, Final, NamedTuple, get_args
+
+import msgspec
+
+from headwater.actors.runtime.persistence import Ports
+from headwater.events.ports import Gap, Log, Record, Slice, Unreadable
+from headwater.ops.config.nats import NatsSettings
+from headwater.ops.config.setting import ConfigError
+from headwater.ops.debug.lines import data_of, tag_of, text_of
+from headwater.ops.debug.places import PoolLog, find_position, open_log, show_time, stored_at
+from headwater.ops.nats.connect import operator_ports
+from headwater.ops.nats.pool_choice import choose_pool
+from headwater.router.fold.state import in_order
+from headwater.schemas import subjects
+from headwater.schemas.encoding import LogEvent
+from headwater.schemas.events import Event
+from headwater.schemas.events.fleet import LoadReported, RequestsHeld
+from headwater.schemas.events.request import RequestsOpen
+from headwater.schemas.subjects import ANY, POOL_KINDS, PoolKind, pool_kind
+
+REQUESTS: Final = "req"
+KINDS: Final = (*POOL_KINDS, REQUESTS)
+TAGS: Final = {tag: kind for kind in get_args(LogEvent) for tag in (str(kind.__struct_config__.tag),)}
+"""The type of each event by its name in the log."""
+
+RECENT: Final = 20
+"""Messages of the pool's log that are shown first where no start is given."""
+
+SETTLE_S: Final = 0.1
+"""How long events of both logs are collected before they are shown in order, while following."""
+
+NAMES_NO_REQUEST: Final = ("fleet", "kv")
+"""Kinds whose events name no request."""
+
+OF_ONE_WORKER: Final = ("kv", "load")
+"""Kinds whose events are all of the worker that writes them."""
+
+
+class Wanted(NamedTuple):
+    """Which events to show; empty: all."""
+
+    kinds: frozenset[str] = frozenset(KINDS)
+    names: frozenset[str] = frozenset()
+    worker: str = ""
+    request: str = ""
+
+    def pool_subjects(self, ns: str, pool: str) -> tuple[str, ...]:
+        """The subjects of the pool's log that may hold such events."""
+        kinds = [kind for kind in POOL_KINDS if kind in self.all_kinds]
+        if len(kinds) == len(POOL_KINDS) and not self.worker:
+            return (subjects.pool_filter(ns, pool),)
+        return tuple(subjects.pool_subject(ns, pool, kind, self._writer(kind)) for kind in kinds)
+
+    def _writer(self, kind: PoolKind) -> str:
+        return self.worker if self.worker and kind in OF_ONE_WORKER else ANY
+
+    @property
+    def of_requests(self) -> bool:
+        """May the request log hold such events?"""
+        return REQUESTS in self.all_kinds
+
+    @property
+    def all_kinds(self) -> frozenset[str]:
+        """The kinds that may hold such events."""
+        kinds = self.kinds - frozenset(NAMES_NO_REQUEST if self.request else ())
+        return kinds & {_kind_of(name) for name in self.names} if self.names else kinds
+
+    def keeps(self, record: Record, event: Event) -> bool:
+        """Is it one of them?"""
+        if self.names:
+            if tag_of(event) not in self.names:
+                return False
+        elif isinstance(event, RequestsOpen):
+            # It comes with every batch, and is for the edge itself.
+            return False
+        if self.worker and self.worker not in (getattr(event, "worker", ""), record.batch.writer):
+            return False
+        return not self.request or any(_is_of(one, self.request) for one in requests_of(event))
+
+
+def _is_of(name: str, request: str) -> bool:
+    """Is it the request, or one of its attempts, whose names begin with its own?"""
+    return name == request or name.startswith(request + "-")
+
+
+def requests_of(event: Event) -> tuple[str, ...]:
+    """The requests that an event names."""
+    match event:
+        case LoadReported(accepted=accepted, prefilled=prefilled, finished=finished):
+            return (*accepted, *prefilled, *finished)
+        case RequestsHeld(requests=requests):
+            return requests
+        case _:
+            name = getattr(event, "request", "")
+            return (name,) if name else ()
+
+
+def _kind_of(name: str) -> str:
+    """The kind of the subjects that carry events of this name."""
+    return "shadow" if name == "route.shadowed" else name.partition(".")[0]
+
+
+def read_wanted(kinds: str, names: str, worker: str, request: str) -> Wanted:
+    """The filters of a command line. Raises `ConfigError`."""
+    wanted = _listed(kinds, KINDS, "--kind", "kinds")
+    events = _listed(names, tuple(TAGS), "--event", "events")
+    found = Wanted(wanted or frozenset(KINDS), events, worker, request)
+    if not found.of_requests and not found.pool_subjects("ns", "p"):
+        given = " and ".join(
+            flag for flag, one in (("--kind", kinds), ("--event", names), ("--request", request)) if one
+        )
+        raise ConfigError(f"{given} leave no event: leave one of them out")
+    return found
+
+
+def _listed(text: str, known: tuple[str, ...], flag: str, what: str) -> frozenset[str]:
+    found = [one.strip() for one in text.split(",") if one.strip()]
+    for one in found:
+        if one not in known:
+            near = difflib.get_close_matches(one, known, n=1)
+            fix = f"did you mean {near[0]}?" if near else f"{what} are {', '.join(known)}"
+            raise ConfigError(f"{flag} {one}: {fix}")
+    return frozenset(found)
+
+
+class Shown(NamedTuple):
+    """A message of a log with those of its events that are wanted; or what is not readable there."""
+
+    stored_ns: int
+    log: str
+    position: int
+    record: Record | None
+    events: tuple[Event, ...] = ()
+    problem: str = ""
+
+
+class Sources(NamedTuple):
+    """Both logs, from where on each is read, and which subjects of the pool's log; `wanted` of either."""
+
+    pool: PoolLog
+    requests: Log
+    wanted: Wanted
+    pool_subjects: tuple[str, ...]
+    pool_after: int
+    requests_after: int
+
+
+async def tail(
+    nats: NatsSettings, pool: str, wanted: Wanted, start: str, *, follow: bool, as_json: bool
+) -> int:
+    """Print the events from `start` on; with `follow` also those to come, until interrupted. 1 if there is none."""
+    async with operator_ports(nats, "tail") as ports:
+        pool = await choose_pool(ports, pool)
+        return await show(ports, pool, wanted, start, follow=follow, as_json=as_json)
+
+
+async def show(
+    ports: Ports, pool: str, wanted: Wanted, start: str = "", *, follow: bool = False, as_json: bool = False
+) -> int:
+    """See `tail`."""
+    write = json_lines if as_json else text_lines
+    sources = await open_sources(ports, pool, wanted, start)
+    until = (await sources.pool.log.bounds()).last, (await sources.requests.bounds()).last
+    count = 0
+    async with aclosing(past(sources, *until)) as found:
+        async for one in found:
+            count += _print(one, write)
+    sys.stdout.flush()
+    if follow:
+        async with aclosing(coming(sources, *until)) as batches:
+            async for batch in batches:
+                for one in batch:
+                    count += _print(one, write)
+                sys.stdout.flush()
+    if not count:
+        print(f"no such event from position {sources.pool_after + 1} on", file=sys.stderr)
+    return 0 if count else 1
+
+
+def _print(one: Shown, write: Callable[[Shown], Iterator[str]]) -> int:
+    count = 0
+    for line in write(one):
+        print(line)
+        count += 1
+    return count
+
+
+async def open_sources(ports: Ports, pool: str, wanted: Wanted, start: str) -> Sources:
+    """Where reading begins in each log. Raises `ConfigError`."""
+    log = await open_log(ports, pool)
+    bounds = await log.log.bounds()
+    if not start:
+        after = max(bounds.first - 1, bounds.last - RECENT)
+    elif start.isdecimal():
+        after = await find_position(start, log, "--from") - 1
+    else:
+        after = await find_position(start, log, "--from")
+        after -= start in ("start", "end")
+    after = max(after, bounds.first - 1)
+    stored_ns = await stored_at(log.log, after + 1) if after < bounds.last else log.clock.wall_ns()
+    requests_after = await ports.requests.position_at(stored_ns - 1) if after >= bounds.first else 0
+    names = wanted.pool_subjects(ports.ns, pool)
+    return Sources(log, ports.requests, wanted, names, after, requests_after)
+
+
+async def past(sources: Sources, pool_until: int, requests_until: int) -> AsyncGenerator[Shown, None]:
+    """What both logs hold up to these positions, in the order of time."""
+    streams: list[AsyncIterator[Shown]] = []
+    if sources.pool_subjects:
+        pieces = sources.pool.log.scan(sources.pool_after, pool_until, sources.pool_subjects)
+        streams.append(_shown(pieces, "pool", sources.wanted))
+    if sources.wanted.of_requests:
+        pieces = sources.requests.scan(sources.requests_after, requests_until)
+        streams.append(_shown(pieces, "requests", sources.wanted))
+    heads = [await anext(stream, None) for stream in streams]
+    while any(head is not None for head in heads):
+        first = min(
+            (number for number, head in enumerate(heads) if head is not None),
+            key=lambda number: heads[number].stored_ns,  # type: ignore[union-attr]
+        )
+        head = heads[first]
+        assert head is not None
+        yield head
+        heads[first] = await anext(streams[first], None)
+
+
+async def coming(sources: Sources, pool_after: int, requests_after: int) -> AsyncGenerator[list[Shown], None]:
+    """What comes after these positions, in the order of time as far as it comes within `SETTLE_S`. Does not end."""
+    queue: asyncio.Queue[Shown] = asyncio.Queue(maxsize=10_000)
+
+    async def collect(log: Log, name: str, after: int) -> None:
+        async with aclosing(log.read(after, follow=True)) as pieces:  # type: ignore[type-var]
+            async for one in _shown(pieces, name, sources.wanted):
+                await queue.put(one)
+
+    async with asyncio.TaskGroup() as group:
+        tasks = []
+        if sources.pool_subjects:
+            tasks.append(group.create_task(collect(sources.pool.log, "pool", pool_after)))
+        if sources.wanted.of_requests:
+            tasks.append(group.create_task(collect(sources.requests, "requests", requests_after)))
+        try:
+            while True:
+                batch = [await queue.get()]
+                await asyncio.sleep(SETTLE_S)
+                while not queue.empty():
+                    batch.append(queue.get_nowait())
+                yield sorted(batch, key=lambda one: one.stored_ns)
+        finally:
+            for task in tasks:
+                task.cancel()
+
+
+async def _shown(pieces: AsyncIterator[Slice], log: str, wanted: Wanted) -> AsyncGenerator[Shown, None]:
+    """The wanted events of some slices; what is missing or unreadable among them, whatever is wanted."""
+    stored_ns = 0
+    async for piece in pieces:
+        if piece.gap is not None:
+            yield Shown(stored_ns, log, piece.gap.last, None, (), _gone(piece.gap))
+        for message in in_order(piece):
+            if isinstance(message, Unreadable):
+                problem = f"unreadable message of {message.subject}: {message.reason}"
+                yield Shown(stored_ns, log, message.position, None, (), problem)
+                continue
+            stored_ns = message.stored_ns
+            if log == "pool" and pool_kind(message.subject) not in wanted.all_kinds:
+                continue
+            events = tuple([event for event in message.batch.events if wanted.keeps(message, event)])
+            if events:
+                yield Shown(stored_ns, log, message.position, message, events)
+
+
+def _gone(gap: Gap) -> str:
+    return f"positions {gap.first} to {gap.last} are gone: {gap.reason}"
+
+
+def text_lines(one: Shown) -> Iterator[str]:
+    """Time, position, name, writer and content of each event, in columns."""
+    time = show_time(one.stored_ns) if one.stored_ns else "-"
+    head = f"{time:<24} {one.position:>9}"
+    if one.record is None:
+        yield f"{head} {'-':<17} {one.log}: {one.problem}"
+        return
+    writer = f"{one.record.batch.writer}.{one.record.batch.epoch}"
+    for event in one.events:
+        yield f"{head} {tag_of(event):<17} {writer:<16} {text_of(event)}".rstrip()
+
+
+def json_lines(one: Shown) -> Iterator[str]:
+    """An object for each event."""
+    head: dict[str, Any] = {"time": show_time(one.stored_ns), "log": one.log, "position": one.position}
+    if one.record is None:
+        yield msgspec.json.encode({**head, "problem": one.problem}).decode()
+        return
+    batch = one.record.batch
+    for event in one.events:
+        kind = pool_kind(one.record.subject) if one.log == "pool" else REQUESTS
+        facts = {"kind": kind, "writer": batch.writer, "epoch": batch.epoch, "event": tag_of(event)}
+        yield msgspec.json.encode({**head, **facts, "fields": data_of(event)}).decode()

@@ -8,7 +8,10 @@ from headwater.ops.config.command import AnyWord, command
 from headwater.ops.config.processes import PoolReader
 from headwater.ops.config.setting import Flag
 
-Json = Annotated[bool, Flag("json"), Meta(description="print JSON")]
+PLACE = (
+    "a position of the pool's log, a time (2026-11-26T21:05:00, UTC), a time before now (-5m), a bookmark, "
+    "start or end"
+)
 
 
 @command(notes="Exit status: 0, or 1 if there is no such event.")
@@ -27,10 +30,7 @@ def tail(
         str,
         Flag("from"),
         AnyWord(),
-        Meta(
-            description="begin at a position of the pool's log, a time (2026-11-26T21:05:00, UTC), a time before now (-5m), "
-            "a bookmark, start or end (default: 20 messages before its end)"
-        ),
+        Meta(description=f"begin there: {PLACE} (default: 20 messages before its end)"),
     ] = "",
     follow: Annotated[bool, Meta(description="wait for further events, until Ctrl-C")] = True,
     as_json: Annotated[bool, Flag("json"), Meta(description="print JSON, a line per event")] = False,
@@ -43,3 +43,19 @@ def tail(
     return signals.run_command(
         lambda: debug.tail(settings.nats, settings.pool, wanted, start, follow=follow, as_json=as_json)
     )
+
+
+@command
+def diff(
+    a: Annotated[str, Flag("A"), AnyWord(), Meta(description=PLACE)],
+    b: Annotated[str, Flag("B"), AnyWord(), Meta(description="likewise, after A")],
+    /,
+    *,
+    settings: PoolReader,
+    as_json: Annotated[bool, Flag("json"), Meta(description="print JSON")] = False,
+) -> int:
+    """Show what differs between a pool's states at two places of its log: workers, load, cached blocks, and events between."""
+    from headwater.ops.debug import diff as debug
+    from headwater.ops.process import signals
+
+    return signals.run_command(lambda: debug.diff(settings.nats, settings.pool, a, b, as_json=as_json))

@@ -1,0 +1,211 @@
+"""`headwater diff A B`: what differs between the folded states at two positions, and the events between them."""
+
+import asyncio
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from headwater.actors.runtime.persistence import Ports
+from headwater.events.ports import Unreadable
+from headwater.ops.config.nats import NatsSettings
+from headwater.ops.config.setting import ConfigError
+from headwater.ops.debug.lines import tag_of
+from headwater.ops.debug.places import find_position, open_log, show_time, state_at, stored_at
+from headwater.ops.debug.progress import Progress
+from headwater.ops.nats.connect import operator_ports
+from headwater.ops.nats.pool_choice import choose_pool
+from headwater.ops.process.text_table import table
+from headwater.router.fold.state import RouterState, in_order
+from headwater.schemas.subjects import pool_kind
+
+UNREADABLE: Final = "unreadable"
+
+
+class WorkerFacts(msgspec.Struct, frozen=True):
+    """What is compared of a worker. Load is as it last reported; queued tokens and held blocks are of the requests routed to it."""
+
+    epoch: int
+    state: str
+    role: str
+    engine: str
+    adapters: tuple[str, ...]
+    taints: tuple[str, ...]
+    running: int
+    waiting: int
+    used_blocks: int
+    total_blocks: int
+    requests: int
+    queued_tokens: int
+    held_blocks: int
+    cached_blocks: int
+    cache_known: bool
+    step_ms: float
+
+
+class StateFacts(msgspec.Struct, frozen=True):
+    """What is compared of a state."""
+
+    position: int
+    workers: dict[str, WorkerFacts]
+    engine_weights: dict[str, float]
+    blocks: int
+
+
+class Change(NamedTuple):
+    """A fact that differs; of the whole pool where `worker` is empty."""
+
+    worker: str
+    fact: str
+    before: Any
+    after: Any
+
+
+class Difference(NamedTuple):
+    """Two states, what differs between them, and the number of events between them by kind and name."""
+
+    before: StateFacts
+    after: StateFacts
+    changes: list[Change]
+    events: Counter[tuple[str, str]]
+
+
+def facts_of(state: RouterState) -> StateFacts:
+    """What is compared of a state: a copy."""
+    workers = {
+        name: WorkerFacts(
+            worker.epoch,
+            "draining" if worker.draining and worker.state == "ready" else worker.state,
+            worker.role,
+            worker.engine,
+            worker.loras,
+            worker.taints,
+            worker.running,
+            worker.waiting,
+            worker.used_blocks,
+            worker.total_blocks,
+            len(worker.requests),
+            worker.prefill_tokens,
+            worker.decode_blocks,
+            state.index.blocks.get(name, 0),
+            name not in state.cold,
+            round(worker.step_ms, 3),
+        )
+        for name, worker in sorted(state.loads.workers.items())
+    }
+    return StateFacts(state.position, workers, dict(state.loads.engine_weights), state.index.rows)
+
+
+def changes(before: StateFacts, after: StateFacts) -> Iterator[Change]:
+    """What differs, the pool first, then worker by worker."""
+    if before.engine_weights != after.engine_weights:
+        yield Change("", "engine weights", before.engine_weights, after.engine_weights)
+    if before.blocks != after.blocks:
+        yield Change("", "distinct blocks", before.blocks, after.blocks)
+    for name in sorted(before.workers.keys() | after.workers.keys()):
+        old, new = before.workers.get(name), after.workers.get(name)
+        if old is None or new is None:
+            yield Change(name, "present", old is not None, new is not None)
+            continue
+        for fact in WorkerFacts.__struct_fields__:
+            if getattr(old, fact) != getattr(new, fact):
+                yield Change(name, fact.replace("_", " "), getattr(old, fact), getattr(new, fact))
+
+
+async def compare(ports: Ports, pool: str, first: str, second: str) -> Difference:
+    """Fold up to one place, and on to the other. Raises `ConfigError`."""
+    log = await open_log(ports, pool)
+    start, end = await find_position(first, log, "A"), await find_position(second, log, "B")
+    if start > end:
+        raise ConfigError(f"A is position {start} and B is {end}, which is before it: exchange them")
+    state = await state_at(log, start)
+    before = facts_of(state)
+    events: Counter[tuple[str, str]] = Counter()
+    with Progress("folding", start, end) as progress:
+        async for piece in log.log.scan(start, end):
+            for message in in_order(piece):
+                kind = pool_kind(message.subject)
+                if isinstance(message, Unreadable):
+                    events[kind, UNREADABLE] += 1
+                    state.skip(message)
+                    continue
+                events.update([(kind, tag_of(event)) for event in message.batch.events])
+                state.apply(message)
+            progress.at(state.position)
+            await asyncio.sleep(0)
+    after = facts_of(state)
+    return Difference(before, after, list(changes(before, after)), events)
+
+
+async def diff(nats: NatsSettings, pool: str, first: str, second: str, *, as_json: bool) -> int:
+    """Print what differs."""
+    async with operator_ports(nats, "diff") as ports:
+        return await show(ports, await choose_pool(ports, pool), first, second, as_json=as_json)
+
+
+async def show(ports: Ports, pool: str, first: str, second: str, *, as_json: bool = False) -> int:
+    """See `diff`."""
+    found = await compare(ports, pool, first, second)
+    if as_json:
+        print(msgspec.json.encode(as_data(pool, found)).decode())
+    else:
+        log = await ports.pool_log(pool)
+        times = [await stored_at(log, one.position) for one in (found.before, found.after)]
+        print(as_text(pool, found, times))
+    sys.stdout.flush()
+    return 0
+
+
+def as_data(pool: str, found: Difference) -> dict[str, Any]:
+    """The difference for programs, with both states."""
+    return {
+        "pool": pool,
+        "before": found.before,
+        "after": found.after,
+        "changes": [one._asdict() for one in found.changes],
+        "events": {name: count for (_, name), count in sorted(found.events.items())},
+    }
+
+
+def as_text(pool: str, found: Difference, times: list[int]) -> str:
+    """The difference for people."""
+    shown = [
+        f"{one.position}{f' ({show_time(time)})' if time else ''}"
+        for one, time in zip((found.before, found.after), times, strict=True)
+    ]
+    lines = [f"pool {pool}, from position {shown[0]} to {shown[1]}"]
+    joined = [one for one in found.changes if one.fact == "present"]
+    for change in joined:
+        facts = (found.after if change.after else found.before).workers[change.worker]
+        lines.append(f"{change.worker} {'joined' if change.after else 'left'}: {_standing(facts)}")
+    rows = [
+        (one.worker or "(pool)", one.fact, _shown(one.before), _shown(one.after))
+        for one in found.changes
+        if one not in joined
+    ]
+    if rows:
+        lines.append(table(("worker", "what", "before", "after"), rows))
+    if not found.changes:
+        lines.append("nothing that is compared differs")
+    counts = [(kind, name, count) for (kind, name), count in sorted(found.events.items())]
+    lines.append(table(("kind", "event", "count"), counts) if counts else "no events between them")
+    return "\n".join(lines)
+
+
+def _standing(facts: WorkerFacts) -> str:
+    return (
+        f"epoch {facts.epoch}, {facts.state}, {facts.role} on {facts.engine}, running {facts.running}, "
+        f"waiting {facts.waiting}, {facts.requests} requests, {facts.cached_blocks} blocks cached"
+    )
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, Mapping):
+        return " ".join(f"{name}={weight:g}" for name, weight in sorted(value.items())) or "none"
+    if isinstance(value, tuple):
+        return " ".join(value) or "none"
+    return f"{value:,}" if isinstance(value, int | float) else str(value)

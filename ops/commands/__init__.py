@@ -49,6 +49,7 @@ COMMANDS: Final = {
         "Debug",
         {
             "tail": "show the events of a pool's log and of the request log, in the order of time",
+            "top": "show a pool's workers, every second",
             "diff": "show what differs between two places of a pool's log",
         },
     ),

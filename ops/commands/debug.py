@@ -59,3 +59,17 @@ def diff(
     from headwater.ops.process import signals
 
     return signals.run_command(lambda: debug.diff(settings.nats, settings.pool, a, b, as_json=as_json))
+
+
+@command
+def top(
+    settings: PoolReader,
+    *,
+    once: Annotated[bool, Meta(description="print the table once; without a terminal it always is")] = False,
+    as_json: Annotated[bool, Flag("json"), Meta(description="print JSON, once")] = False,
+) -> int:
+    """Show a pool's workers, every second until Ctrl-C: load, KV cache, hit rate and TTFT of the last minute."""
+    from headwater.ops.debug import top as debug
+    from headwater.ops.process import signals
+
+    return signals.run_command(lambda: debug.top(settings.nats, settings.pool, once=once, as_json=as_json))

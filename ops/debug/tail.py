@@ -13,6 +13,7 @@ from headwater.actors.runtime.persistence import Ports
 from headwater.events.ports import Gap, Log, Record, Slice, Unreadable
 from headwater.ops.config.nats import NatsSettings
 from headwater.ops.config.setting import ConfigError
+from headwater.ops.debug.following import running
 from headwater.ops.debug.lines import data_of, tag_of, text_of
 from headwater.ops.debug.places import PoolLog, find_position, open_log, show_time, stored_at
 from headwater.ops.nats.connect import operator_ports
@@ -240,22 +241,18 @@ async def coming(sources: Sources, pool_after: int, requests_after: int) -> Asyn
             async for one in _shown(pieces, name, sources.wanted):
                 await queue.put(one)
 
-    async with asyncio.TaskGroup() as group:
-        tasks = []
-        if sources.pool_subjects:
-            tasks.append(group.create_task(collect(sources.pool.log, "pool", pool_after)))
-        if sources.wanted.of_requests:
-            tasks.append(group.create_task(collect(sources.requests, "requests", requests_after)))
-        try:
-            while True:
-                batch = [await queue.get()]
-                await asyncio.sleep(SETTLE_S)
-                while not queue.empty():
-                    batch.append(queue.get_nowait())
-                yield sorted(batch, key=lambda one: one.stored_ns)
-        finally:
-            for task in tasks:
-                task.cancel()
+    work = []
+    if sources.pool_subjects:
+        work.append(collect(sources.pool.log, "pool", pool_after))
+    if sources.wanted.of_requests:
+        work.append(collect(sources.requests, "requests", requests_after))
+    async with running(*work):
+        while True:
+            batch = [await queue.get()]
+            await asyncio.sleep(SETTLE_S)
+            while not queue.empty():
+                batch.append(queue.get_nowait())
+            yield sorted(batch, key=lambda one: one.stored_ns)
 
 
 async def _shown(pieces: AsyncIterator[Slice], log: str, wanted: Wanted) -> AsyncGenerator[Shown, None]:

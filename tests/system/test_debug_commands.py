@@ -1,0 +1,63 @@
+"""The debugger's commands as a user runs them, against a fleet of real processes."""
+
+import asyncio
+import os
+import pty
+import signal
+import sys
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from headwater.ops.debug.screen import ENTER, LEAVE
+from headwater.ops.start.children import child_environment
+from tests.support.processes.fleet import FleetProcess, fleet, stream_text
+from tests.tidy.source import ROOT
+
+pytestmark = [pytest.mark.processes, pytest.mark.asyncio(loop_scope="module")]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def up(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[FleetProcess]:
+    """Two simulated workers that have answered a few requests."""
+    async with fleet(tmp_path_factory.mktemp("fleet"), "--engine", "sim", "--workers", "2") as made:
+        async with made.client() as client:
+            for number in range(3):
+                question = f"Where does river {number} begin? " * 4
+                body = {"model": "sim", "max_tokens": 70, "messages": [{"role": "user", "content": question}]}
+                await stream_text(client, body)
+        yield made
+
+
+async def test_top_on_a_terminal_leaves_it_as_it_was(up: FleetProcess) -> None:
+    """It shows the workers until Ctrl-C."""
+    controller, terminal = pty.openpty()
+    environment = child_environment() | {"PYTHONPATH": str(ROOT / "src"), "TERM": "xterm"}
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "headwater.ops.cli", "top", "--nats", up.nats),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=terminal,
+        stderr=asyncio.subprocess.DEVNULL,
+        env=environment,
+    )
+    os.close(terminal)
+    os.set_blocking(controller, False)
+    shown = b""
+    async with asyncio.timeout(60):
+        while shown.count(b"worker-1") < 2:
+            shown += _read(controller)
+            await asyncio.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        assert await process.wait() == 130
+    shown += _read(controller)
+    os.close(controller)
+    assert shown.decode().startswith(ENTER)
+    assert shown.decode().endswith(LEAVE)
+
+
+def _read(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 65_536)
+    except OSError:
+        return b""

@@ -4,7 +4,7 @@ from typing import Any, Final
 
 import msgspec
 
-from headwater.ops.operator.explain import event_line
+from headwater.ops.history.explanation import event_line
 from headwater.schemas.events import Event
 from headwater.schemas.events.fleet import (
     LoadReported,

@@ -66,7 +66,7 @@ class _Running(NamedTuple):
 class MadeUpFleet:
     """Writes a pool log and a request log, message by message. `ids` are the names of its requests."""
 
-    def __init__(self, ns: str, clock: Clock, seed: int = 1) -> None:
+    def __init__(self, ns: str, clock: Clock, seed: int = 1, workers: int = WORKERS) -> None:
         self.state = RouterState()
         self._ns = ns
         self._clock = clock
@@ -75,7 +75,8 @@ class MadeUpFleet:
         self._prefixes = [self._blocks(SHARED_BLOCKS) for _ in range(PREFIXES)]
         self._heads: dict[str, tuple[int, bytes]] = {}
         self._running: deque[_Running] = deque()
-        self._held: dict[str, deque[U64]] = {f"w{number}": deque() for number in range(WORKERS)}
+        self._in_flight = max(IN_FLIGHT, 4 * workers)
+        self._held: dict[str, deque[U64]] = {f"w{number}": deque() for number in range(workers)}
         self._blocks_held = dict.fromkeys(self._held, 0)
         self._decisions = 0
         self._names = 0
@@ -90,7 +91,7 @@ class MadeUpFleet:
             yield self._pool("kv", worker, BlocksCleared())
         while True:
             yield from self._begin()
-            if len(self._running) > IN_FLIGHT:
+            if len(self._running) > self._in_flight:
                 yield from self._finish(self._running.popleft())
 
     def _begin(self) -> Iterator[Written]:
@@ -210,8 +211,8 @@ async def write(client: Connection, fleet: MadeUpFleet, events: int, say: Callab
     return count
 
 
-async def _main(url: str, ns: str, events: int) -> int:
-    fleet = MadeUpFleet(ns, SystemClock())
+async def _main(url: str, ns: str, events: int, workers: int) -> int:
+    fleet = MadeUpFleet(ns, SystemClock(), workers=workers)
     async with open_ports(url, ns, "large-log") as ports:
         log: Any = await ports.pool_log(POOL)
         count = await write(log._client, fleet, events, lambda text: print(text, file=sys.stderr))
@@ -232,5 +233,6 @@ if __name__ == "__main__":
     parser.add_argument("url")
     parser.add_argument("namespace")
     parser.add_argument("events", type=int)
+    parser.add_argument("--workers", type=int, default=WORKERS)
     given = parser.parse_args()
-    sys.exit(asyncio.run(_main(given.url, given.namespace, given.events)))
+    sys.exit(asyncio.run(_main(given.url, given.namespace, given.events, given.workers)))

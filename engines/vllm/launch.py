@@ -16,7 +16,7 @@ from headwater.engines import process as engine_process
 from headwater.engines.engine import EngineDied, EngineLoad, EngineUnavailable, start_failure
 from headwater.engines.kv_events import KvTranslator
 from headwater.engines.kv_socket import KvSocket, reachable
-from headwater.engines.process import EngineInterrupted, interruptible
+from headwater.engines.process import EngineInterrupted, interruptible, with_stack_room
 from headwater.engines.vllm import config, connectors
 from headwater.engines.vllm.config import VllmSettings, environment, keyword_arguments, shared_arguments
 from headwater.engines.vllm.connectors import CONNECTORS
@@ -69,7 +69,7 @@ def launch(
     try:
         # With the API server's defaults: the library's are smaller (on an H200 batches of 2,048 tokens and 128
         # sequences, where the server has 8,192 and 1,024).
-        engine = AsyncLLM.from_engine_args(
+        engine = with_stack_room(AsyncLLM.from_engine_args)(
             AsyncEngineArgs(**arguments),
             usage_context=UsageContext.OPENAI_API_SERVER,
             stat_loggers=stat_loggers,
@@ -210,7 +210,7 @@ def run(settings: VllmSettings) -> None:
     try:
         # It handles SIGTERM and SIGINT itself once it has read its configuration, and SIGHUP never.
         with interruptible():
-            run_headless(arguments)
+            with_stack_room(run_headless)(arguments)
     except EngineInterrupted:
         return
     except Exception as error:  # whatever vLLM raises

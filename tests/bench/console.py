@@ -67,7 +67,7 @@ async def main(url: str, ns: str, pool: str, whole: int) -> int:
             "events, any position", anywhere, lambda p: records.events_view(history, at(p), contents=False)
         )
         rows = [history.requests.rows[draw.randrange(len(history.requests.rows))] for _ in range(STEPS)]
-        by_number = {number: row for number, row in enumerate(rows)}
+        by_number = dict(enumerate(rows))
         await measure(
             "one request",
             list(by_number),

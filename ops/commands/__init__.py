@@ -51,6 +51,7 @@ COMMANDS: Final = {
             "tail": "show the events of a pool's log and of the request log, in the order of time",
             "top": "show a pool's workers, every second",
             "diff": "show what differs between two places of a pool's log",
+            "bisect": "find the first position of a pool's log where a condition holds",
         },
     ),
     "analyse": (

@@ -73,3 +73,31 @@ def top(
     from headwater.ops.process import signals
 
     return signals.run_command(lambda: debug.top(settings.nats, settings.pool, once=once, as_json=as_json))
+
+
+@command(notes="Exit status: 0, or 1 if it nowhere holds.")
+def bisect(
+    settings: PoolReader,
+    *,
+    when: Annotated[
+        str,
+        Meta(
+            description='condition on the state: worker("w3").cached_blocks < 100, workers.ready < 4, '
+            'worker("w1").state == "draining"; the guide "Debugging a fleet" lists all facts'
+        ),
+    ],
+    start: Annotated[
+        str, Flag("from"), AnyWord(), Meta(description=f"begin there: {PLACE} (default: the log's start)")
+    ] = "",
+    end: Annotated[str, Flag("to"), AnyWord(), Meta(description="end there, likewise")] = "end",
+    as_json: Annotated[bool, Flag("json"), Meta(description="print JSON")] = False,
+) -> int:
+    """Find the first position of a pool's log where a condition on the folded state begins to hold."""
+    from headwater.ops.debug import bisect as debug
+    from headwater.ops.debug.predicate import parse
+    from headwater.ops.process import signals
+
+    predicate = parse(when)
+    return signals.run_command(
+        lambda: debug.bisect(settings.nats, settings.pool, predicate, start, end, as_json=as_json)
+    )

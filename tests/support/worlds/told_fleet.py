@@ -61,13 +61,21 @@ class ToldFleet:
             await self.tell("kv", worker, BlocksCleared())
 
     async def report(
-        self, worker: str, running: int = 0, waiting: int = 0, used: int = 0, **lists: Any
+        self, worker: str, running: int = 0, waiting: int = 0, used: int = 0, *, epoch: int = 1, **lists: Any
     ) -> int:
         """A worker reports its load."""
-        return await self.tell("load", worker, LoadReported(running, waiting, used, 1000, **lists))
+        return await self.tell(
+            "load", worker, LoadReported(running, waiting, used, 1000, **lists), epoch=epoch
+        )
 
     async def decide(self, query: RouteQuery) -> Decision:
         """A router decides on the state so far, and tells it."""
+        made = await self.try_to_decide(query)
+        assert made is not None, "no worker may take it"
+        return made
+
+    async def try_to_decide(self, query: RouteQuery) -> Decision | None:
+        """The same; None where no worker may take the request."""
         self._decisions += 1
         context = DecisionContext(
             self._decisions,
@@ -79,7 +87,9 @@ class ToldFleet:
         )
         state = self.state
         made = decide(state.index, state.loads, state.cold, prompt_of(query), query, context)
-        assert isinstance(made, Decision), made
+        if not isinstance(made, Decision):
+            self._decisions -= 1
+            return None
         await self.tell("route", ROUTER, made)
         return made
 

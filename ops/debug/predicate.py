@@ -1,0 +1,324 @@
+"""Conditions on a folded state: `worker("w3").cached_blocks < 100 and workers.ready >= 4`.
+
+The text is parsed as a Python expression and translated, node by node, into functions; only the nodes that are listed here
+are taken, and nothing is evaluated as Python. A comparison with an unknown value, such as a fact of a worker that
+is not in the pool, does not hold; the state of such a worker is "absent".
+"""
+
+import ast
+import difflib
+import operator
+from collections.abc import Callable, Iterable
+from typing import Any, Final, Literal, NamedTuple
+
+from headwater.ops.config.setting import ConfigError
+from headwater.ops.debug.facts import COUNTED, INDEX, SUMMED, WORKER, Kind, Totals, Value
+from headwater.router.fold.state import RouterState
+from headwater.schemas.subjects import PoolKind
+
+Read = Callable[[RouterState, Totals], Value]
+Evaluate = Callable[[tuple[Value, ...]], Value]
+
+NUMERIC: Final = tuple(name for name, fact in WORKER.items() if fact.kind == "number")
+
+COMPARE: Final[dict[type[ast.cmpop], Callable[[Any, Any], bool]]] = {
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.In: lambda one, several: one in several,
+    ast.NotIn: lambda one, several: one not in several,
+}
+ORDERED: Final = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
+CALCULATE: Final[dict[type[ast.operator], Callable[[Any, Any], Any]]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.Mod: operator.mod,
+}
+
+
+ROOTS: Final = ("worker", "workers", "index")
+FORMS: Final = (
+    'worker("NAME").FACT',
+    "workers.FACT",
+    'workers.max("FACT")',
+    'workers.min("FACT")',
+    "index.FACT",
+)
+
+
+OF_ABSENT: Final[dict[str, Value]] = {"present": False, "state": "absent"}
+"""Facts of a worker that is not in the pool; the others are unknown."""
+
+
+class Term(NamedTuple):
+    """A fact that a condition names, and how it is read. `worker` is "" for one of all workers."""
+
+    text: str
+    worker: str
+    kinds: frozenset[PoolKind]
+    read: Read
+
+
+class Predicate(NamedTuple):
+    """A condition: the facts that it names, and whether it holds for their values.
+
+    `sums` and `extremes` are facts of which totals are needed.
+    """
+
+    text: str
+    terms: tuple[Term, ...]
+    evaluate: Evaluate
+    sums: frozenset[str]
+    extremes: frozenset[str]
+
+    @property
+    def kinds(self) -> frozenset[PoolKind]:
+        """The kinds of events that it depends on."""
+        return frozenset().union(*[term.kinds for term in self.terms])
+
+    @property
+    def workers(self) -> frozenset[str] | None:
+        """The only workers that it depends on; None for all."""
+        return (
+            None
+            if any(not term.worker for term in self.terms)
+            else frozenset(term.worker for term in self.terms)
+        )
+
+    def holds(self, values: tuple[Value, ...]) -> bool:
+        """Does it hold for these values of its terms?"""
+        return bool(self.evaluate(values))
+
+
+class _Part(NamedTuple):
+    """A translated node: its kind, its function, and the words that it can be, where they are known."""
+
+    kind: Kind
+    evaluate: Evaluate
+    words: tuple[str, ...] = ()
+
+
+def parse(text: str) -> Predicate:
+    """The condition of a text. Raises `ConfigError`, which names the wrong word."""
+    try:
+        tree = ast.parse(text.strip(), mode="eval")
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        where = f" at character {error.offset}" if isinstance(error, SyntaxError) and error.offset else ""
+        raise ConfigError(
+            f'--when {text}: this is no condition{where}; one is worker("w1").waiting > 10 and workers.ready < 4'
+        ) from error
+    builder = _Builder(text)
+    part = builder.truth(tree.body)
+    if not builder.terms:
+        raise builder.error(tree.body, "names no fact of the state, so it never changes")
+    return Predicate(
+        text.strip(),
+        tuple(builder.terms.values()),
+        part.evaluate,
+        frozenset(builder.sums),
+        frozenset(builder.extremes),
+    )
+
+
+class _Builder:
+    """Translates the nodes of one condition."""
+
+    def __init__(self, text: str) -> None:
+        self.terms: dict[str, Term] = {}
+        self.sums: set[str] = set()
+        self.extremes: set[str] = set()
+        self._text = text
+
+    def error(self, node: ast.AST, reason: str) -> ConfigError:
+        """The error about a part of the condition."""
+        return ConfigError(f"--when: {ast.unparse(node)} {reason}")
+
+    def truth(self, node: ast.expr) -> _Part:
+        """A part that must be true or false."""
+        part = self.part(node)
+        if part.kind != "truth":
+            fix = f'{ast.unparse(node)} == "…"' if part.kind == "text" else f"{ast.unparse(node)} < 4"
+            raise self.error(node, f"is a {part.kind}, not a condition: compare it, as in {fix}")
+        return part
+
+    def part(self, node: ast.expr) -> _Part:
+        """Any part."""
+        match node:
+            case ast.Constant(value=value) if isinstance(value, bool | int | float | str):
+                kind: Kind = (
+                    "truth" if isinstance(value, bool) else "text" if isinstance(value, str) else "number"
+                )
+                return _Part(kind, lambda _: value, (value,) if isinstance(value, str) else ())
+            case ast.Tuple(elts=several) | ast.List(elts=several) | ast.Set(elts=several):
+                return self._names(node, several)
+            case ast.BoolOp():
+                return self._all_or_any(node)
+            case ast.UnaryOp(op=ast.Not(), operand=operand):
+                inner = self.truth(operand).evaluate
+                return _Part("truth", lambda values: not inner(values))
+            case ast.UnaryOp(op=ast.USub(), operand=operand):
+                negated = self._number(operand)
+                return _Part("number", lambda values: _negative(negated(values)))
+            case ast.BinOp(op=op, left=left, right=right) if type(op) in CALCULATE:
+                return _Part(
+                    "number", _calculated(CALCULATE[type(op)], self._number(left), self._number(right))
+                )
+            case ast.Compare():
+                return self._comparison(node)
+            case ast.Attribute() | ast.Call() | ast.Name():
+                return self._fact(node)
+            case _:
+                raise self.error(
+                    node, "is not taken here: facts, numbers, texts, comparisons, and, or, not, + - * / % are"
+                )
+
+    def _names(self, node: ast.expr, several: list[ast.expr]) -> _Part:
+        parts = [self.part(one) for one in several]
+        if any(part.kind != "text" or not part.words for part in parts):
+            raise self.error(node, "must be a list of texts")
+        words = tuple(part.words[0] for part in parts)
+        return _Part("names", lambda _: words, words)
+
+    def _all_or_any(self, node: ast.BoolOp) -> _Part:
+        parts = [self.truth(one).evaluate for one in node.values]
+        if isinstance(node.op, ast.And):
+            return _Part("truth", lambda values: all(part(values) for part in parts))
+        return _Part("truth", lambda values: any(part(values) for part in parts))
+
+    def _number(self, node: ast.expr) -> Evaluate:
+        part = self.part(node)
+        if part.kind != "number":
+            raise self.error(node, f"is a {part.kind}, and one can only calculate with numbers")
+        return part.evaluate
+
+    def _comparison(self, node: ast.Compare) -> _Part:
+        nodes = [node.left, *node.comparators]
+        parts = [self.part(one) for one in nodes]
+        steps = []
+        for op, left, right, at in zip(node.ops, parts, parts[1:], nodes, strict=False):
+            if type(op) not in COMPARE:
+                raise self.error(node, "compares with `is`: use ==")
+            self._check(node, op, left, right, at)
+            steps.append((COMPARE[type(op)], left.evaluate, right.evaluate))
+        return _Part("truth", lambda values: all(_compared(*step, values) for step in steps))
+
+    def _check(self, node: ast.Compare, op: ast.cmpop, left: _Part, right: _Part, at: ast.expr) -> None:
+        """Raise an error for a comparison that can never hold, or not be made."""
+        wanted = "names" if isinstance(op, ast.In | ast.NotIn) else left.kind
+        if right.kind != wanted or (wanted == "names" and left.kind != "text"):
+            raise self.error(node, f"compares a {left.kind} with a {right.kind}")
+        if isinstance(op, ORDERED) and left.kind != "number":
+            raise self.error(node, f"orders a {left.kind}: use == or !=")
+        for one, other in ((left, right), (right, left)):
+            if len(one.words) > 1 and one.kind == "text":
+                for word in other.words:
+                    if word not in one.words:
+                        raise self.error(
+                            node,
+                            f"compares with what it cannot be: {_suggest(word, one.words, 'it is one of')}",
+                        )
+
+    def _fact(self, node: ast.expr) -> _Part:
+        match node:
+            case ast.Attribute(
+                value=ast.Call(func=ast.Name(id="worker"), args=[ast.Constant(value=str(name))], keywords=[]),
+                attr=fact,
+            ):
+                return self._of_worker(node, name, fact)
+            case ast.Attribute(value=ast.Name(id="workers"), attr=fact):
+                return self._of_all(node, fact)
+            case ast.Call(
+                func=ast.Attribute(value=ast.Name(id="workers"), attr=("min" | "max") as which),
+                args=[ast.Constant(value=str(fact))],
+                keywords=[],
+            ):
+                return self._extreme(node, "max" if which == "max" else "min", fact)
+            case ast.Attribute(value=ast.Name(id="index"), attr=fact):
+                if fact not in INDEX:
+                    raise self.error(node, f"is not known: {_suggest(fact, INDEX, 'of the index there are')}")
+                read = INDEX[fact]
+                return self._term(
+                    node, "number", "", WORKER["cached_blocks"].kinds, lambda state, _: read(state)
+                )
+            case _:
+                roots = [one.id for one in ast.walk(node) if isinstance(one, ast.Name)]
+                unknown = [name for name in roots if name not in ROOTS]
+                fix = "write " + ", ".join(FORMS)
+                if unknown and difflib.get_close_matches(unknown[0], ROOTS):
+                    fix = _suggest(unknown[0], ROOTS, "")
+                raise self.error(node, f"is not known: {fix}")
+
+    def _of_worker(self, node: ast.expr, name: str, fact: str) -> _Part:
+        known = WORKER.get(fact)
+        if known is None:
+            raise self.error(node, f"is not known: {_suggest(fact, WORKER, 'facts of a worker are')}")
+        absent = OF_ABSENT.get(fact)
+
+        def read(state: RouterState, _: Totals) -> Value:
+            worker = state.loads.workers.get(name)
+            return absent if worker is None else known.read(state, worker)
+
+        part = self._term(node, known.kind, name, known.kinds, read)
+        return part._replace(words=known.words)
+
+    def _of_all(self, node: ast.expr, fact: str) -> _Part:
+        fleet = WORKER["present"].kinds
+        if fact == "total":
+            return self._term(node, "number", "", fleet, lambda state, _: len(state.loads.workers))
+        if fact in COUNTED:
+            return self._term(node, "number", "", fleet, lambda _, totals: totals.states[fact])
+        if fact in SUMMED:
+            self.sums.add(fact)
+            return self._term(node, "number", "", WORKER[fact].kinds, lambda _, totals: totals.total(fact))
+        raise self.error(
+            node, f"is not known: {_suggest(fact, ('total', *COUNTED, *SUMMED), 'facts of all workers are')}"
+        )
+
+    def _extreme(self, node: ast.expr, which: Literal["min", "max"], fact: str) -> _Part:
+        if fact not in NUMERIC:
+            raise self.error(node, f"is not known: {_suggest(fact, NUMERIC, 'numbers of a worker are')}")
+        self.extremes.add(fact)
+        return self._term(
+            node, "number", "", WORKER[fact].kinds, lambda _, totals: totals.extreme(fact, which)
+        )
+
+    def _term(self, node: ast.expr, kind: Kind, worker: str, kinds: frozenset[PoolKind], read: Read) -> _Part:
+        text = ast.unparse(node).replace("'", '"')
+        self.terms.setdefault(text, Term(text, worker, kinds, read))
+        at = list(self.terms).index(text)
+        return _Part(kind, lambda values: values[at])
+
+
+def _compared(
+    compare: Callable[[Any, Any], bool], left: Evaluate, right: Evaluate, values: tuple[Value, ...]
+) -> bool:
+    one, other = left(values), right(values)
+    return one is not None and other is not None and compare(one, other)
+
+
+def _calculated(calculate: Callable[[Any, Any], Any], left: Evaluate, right: Evaluate) -> Evaluate:
+    def result(values: tuple[Value, ...]) -> Value:
+        one, other = left(values), right(values)
+        if one is None or other is None:
+            return None
+        try:
+            return float(calculate(one, other))
+        except (ZeroDivisionError, OverflowError):
+            return None
+
+    return result
+
+
+def _negative(value: Any) -> Value:
+    return None if value is None else -float(value)
+
+
+def _suggest(word: str, known: Iterable[str], title: str) -> str:
+    names = list(known)
+    near = difflib.get_close_matches(word, names, n=1)
+    return f"did you mean {near[0]}?" if near else f"{title} {', '.join(names)}"

@@ -52,6 +52,7 @@ COMMANDS: Final = {
             "top": "show a pool's workers, every second",
             "diff": "show what differs between two places of a pool's log",
             "bisect": "find the first position of a pool's log where a condition holds",
+            "why-not": "explain why a request did not go to a worker",
         },
     ),
     "analyse": (

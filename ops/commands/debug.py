@@ -101,3 +101,21 @@ def bisect(
     return signals.run_command(
         lambda: debug.bisect(settings.nats, settings.pool, predicate, start, end, as_json=as_json)
     )
+
+
+@command(notes="Exit status: 0, or 1 if the log has no decision for the request.")
+def why_not(
+    request: Annotated[str, Meta(description="request id, as in the header x-request-id")],
+    worker: Annotated[str, Meta(description="worker that the request did not go to")],
+    /,
+    *,
+    settings: PoolReader,
+    as_json: Annotated[bool, Flag("json"), Meta(description="print JSON")] = False,
+) -> int:
+    """Explain what would have had to differ for a request to go to a worker: a filter, or its cost, part by part."""
+    from headwater.ops.debug import why_not as debug
+    from headwater.ops.process import signals
+
+    return signals.run_command(
+        lambda: debug.why_not(settings.nats, settings.pool, request, worker, as_json=as_json)
+    )

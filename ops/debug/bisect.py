@@ -12,12 +12,11 @@ import msgspec
 
 from headwater.actors.runtime.persistence import Ports
 from headwater.events.ports import Record, Unreadable
-from headwater.events.snapshot_store import continues
 from headwater.ops.config.nats import NatsSettings
 from headwater.ops.config.setting import ConfigError
 from headwater.ops.debug.facts import Totals, Value
 from headwater.ops.debug.lines import data_of, tag_of, text_of
-from headwater.ops.debug.places import PoolLog, find_position, nearest_state, open_log, show_time
+from headwater.ops.debug.places import earliest, find_position, nearest_state, open_log, show_time
 from headwater.ops.debug.predicate import Predicate
 from headwater.ops.debug.progress import Progress
 from headwater.ops.nats.connect import operator_ports
@@ -165,7 +164,7 @@ async def show(
 async def search(ports: Ports, pool: str, predicate: Predicate, start: str, end: str) -> Searched:
     """Fold from a place to another until the condition begins to hold. Raises `ConfigError`."""
     log = await open_log(ports, pool)
-    first = await find_position(start, log, "--from") if start else await _earliest(log)
+    first = await find_position(start, log, "--from") if start else await earliest(log)
     last = await find_position(end, log, "--to")
     if first > last:
         raise ConfigError(f"--from is position {first} and --to is {last}, which is before it: exchange them")
@@ -208,16 +207,6 @@ def _fold(fold: PartialFold, message: Record | Unreadable) -> None:
         fold.skip(message)
     else:
         fold.apply(message)
-
-
-async def _earliest(pool: PoolLog) -> int:
-    """The first position at which the whole state is known: before the first message, or that of the oldest snapshot."""
-    bounds = await pool.log.bounds()
-    if bounds.first <= 1:
-        return 0
-    return min(
-        [one for one in await pool.store.positions() if continues(one, bounds)], default=bounds.first - 1
-    )
 
 
 def subjects_of(ns: str, pool: str, predicate: Predicate) -> tuple[str, ...]:

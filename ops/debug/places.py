@@ -111,6 +111,16 @@ async def state_at(pool: PoolLog, position: int) -> RouterState:
     return state
 
 
+async def earliest(pool: PoolLog) -> int:
+    """The first position at which the whole state is known: before the first message, or that of the oldest snapshot."""
+    bounds = await pool.log.bounds()
+    if bounds.first <= 1:
+        return 0
+    return min(
+        [one for one in await pool.store.positions() if continues(one, bounds)], default=bounds.first - 1
+    )
+
+
 async def nearest_state(pool: PoolLog, position: int) -> RouterState:
     """The state of the newest snapshot at a position or before it; an empty one where there is none."""
     bounds, identity = await pool.log.bounds(), await pool.log.identity()

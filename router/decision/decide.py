@@ -32,7 +32,7 @@ from headwater.router.fold.columns import F64, WorkerColumns
 from headwater.router.fold.load import Loads
 from headwater.router.fold.worker import sample_positions
 from headwater.router.index.prefix_index import PrefixIndex
-from headwater.schemas.constraints import FlowControl, Preferences
+from headwater.schemas.constraints import Constraints, FlowControl, Preferences
 from headwater.schemas.events.route import Candidate, Decision, EngineDraw, RouteQuery, RouteRefused
 from headwater.schemas.hashing import U64, pack_hashes, tenant_digest, unpack_hashes
 
@@ -310,6 +310,19 @@ def recompute(
     return found if isinstance(found, RouteRefused) else found.decision
 
 
+def constraints_of(loads: Loads, recorded: Decision) -> Constraints:
+    """The constraints of a decision with all workers that it left out by name. Raises `CannotRecompute` on another fleet."""
+    if not recorded.excluded:
+        return recorded.constraints
+    columns = loads.columns
+    columns.refresh()
+    rows = unpack_rows(recorded.excluded, len(columns.names))
+    if rows is None:
+        raise CannotRecompute(f"it leaves out workers of another fleet than these {len(columns.names)}")
+    excluded = tuple(f"{columns.names[row]}.{columns.workers[row].epoch}" for row in rows)
+    return msgspec.structs.replace(recorded.constraints, exclude=excluded)
+
+
 def reevaluate(
     index: PrefixIndex, loads: Loads, cold: set[str], recorded: Decision
 ) -> Evaluation | RouteRefused:
@@ -319,15 +332,7 @@ def reevaluate(
         raise CannotRecompute(
             f"it was made by version {recorded.algorithm} of the algorithm, and this release has {known}"
         )
-    constraints = recorded.constraints
-    if recorded.excluded:
-        columns = loads.columns
-        columns.refresh()
-        rows = unpack_rows(recorded.excluded, len(columns.names))
-        if rows is None:
-            raise CannotRecompute(f"it leaves out workers of another fleet than these {len(columns.names)}")
-        excluded = tuple(f"{columns.names[row]}.{columns.workers[row].epoch}" for row in rows)
-        constraints = msgspec.structs.replace(constraints, exclude=excluded)
+    constraints = constraints_of(loads, recorded)
     path: U64 = np.zeros(0, np.uint64)
     if recorded.deepest:
         found = index.path(recorded.deepest, recorded.blocks)

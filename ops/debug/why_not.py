@@ -1,0 +1,296 @@
+"""`headwater why-not REQUEST WORKER`: what would have had to differ for the request to go to that worker."""
+
+import sys
+from typing import Any, NamedTuple
+
+import msgspec
+
+from headwater.actors.runtime.persistence import Ports
+from headwater.ops.config.nats import NatsSettings
+from headwater.ops.config.setting import ConfigError
+from headwater.ops.debug.places import PoolLog, earliest, nearest_state, open_log
+from headwater.ops.debug.progress import Progress
+from headwater.ops.debug.verdict import (
+    Comparison,
+    Obstacle,
+    Standing,
+    compare,
+    passed_over,
+    sentences,
+    standing_of,
+)
+from headwater.ops.nats.connect import operator_ports
+from headwater.ops.nats.pool_choice import choose_pool
+from headwater.ops.operator.explain import is_about
+from headwater.router.fold.load import Loads
+from headwater.router.fold.state import RouterState, in_order
+from headwater.router.replay import Difference, Incarnation, Key, Reconstruction, Recorded
+from headwater.schemas.events.fleet import WorkerJoined, WorkerLeft
+from headwater.schemas.events.request import RequestRouted, RequestStepped
+from headwater.schemas.events.route import Candidate, Decision
+from headwater.schemas.subjects import ANY, pool_subject
+
+NEAR = 1_000
+"""Positions before a decision from which on it is folded again first: the decisions that its router had made and not stored are among them."""
+
+BEFORE_NS = 3_600_000_000_000
+"""How long before a decision the request log is searched for failures of the request."""
+
+
+class Stored(NamedTuple):
+    """A decision about the request, and where the log has it."""
+
+    router: Incarnation
+    position: int
+    stored_ns: int
+    decision: Decision
+
+
+class Answer(NamedTuple):
+    """Why one decision did not choose the worker. `chosen`: it did. `problem`: why its state is not known."""
+
+    stored: Stored
+    chosen: bool
+    standing: Standing | None
+    obstacles: tuple[Obstacle, ...] = ()
+    passed_over: str = ""
+    comparison: Comparison | None = None
+    problem: str = ""
+
+
+class Membership(NamedTuple):
+    """When a worker joined and left: (position, text), oldest first."""
+
+    changes: list[tuple[int, str]]
+
+    def around(self, position: int) -> str:
+        """What the log has about a worker that was not in the pool at a position."""
+        before = [text for at, text in self.changes if at <= position]
+        after = [f"{text} at position {at}" for at, text in self.changes if at > position]
+        if before:
+            return before[-1]
+        return f"it {after[0]}, later" if after else "it never joined, as far as the log goes back"
+
+
+class _Standings(Reconstruction):
+    """A reconstruction that notes how the wanted decisions found a worker."""
+
+    def __init__(self, state: RouterState, decisions: list[Recorded], request: str, worker: str) -> None:
+        super().__init__(state, decisions, lambda one: is_about(one, request))
+        self.standings: dict[Key, Standing] = {}
+        self._worker = worker
+        self._request = request
+
+    def _compare(self, loads: Loads, recorded: Recorded) -> Difference | None:
+        if is_about(recorded.decision, self._request):
+            found = standing_of(self.state, loads, self._worker, recorded.decision)
+            self.standings[recorded.incarnation, recorded.decision.number] = found
+        return super()._compare(loads, recorded)
+
+
+async def why_not(nats: NatsSettings, pool: str, request: str, worker: str, *, as_json: bool) -> int:
+    """Print it for each decision about the request. 1 if there is none."""
+    async with operator_ports(nats, "why-not") as ports:
+        return await show(ports, await choose_pool(ports, pool), request, worker, as_json=as_json)
+
+
+async def show(ports: Ports, pool: str, request: str, worker: str, *, as_json: bool = False) -> int:
+    """See `why_not`. Raises `ConfigError`."""
+    if not request.strip():
+        raise ConfigError("REQUEST is empty: give a request id, as in the header x-request-id")
+    log = await open_log(ports, pool)
+    members = await _memberships(ports.ns, pool, log)
+    if worker not in members:
+        known = ", ".join(sorted(members)) or "none"
+        raise ConfigError(f"WORKER {worker}: no such worker ever joined pool {pool}; there were: {known}")
+    found = await _decisions(ports.ns, pool, log, request)
+    if not found:
+        print(
+            f"no decision for {request} in this log; ids look like chatcmpl-… (header x-request-id)",
+            file=sys.stderr,
+        )
+        return 1
+    answers = await answer(ports, pool, log, request, worker, found)
+    if as_json:
+        print(msgspec.json.encode([as_data(one, worker) for one in answers]).decode())
+    else:
+        print("\n".join(as_text(one, worker, members[worker]) for one in answers))
+    return 0
+
+
+async def _decisions(ns: str, pool: str, log: PoolLog, request: str) -> list[Stored]:
+    found: list[Stored] = []
+    last = (await log.log.bounds()).last
+    with Progress("searching", 0, last) as progress:
+        async for piece in log.log.scan(0, last, (pool_subject(ns, pool, "route", ANY),)):
+            for record in piece.records:
+                progress.at(record.position)
+                router = record.batch.writer, record.batch.epoch
+                found += [
+                    Stored(router, record.position, record.stored_ns, event)
+                    for event in record.batch.events
+                    if isinstance(event, Decision) and is_about(event, request)
+                ]
+    return found
+
+
+async def _memberships(ns: str, pool: str, log: PoolLog) -> dict[str, Membership]:
+    found: dict[str, Membership] = {}
+    last = (await log.log.bounds()).last
+    async for piece in log.log.scan(0, last, (pool_subject(ns, pool, "fleet", ANY),)):
+        for record in piece.records:
+            for event in record.batch.events:
+                if isinstance(event, WorkerJoined):
+                    text = f"joined as epoch {event.epoch}"
+                elif isinstance(event, WorkerLeft):
+                    text = f"epoch {event.epoch} had left at position {record.position}: {event.reason}"
+                else:
+                    continue
+                found.setdefault(event.worker, Membership([])).changes.append((record.position, text))
+    return found
+
+
+async def answer(
+    ports: Ports, pool: str, log: PoolLog, request: str, worker: str, found: list[Stored]
+) -> list[Answer]:
+    """The answer for each decision, on the state that it was made on."""
+    near = await nearest_state(log, max(0, min(one.decision.position for one in found) - NEAR))
+    run = await _fold(ports.ns, pool, log, near, request, worker, found)
+    if len(run.standings) < len(found) and near.position > 0:
+        # A router had made decisions before that state which were not stored yet.
+        whole = await nearest_state(log, await earliest(log))
+        run = await _fold(ports.ns, pool, log, whole, request, worker, found)
+    failed = await _failures(ports, request, worker, found)
+    return [_answer(one, worker, run, failed) for one in found]
+
+
+async def _fold(
+    ns: str, pool: str, log: PoolLog, state: RouterState, request: str, worker: str, found: list[Stored]
+) -> _Standings:
+    """Fold from a state until all decisions about the request are made again."""
+    start, last = state.position, found[-1].position
+    decisions: list[Recorded] = []
+    async for piece in log.log.scan(start, last, (pool_subject(ns, pool, "route", ANY),)):
+        for record in piece.records:
+            router = record.batch.writer, record.batch.epoch
+            decisions += [Recorded(router, one) for one in record.batch.events if isinstance(one, Decision)]
+    run = _Standings(state, decisions, request, worker)
+    run.start()
+    with Progress("folding", start, last) as progress:
+        async for piece in log.log.scan(start, last):
+            for message in in_order(piece):
+                run.step(message)
+                progress.at(message.position)
+            if not run.left:
+                break
+    return run
+
+
+async def _failures(ports: Ports, request: str, worker: str, found: list[Stored]) -> dict[int, str]:
+    """Where the request had failed on that worker's incarnations, by epoch: the first reason."""
+    start = await ports.requests.position_at(found[0].stored_ns - BEFORE_NS)
+    end = await ports.requests.position_at(found[-1].stored_ns)
+    failed: dict[int, str] = {}
+    async for piece in ports.requests.scan(start, end):
+        for record in piece.records:
+            for event in record.batch.events:
+                if isinstance(event, RequestStepped) and (event.request, event.worker) == (request, worker):
+                    failed.setdefault(event.epoch, event.reason or event.cause)
+                elif isinstance(event, RequestRouted) and (event.request, event.worker) == (request, worker):
+                    failed.setdefault(event.epoch, "it was tried before")
+    return failed
+
+
+def _answer(stored: Stored, worker: str, run: _Standings, failed: dict[int, str]) -> Answer:
+    decision = stored.decision
+    key = stored.router, decision.number
+    standing = run.standings.get(key)
+    if decision.worker == worker:
+        return Answer(stored, True, standing)
+    again = run.found.get(key)
+    problem = "this log does not hold all that it was made on" if again is None else again.problem
+    candidates = again.candidates if again is not None and not again.problem else decision.candidates
+    own = next((one for one in candidates if one.worker == worker), None)
+    if standing is None:
+        comparison = compare(decision, own) if own is not None else None
+        return Answer(stored, False, None, comparison=comparison, problem="" if own else problem)
+    obstacles = tuple(_with_reason(one, standing, failed) for one in standing.obstacles)
+    if own is None:
+        if not obstacles and standing.present and not problem:
+            obstacles = (_no_leg(decision),)
+        return Answer(stored, False, standing, obstacles, problem="" if obstacles else problem)
+    return Answer(
+        stored, False, standing, obstacles, passed_over(decision, standing, own), compare(decision, own)
+    )
+
+
+def _with_reason(obstacle: Obstacle, standing: Standing, failed: dict[int, str]) -> Obstacle:
+    """Of a worker that the query left out: whether it had failed the request, or was saturated."""
+    if obstacle.name != "excluded":
+        return obstacle
+    if standing.epoch in failed:
+        text = f"the request had failed there before ({failed[standing.epoch]})"
+        return Obstacle("failed before", text)
+    text = "it was saturated (--busy-… limits), and another worker was not"
+    return Obstacle("saturated", text)
+
+
+def _no_leg(decision: Decision) -> Obstacle:
+    """It passed all filters, and there was nothing of the request for it to do."""
+    leg = decision.leg or "whole"
+    return Obstacle(
+        "leg", f"with its role there was nothing for it to do in this request (the chosen one does: {leg})"
+    )
+
+
+def as_data(one: Answer, worker: str) -> dict[str, Any]:
+    """An answer for programs."""
+    decision, comparison = one.stored.decision, one.comparison
+    return {
+        "decision": decision.request,
+        "made_at": decision.position,
+        "stored_at": one.stored.position,
+        "worker": worker,
+        "chosen": decision.worker,
+        "was_chosen": one.chosen,
+        "present": None if one.standing is None else one.standing.present,
+        "cold": None if one.standing is None else one.standing.cold,
+        "obstacles": one.obstacles,
+        "passed_over": one.passed_over,
+        "problem": one.problem,
+        "cost": None
+        if comparison is None
+        else {
+            "unit": comparison.unit,
+            "lost_by": comparison.lost_by,
+            "terms": comparison.terms,
+            "decisive": comparison.decisive,
+            "candidate": _fields(comparison.worker),
+            "chosen": _fields(comparison.chosen),
+        },
+    }
+
+
+def _fields(candidate: Candidate) -> dict[str, Any]:
+    return msgspec.structs.asdict(candidate)
+
+
+def as_text(one: Answer, worker: str, member: Membership) -> str:
+    """An answer in a few sentences."""
+    decision = one.stored.decision
+    head = f"{decision.request}: decided at log position {decision.position}, went to {decision.worker}"
+    lines: list[str] = []
+    if one.chosen:
+        return f"{head}, the worker asked about"
+    if one.standing is not None and not one.standing.present:
+        lines.append(f"{worker} was not in the pool: {member.around(decision.position)}")
+    lines += [f"{worker} was no candidate: {obstacle.text}" for obstacle in one.obstacles]
+    if one.comparison is not None:
+        if one.passed_over:
+            lines.append(f"{worker} was a candidate and not chosen: {one.passed_over}")
+        lines += sentences(one.comparison, decision)
+    if one.standing is not None and one.standing.cold:
+        lines.append("its cached blocks did not count: KV events of it were missing (cold)")
+    if one.problem:
+        lines.append(f"whether {worker} could have been chosen cannot be recomputed: {one.problem}")
+    return "\n".join([head, *(f"  {line}" for line in lines)])

@@ -53,7 +53,7 @@ export function TermLegend({ names, unit }) {
 function held(candidate, blocks) {
   const parts = [`${format.integer(candidate.cached_blocks)} of ${format.integer(blocks)}`];
   if (candidate.assumed_blocks) parts.push(`${format.integer(candidate.assumed_blocks)} assumed`);
-  if (candidate.lower_blocks) parts.push(`${format.integer(candidate.lower_blocks)} lower tier`);
+  if (candidate.lower_blocks) parts.push(`${format.integer(candidate.lower_blocks)} on a lower tier`);
   return parts.join(', ');
 }
 
@@ -66,7 +66,6 @@ function columnsFor({ unit, blocks, chosen, names, scale }) {
     { name: 'worker', label: 'Candidate', render: (candidate) => html`<${WorkerLink} name=${candidate.worker} />${candidate.worker === chosen ? html` <${Badge} kind="good">chosen<//>` : null}` },
     { name: 'cost', label: 'Cost', unit, align: 'right', render: (candidate) => html`<strong>${format.number(candidate.score)}</strong>` },
     { name: 'bar', label: 'Terms of the cost', className: 'bar-cell', render: (candidate) => html`<${CostBar} candidate=${candidate} names=${names} ...${scale} />` },
-    ...names.map(term),
     { name: 'cached', label: 'Cached', unit: 'blocks', align: 'right', render: (candidate) => held(candidate, blocks) },
     { name: 'queued', label: 'Queued', unit: 'tokens', align: 'right', render: (candidate) => format.integer(candidate.queued_tokens) },
     { name: 'requests', label: 'Requests', align: 'right', render: (candidate) => format.integer(candidate.requests) },
@@ -75,6 +74,7 @@ function columnsFor({ unit, blocks, chosen, names, scale }) {
     { name: 'itl', label: 'Between tokens', title: 'Estimate of the time between tokens', align: 'right', wide: true, render: (candidate) => format.duration(candidate.itl_ms) },
     { name: 'e2e', label: 'Whole answer', title: 'Estimate of the time to the last token', align: 'right', wide: true, render: (candidate) => format.duration(candidate.e2e_ms) },
     { name: 'lora', label: 'Loads LoRA', wide: true, render: (candidate) => (candidate.loads_lora ? 'yes' : 'no') },
+    ...names.map(term),
   ];
 }
 

@@ -66,6 +66,11 @@ function axisTime(seconds, step) {
   return step >= 60 ? text.slice(0, 5) : text;
 }
 
+/** A label of the axis of values: the chart's title says the unit of rates and counts. */
+function axisValue(value, unit) {
+  return unit === 'ms' || unit === 'share' ? format.withUnit(value, unit) : format.compact(value);
+}
+
 /** The upper end of the axis: room above the largest value, and 1 for shares. */
 function upperEnd(largest, unit) {
   if (unit === 'share') return Math.max(1, largest ?? 1);
@@ -82,13 +87,13 @@ function plotOptions({ series, unit, width, height, holder, onIndex, small, sign
   return {
     width,
     height,
-    padding: [8, 8, 0, 0],
+    padding: [8, 18, 0, 0],
     legend: { show: false },
     cursor: { sync: { key: shared.key, setSeries: false }, drag: { x: false, y: false }, points: { size: 6 }, y: false },
     scales: { x: { time: true, range: () => holder.range }, y: { range: (plot, least, largest) => [lowerEnd(least, signed), upperEnd(largest, unit)] } },
     axes: [
       { ...axis, space: 70, size: 28, values: (plot, seconds, number, space, step) => seconds.map((second) => axisTime(second, step)) },
-      { ...axis, space: 28, size: small ? 48 : 58, values: (plot, values) => values.map((value) => format.withUnit(value, unit)) },
+      { ...axis, space: 28, size: small ? 48 : 58, values: (plot, values) => values.map((value) => axisValue(value, unit)) },
     ],
     series: [
       {},

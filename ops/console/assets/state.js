@@ -91,13 +91,13 @@ export function readAddress() {
   clearTimeout(replaceTimer);
   const [path, search = ''] = window.location.hash.replace(/^#\/?/, '').split('?');
   const query = new URLSearchParams(search);
-  const at = Number(query.get('at'));
+  const at = /^\d+$/.test(query.get('at') ?? '') ? Number(query.get('at')) : null;
   const seconds = Number(query.get('window'));
   batch(() => {
     view.value = path || 'overview';
     if (query.get('pool')) pool.value = query.get('pool');
-    live.value = !(at > 0);
-    if (at > 0) chosen.value = Math.round(at);
+    live.value = at === null;
+    if (at !== null) chosen.value = at;
     windowSeconds.value = seconds > 0 ? seconds : DEFAULT_WINDOW;
     for (const key of ['pool', 'at', 'window']) query.delete(key);
     parameters.value = Object.fromEntries(query);

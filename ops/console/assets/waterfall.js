@@ -59,13 +59,17 @@ function SpanRow({ span, depth, range, until, choices, cursor }) {
       <td class="clip"><${WorkerLink} name=${span.worker} /></td>
       <td class="right number wide-only">${format.duration(span.start_ms - range.from)}</td>
       <td class="right number">${format.duration(end - span.start_ms)}${span.end_ms === null ? html`<span class="muted"> so far</span>` : null}</td>
-      <td class="span-track" aria-hidden="true"><span class="span-lane">${cursor === null ? null : html`<span class="span-cursor" style=${{ left: cursor }}></span>`}<${Bar} span=${span} range=${range} until=${until} /></span></td>
+      <td class="span-track" aria-hidden="true"><span class="span-lane"><${TickLines} range=${range} />${cursor === null ? null : html`<span class="span-cursor" style=${{ left: cursor }}></span>`}<${Bar} span=${span} range=${range} until=${until} /></span></td>
     </tr>
     ${open ? html`<${Details} span=${span} columns=${choices > 1 ? 6 : 5} />` : null}`;
 }
 
+function TickLines({ range }) {
+  return ticks(range).map((at) => html`<span key=${at} class="tick-line" style=${{ left: place(range.from + at, range) }}></span>`);
+}
+
 function MarkLane({ marks, range }) {
-  return html`<span class="span-lane mark-lane">${marks.map((mark, index) => html`<span key=${index} class=${`span-mark span-mark-${mark.kind.replace(' ', '-')}`} style=${{ left: place(mark.time_ms, range) }} title=${`${mark.kind} ${mark.text}`}></span>`)}</span>`;
+  return html`<span class="span-lane mark-lane"><${TickLines} range=${range} />${marks.map((mark, index) => html`<span key=${index} class=${`span-mark span-mark-${mark.kind.replace(' ', '-')}`} style=${{ left: place(mark.time_ms, range) }} title=${`${mark.kind} ${mark.text}`}></span>`)}</span>`;
 }
 
 /** The table of spans with their bars. `time` is that of the position shown. */

@@ -30,7 +30,7 @@ function Facts({ decision }) {
     ['Temperature', format.number(decision.temperature)],
     ['Seed', html`<span class="code">${String(decision.seed)}</span>`],
     ['Recomputable', decision.recomputable ? `yes, by algorithm ${decision.algorithm}` : 'no'],
-    ['Weights', Object.entries(decision.weights).map(([name, value]) => `${name} ${format.number(value)}`).join(', ') || 'defaults'],
+    ['Weights', Object.entries(decision.weights).map(([name, value]) => `${name} ${format.anything(value)}`).join(', ') || 'defaults'],
   ]} />`;
 }
 
@@ -128,15 +128,22 @@ function StepActions() {
   return html`<button type="button" onClick=${() => step('decision', -1)} title="D">Previous decision</button><button type="button" onClick=${() => step('decision', 1)} title="d">Next decision</button>`;
 }
 
+function NoDecision() {
+  return html`<${View} title="Why here" actions=${html`<${StepActions} />`}><${Empty} title="The log holds no decision up to this position.">Move the slider to a later position, or press d for the next decision.<//><//>`;
+}
+
 /** The view: the decision with this id, or without one the newest at the position. */
 export function Decision() {
   const position = useSignal(state.position);
   const values = useSignal(state.parameters);
   const { id, all } = values;
-  const question = id ? { id, all, ...whatIf(values) } : { at: position, all, ...whatIf(values) };
-  const answer = useAnswer('decision', position === null && !id ? null : question);
-  const subtitle = answer.data && html`<span class="code">${answer.data.id}</span>${id ? html` <${Link} view="decision" className="subtle-link">follow the position instead<//>` : html`<span class="muted"> the newest decision at this position</span>`}`;
+  const newest = useAnswer('events', id || position === null ? null : { at: position, kind: 'route', event: 'route.decided', limit: 1 });
+  const shown = id || newest.data?.events[0]?.fields.request;
+  const asked = useAnswer('decision', shown ? { id: shown, all, ...whatIf(values) } : null);
+  if (!id && newest.data && !shown) return html`<${NoDecision} />`;
+  const answer = shown ? asked : newest;
+  const subtitle = shown && answer.data && html`<span class="code">${answer.data.id}</span>${id ? html` <${Link} view="decision" className="subtle-link">follow the position instead<//>` : html`<span class="muted"> the newest decision at this position</span>`}`;
   return html`<${View} title="Why here" subtitle=${subtitle} answer=${answer} actions=${html`<${StepActions} />`}>
-    ${answer.data && html`<${Content} decision=${answer.data} values=${values} />`}
+    ${shown && answer.data && html`<${Content} decision=${answer.data} values=${values} />`}
   <//>`;
 }

@@ -61,7 +61,7 @@ export function Diff() {
         <${Tile} label="Between them" value=${format.duration(Math.abs(data.b_ms - data.a_ms))} />
         <${Tile} label="Decisions" value=${format.integer(data.counts.decisions)} />
         <${Tile} label="Requests" value=${format.integer(data.counts.requests)} />
-        <${Tile} label="Events" value=${format.integer(data.counts.events)} />
+        <${Tile} label="Messages" value=${format.integer(data.counts.events ?? data.counts.messages)} />
       </dl>
       <${Panel} title="Changes" note=${`${changes.length} of ${data.changes.length}`}>
         <${Table} label="Changes" columns=${COLUMNS} rows=${changes} keyOf=${(change) => `${change.what} ${change.field}`}

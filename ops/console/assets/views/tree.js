@@ -21,7 +21,7 @@ function Run({ run, most }) {
 function Holders({ run }) {
   if (!run.holders.length) return html`<span class="muted">no worker</span>`;
   return html`<span class="holders">${run.holders.map((holder) => html`<button type="button" key=${`${holder.worker} ${holder.tier}`} class=${classes('holder', `holder-${holder.tier}`)} onClick=${() => state.adjust({ panel: holder.worker })}
-    title=${`${holder.worker} holds ${holder.blocks} of ${run.blocks} blocks on ${TIERS[holder.tier] || holder.tier}`}>${format.shortened(holder.worker, 16)} <span class="holder-tier">${TIERS[holder.tier] || holder.tier}</span>${holder.blocks < run.blocks ? html` <span class="number">${holder.blocks}/${run.blocks}</span>` : null}</button>`)}</span>`;
+    title=${`${holder.worker} holds ${holder.blocks ?? run.blocks} of ${run.blocks} blocks on ${TIERS[holder.tier] || holder.tier}`}>${format.shortened(holder.worker, 16)} <span class="holder-tier">${TIERS[holder.tier] || holder.tier}</span>${holder.blocks < run.blocks ? html` <span class="number">${holder.blocks}/${run.blocks}</span>` : null}</button>`)}</span>`;
 }
 
 function Heat({ heat, most }) {

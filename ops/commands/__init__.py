@@ -40,6 +40,7 @@ COMMANDS: Final = {
             "tree": "show the blocks cached by a pool's workers, as a tree of prefixes",
             "replay": "fold a pool's log again, and verify every decision",
             "snapshots": "list a pool's snapshots, or bookmark one",
+            "capture": "write what the logs have around a request or a time into one file",
             "engines": "list the engines that can be chosen, with versions and capabilities",
             "check-engine": "check an engine against the contract of engines",
             "models": "show what is detected in a model's folder",

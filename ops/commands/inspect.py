@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from headwater.ops.config.command import Key, command, group
+from headwater.ops.config.command import AnyWord, Key, command, group
 from headwater.ops.config.processes import PoolReader
 from headwater.ops.config.setting import ConfigError, Flag
 
@@ -122,6 +122,36 @@ def snapshots(
             settings.nats, settings.pool, bookmark=bookmark, position=position, drop=drop
         )
     )
+
+
+@command
+def capture(
+    settings: PoolReader,
+    *,
+    around: Annotated[
+        str,
+        AnyWord(),
+        Meta(
+            description="the id of a request, or a time: ISO 8601, HH:MM[:SS] of today, seconds or milliseconds since 1970, or -5m"
+        ),
+    ],
+    output: Annotated[str, Flag("output", "o"), Meta(description="file to write, such as incident.hwc")],
+    minutes: Annotated[
+        float, Meta(gt=0, le=1440, description="minutes to capture: half of them before and half after it")
+    ] = 5.0,
+    with_contents: Annotated[
+        bool, Meta(description="keep prompts and answers that were recorded (--record-payloads full)")
+    ] = False,
+    data_dir: Annotated[str, Key("data_dir")],
+) -> int:
+    """Write what the logs have around a request or a time into one file, which other commands read with --file."""
+    from pathlib import Path
+
+    from headwater.ops.operator import capture as operator
+    from headwater.ops.process import signals
+
+    order = operator.Order(around, minutes, Path(output), with_contents, Path(data_dir))
+    return signals.run_command(lambda: operator.capture(settings.nats, settings.pool, order))
 
 
 @command

@@ -318,7 +318,8 @@ def _own(parameter: inspect.Parameter, kind: Any) -> inspect.Parameter:
     if not positional:
         details["group"] = OPTIONS
     if flag is not None:
-        details["name"] = f"--{flag.name}" if not positional else flag.name
+        names = (f"--{flag.name}", *((f"-{flag.short}",) if flag.short else ()))
+        details["name"] = flag.name if positional else names
     plain = get_args(kind)[0] if get_origin(kind) is Annotated else kind
     if not positional and text is None and base_of(kind) is not bool:
         one = setting_of(parameter.name, kind, "", key="", group="", how=Prefix(), path=(parameter.name,))

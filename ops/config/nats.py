@@ -62,6 +62,9 @@ class NatsSettings(NamedTuple):
         False
     )
 
+    capture: str = ""
+    """Commands that read a pool read this capture in place of the server; empty: none."""
+
     @property
     def address(self) -> str:
         """URL of the server."""

@@ -6,7 +6,7 @@ A command takes the sections that it uses: parameters, or fields of a `NamedTupl
 import difflib
 from collections.abc import Mapping
 from functools import cache
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar, get_type_hints
 
 from msgspec import Meta
 
@@ -23,7 +23,16 @@ from headwater.ops.config.edge import (
 )
 from headwater.ops.config.nats import NatsSettings, StreamSettings
 from headwater.ops.config.router import RouterSettings
-from headwater.ops.config.setting import Prefix, Setting, base_of, is_section, marker, setting_of, settings_of
+from headwater.ops.config.setting import (
+    Flag,
+    Prefix,
+    Setting,
+    base_of,
+    is_section,
+    marker,
+    setting_of,
+    settings_of,
+)
 from headwater.ops.config.worker import (
     FleetSettings,
     LoraOptions,
@@ -72,6 +81,11 @@ class MetricsSettings(NamedTuple):
 Name = Annotated[str, Meta(description="name of this process (default: generated)")]
 Pool = Annotated[str, Meta(description="pool of workers (default: the only one)")]
 DataDir = Annotated[str, Meta(description="folder for the log and everything else that survives a restart")]
+CapturePath = Annotated[
+    str,
+    Flag("file"),
+    Meta(description="read this file of `headwater capture` in place of the fleet's log"),
+]
 CacheDir = Annotated[
     str,
     Meta(
@@ -92,6 +106,7 @@ class Settings(NamedTuple):
 
     name: Name = ""
     pool: Pool = ""
+    capture: CapturePath = ""
     data_dir: DataDir = "headwater-data"
     cache_dir: CacheDir = ""
     drain_timeout: DrainTimeout = DRAIN_TIMEOUT_S
@@ -363,12 +378,25 @@ class ClientSettings(NamedTuple):
     log: LogSettings = DEFAULTS.log
 
 
-class PoolReader(NamedTuple):
-    """A command that reads the log of a pool."""
-
+class _PoolReader(NamedTuple):
     pool: Pool = DEFAULTS.pool
+    capture: CapturePath = DEFAULTS.capture
     nats: NatsSettings = DEFAULTS.nats
     log: LogSettings = DEFAULTS.log
+
+
+class PoolReader(_PoolReader):
+    """A command that reads the log of a pool, or a capture of it, which its `nats` then names."""
+
+    def __new__(
+        cls,
+        pool: str = DEFAULTS.pool,
+        capture: str = DEFAULTS.capture,
+        nats: NatsSettings = DEFAULTS.nats,
+        log: LogSettings = DEFAULTS.log,
+    ) -> Self:
+        """Settings whose `nats` names the capture, so that those who read need to know nothing else."""
+        return super().__new__(cls, pool, capture, nats._replace(capture=capture), log)
 
 
 class StreamOperator(NamedTuple):

@@ -44,9 +44,10 @@ _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 
 class Flag(NamedTuple):
-    """Annotation of a setting: the name of its flag, without dashes in front."""
+    """Annotation of a setting: the name of its flag, without dashes in front. `short`: a letter that an option of a command also has."""
 
     name: str
+    short: str = ""
 
 
 class Prefix(NamedTuple):

@@ -19,6 +19,7 @@ import structlog
 
 from headwater.actors.runtime.persistence import Ports
 from headwater.events.jetstream import Connection, connect
+from headwater.ops.captures.ports import capture_ports
 from headwater.ops.config.nats import NatsSettings, StreamSettings
 from headwater.ops.nats.config import credentials, reader_kind
 from headwater.ops.nats.server import open_ports
@@ -29,7 +30,9 @@ DEFAULT_STREAMS = StreamSettings()
 
 
 def operator_ports(nats: NatsSettings, name: str) -> AbstractAsyncContextManager[Ports]:
-    """Ports of a command that reads: as the operator, or as an observer if only an observer's key is there."""
+    """Ports of a command that reads: as the operator, or as an observer if only an observer's key is there; or of a capture."""
+    if nats.capture:
+        return capture_ports(Path(nats.capture))
     return ports_of(nats, reader_kind(nats), name)
 
 

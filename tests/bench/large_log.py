@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from headwater.events.jetstream import Connection
@@ -80,11 +81,15 @@ class MadeUpFleet:
         self._blocks_held = dict.fromkeys(self._held, 0)
         self._decisions = 0
         self._names = 0
+        self._messages = self._tell()
         self.requests: list[str] = []
         """Names of the requests, in order."""
 
     def messages(self) -> Iterator[Written]:
-        """The messages of both logs, without end."""
+        """The messages of both logs, without end; a second call goes on where the first was left."""
+        return self._messages
+
+    def _tell(self) -> Iterator[Written]:
         for worker in self._held:
             joined = WorkerJoined(worker, 1, "sim", "sim", "both", BLOCK, CAPACITY_BLOCKS, 256)
             yield self._pool("fleet", worker, joined)
@@ -182,12 +187,12 @@ class MadeUpFleet:
 
     def _sealed(self, subject: str, writer: str, events: tuple[Event, ...]) -> tuple[Written, Batch[Any]]:
         seq, previous = self._heads.get(subject, (0, NO_DIGEST))
-        batch: Batch[Any] = Batch(
-            SCHEMA_VERSION, writer, 1, seq + 1, self._clock.wall_ns(), events, previous=previous
-        )
+        # Without the time of a load report nothing depends on when the server stores it.
+        wall_ns = 0 if isinstance(events[0], LoadReported) else self._clock.wall_ns()
+        batch: Batch[Any] = Batch(SCHEMA_VERSION, writer, 1, seq + 1, wall_ns, events, previous=previous)
         sealed = seal(batch)
         self._heads[subject] = (seq + 1, sealed.digest)
-        return Written(subject, sealed, len(events)), batch
+        return Written(subject, sealed, len(events)), msgspec.structs.replace(batch, digest=sealed.digest)
 
 
 async def write(client: Connection, fleet: MadeUpFleet, events: int, say: Callable[[str], None]) -> int:

@@ -11,7 +11,7 @@ from typing import Final
 # Possessive, so that a line that does not match takes no exponential time.
 _NUMBER: Final = r"[+-]?\d[\d,.:+T-]*+(?:e[+-]?\d++)?+"
 _PARTS: Final = re.compile(
-    r"(?P<any>…)|(?P<blank>\s+)|(?P<dashes>-{2,})|(?P<id>\b[0-9a-f]{16,}\b)|(?P<number>[+-]?\d[\d,.:+T-]*)"
+    r"(?P<any>…)|(?P<blank>\s+)|(?P<dashes>-{2,})|(?P<id>\b[0-9a-f]{16,}\b)|(?P<number>(?:(?<!\w)[+-])?\d[\d,.:+T-]*)"
 )
 
 

@@ -1,0 +1,63 @@
+"""Times on a command line."""
+
+import re
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from headwater.ops.config.setting import ConfigError
+
+FORMS: Final = "an ISO 8601 time (2026-11-26T21:04:00Z), HH:MM[:SS] of today, seconds or milliseconds since 1970, or -5m (s, m, h, d)"
+UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+_AGO: Final = re.compile(r"-(\d+(?:\.\d+)?)([smhd])")
+_CLOCK: Final = re.compile(r"\d{1,2}:\d{2}(?::\d{2}(?:\.\d{1,6})?)?")
+_UNIX: Final = re.compile(r"\d{9,10}(?:\.\d+)?")
+_UNIX_MS: Final = re.compile(r"\d{12,13}")
+
+
+def time_ns(text: str, now_ns: int) -> int | None:
+    """The time that a text names, in nanoseconds since the Unix epoch; None if it is none of `FORMS`.
+
+    A time without an offset is in UTC. HH:MM that is still to come today is of yesterday.
+    """
+    text = text.strip()
+    if found := _AGO.fullmatch(text):
+        return now_ns - round(float(found[1]) * UNITS_S[found[2]] * 1_000_000_000)
+    if _UNIX_MS.fullmatch(text):
+        return int(text) * 1_000_000
+    if _UNIX.fullmatch(text):
+        return round(float(text) * 1_000_000_000)
+    now = datetime.fromtimestamp(now_ns / 1e9, UTC)
+    if _CLOCK.fullmatch(text):
+        hours, _, rest = text.partition(":")
+        text = f"{now:%Y-%m-%d}T{hours.rjust(2, '0')}:{rest}"
+        moment = _parsed(text)
+        if moment is not None and moment > now:
+            moment = _parsed(f"{now - timedelta(days=1):%Y-%m-%d}T{text.partition('T')[2]}")
+    else:
+        moment = _parsed(text.removesuffix(" UTC") + "Z" if text.endswith(" UTC") else text)
+    return None if moment is None else round(moment.timestamp() * 1_000_000) * 1_000
+
+
+def _parsed(text: str) -> datetime | None:
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    if "-" not in text:
+        # A bare number such as 20261126 is a date of ISO 8601, and more likely a position.
+        return None
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+
+
+def required_time_ns(flag: str, text: str, now_ns: int) -> int:
+    """`time_ns`. Raises `ConfigError` that names the flag."""
+    found = time_ns(text, now_ns)
+    if found is None:
+        raise ConfigError(f"{flag} {text}: it is no time: give {FORMS}")
+    return found
+
+
+def shown_time(wall_ns: int) -> str:
+    """A time to the millisecond, in UTC."""
+    return f"{datetime.fromtimestamp(wall_ns // 1_000_000_000, UTC):%Y-%m-%d %H:%M:%S}.{wall_ns // 1_000_000 % 1000:03} UTC"

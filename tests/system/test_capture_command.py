@@ -1,0 +1,179 @@
+"""`headwater capture` against a server, and other commands on its file: the same output as on the server."""
+
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from headwater.actors.runtime.persistence import Ports
+from headwater.events.ports import Log
+from headwater.events.snapshot_store import SnapshotStore
+from headwater.ops.captures.ports import capture_ports
+from headwater.ops.commands.application import parse
+from headwater.ops.config.nats import NatsSettings
+from headwater.ops.config.setting import ConfigError
+from headwater.ops.nats.server import open_ports
+from headwater.ops.operator import capture as command
+from headwater.ops.operator.capture import Order, capture
+from headwater.ops.operator.explain import explain
+from headwater.ops.operator.log import replay, show_log, show_tree, snapshots
+from headwater.schemas.clock import SystemClock
+from headwater.schemas.encoding import SCHEMA_VERSION, Batch, seal
+from headwater.schemas.events.request import RequestAccepted
+from tests.bench.large_log import POOL, MadeUpFleet, write
+from tests.support.ports.logs import append_one
+from tests.support.servers.nats import NatsServer
+
+
+class Case(NamedTuple):
+    """A fleet's logs on a server, with a snapshot about a third into them."""
+
+    nats: NatsSettings
+    ports: Ports
+    log: Log
+    fleet: MadeUpFleet
+    snapshot: int
+
+
+@pytest.fixture
+async def case(server: NatsServer, unique: str) -> AsyncIterator[Case]:
+    """12,000 events."""
+    async with open_ports(server.url, unique, "test") as ports:
+        fleet = MadeUpFleet(unique, SystemClock())
+        log: Any = await ports.pool_log(POOL)
+        await write(log._client, fleet, 4_000, print)
+        fleet.state.log = await log.identity()
+        await SnapshotStore(ports.blobs, POOL).save(fleet.state.snapshot(made_ns=ports.clock.wall_ns()))
+        snapshot = fleet.state.position
+        await write(log._client, fleet, 8_000, print)
+        await ports.cards.put(POOL, b"{}")
+        yield Case(NatsSettings(server.url, namespace=unique), ports, log, fleet, snapshot)
+
+
+async def printed(capsys: pytest.CaptureFixture[str], work: Awaitable[int]) -> str:
+    """What a command prints, and its exit code."""
+    capsys.readouterr()
+    code = await work
+    return f"{capsys.readouterr().out}{code}"
+
+
+COMMANDS: tuple[Callable[[NatsSettings], Awaitable[int]], ...] = (
+    lambda nats: replay(nats, "", verify=True),
+    lambda nats: show_tree(nats, "", worker="", depth=-1, limit=50, as_json=True),
+    lambda nats: show_log(nats, ""),
+    lambda nats: show_log(nats, "", requests=True),
+    lambda nats: show_log(nats, "", audit=True, as_json=True),
+)
+
+
+async def test_commands_read_a_capture_of_all_as_they_read_the_server(
+    case: Case, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Byte for byte."""
+    path = tmp_path / "all.hwc"
+    assert await capture(case.nats, "", Order(case.fleet.requests[-1], 5.0, path)) == 0
+    file = NatsSettings(capture=str(path))
+    request = case.fleet.requests[len(case.fleet.requests) // 2]
+    for one in COMMANDS:
+        assert await printed(capsys, one(file)) == await printed(capsys, one(case.nats))
+    explained = await printed(capsys, explain(file, "", request, every=True, as_json=True))
+    assert explained == await printed(capsys, explain(case.nats, "", request, every=True, as_json=True))
+
+
+async def test_a_capture_of_a_moment_begins_at_the_snapshot_before_it(
+    case: Case, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And ends with the moment; every decision in it is verified, and the request is explained as on the server."""
+    path = tmp_path / "moment.hwc"
+    request = case.fleet.requests[len(case.fleet.requests) * 2 // 3]
+    shown = await printed(capsys, capture(case.nats, POOL, Order(request, 0.0002, path)))
+    assert f"with the snapshot at position {case.snapshot}" in shown
+    async with capture_ports(path) as ports:
+        bounds = await (await ports.pool_log(POOL)).bounds()
+        assert bounds.first == case.snapshot + 1
+        assert case.snapshot < bounds.last < case.fleet.state.position
+        assert (await ports.cards.get(POOL)) is not None
+        last = (await ports.requests.bounds()).last
+        raw = {one.position: one async for run in ports.requests.scan_raw(0, last) for one in run}
+        async for run in case.ports.requests.scan_raw(min(raw) - 1, last):
+            assert [raw[one.position] for one in run] == run
+    file = NatsSettings(capture=str(path))
+    verified = await printed(capsys, replay(file, "", verify=True))
+    assert f"positions {case.snapshot + 1} to {bounds.last}" in verified
+    assert verified.endswith("decisions: equal\n0")
+    assert await printed(capsys, explain(file, "", request)) == await printed(
+        capsys, explain(case.nats, "", request)
+    )
+    assert str(case.snapshot) in await printed(capsys, snapshots(file, ""))
+    again = tmp_path / "again.hwc"
+    assert await capture(file, "", Order(request, 0.0001, again)) == 0
+    async with capture_ports(again) as ports:
+        assert (await (await ports.pool_log(POOL)).bounds()).last <= bounds.last
+    assert "equal" in await printed(capsys, replay(NatsSettings(capture=str(again)), "", verify=True))
+
+
+async def test_without_an_older_snapshot_the_log_before_is_folded_into_one(
+    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where it is long; a short one is part of the capture. Either way the fold ends in the same state."""
+    for name in await case.ports.blobs.names(""):
+        await case.ports.blobs.delete(name)
+    request = case.fleet.requests[len(case.fleet.requests) * 2 // 3]
+    states = set()
+    for most, start in ((10, "positions 1 to "), (1_000_000, "with no snapshot")):
+        monkeypatch.setattr(command, "PREFIX_MESSAGES_MAX", most)
+        path = tmp_path / f"{most}.hwc"
+        assert start in await printed(capsys, capture(case.nats, POOL, Order(request, 0.0002, path)))
+        verified = await printed(capsys, replay(NatsSettings(capture=str(path)), "", verify=True))
+        assert verified.endswith("decisions: equal\n0")
+        states.add(verified.partition("workers")[2].splitlines()[0])
+    assert len(states) == 1
+
+
+async def test_recorded_prompts_are_left_out_unless_they_are_asked_for(case: Case, tmp_path: Path) -> None:
+    """By default a capture can be passed on."""
+    event = RequestAccepted("chatcmpl-x", "sim", "chat", 5, 9, True, payload="full", body=b"my secret")
+    batch: Batch[Any] = Batch(SCHEMA_VERSION, "e2", 1, 1, case.ports.clock.wall_ns(), (event,))
+    await append_one(case.ports.requests, f"hw.{case.nats.namespace}.req.e2", batch)
+    for keep in (False, True):
+        path = tmp_path / f"{keep}.hwc"
+        await capture(case.nats, "", Order("chatcmpl-x", 5.0, path, with_contents=keep))
+        async with capture_ports(path) as ports:
+            last = (await ports.requests.bounds()).last
+            data = b"".join([one.data async for run in ports.requests.scan_raw(0, last) for one in run])
+        assert (b"my secret" in data) is keep
+        assert b"chatcmpl-x" in data
+    assert seal(batch).data in data
+
+
+async def test_what_cannot_be_captured_is_told(case: Case, tmp_path: Path) -> None:
+    """A request or time that is not there, a file that cannot be written; nothing is left of the try."""
+    path = tmp_path / "a.hwc"
+    for around, text in (
+        ("chatcmpl-none", "has no such request, and it is no time"),
+        ("2001-01-01", "has nothing from 2000-12-31"),
+        ("2199-01-01", "is in the future"),
+    ):
+        with pytest.raises(ConfigError, match=text):
+            await capture(case.nats, "", Order(around, 5.0, path))
+    for output in (tmp_path, tmp_path / "none" / "a.hwc"):
+        with pytest.raises(ConfigError, match="name a file in a folder that exists"):
+            await capture(case.nats, "", Order("-1m", 5.0, output))
+    assert [one for one in tmp_path.iterdir() if "hwc" in one.name] == []
+
+
+async def test_the_command_line_reads_a_capture(
+    case: Case, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`--file` of a command that reads a pool."""
+    path = tmp_path / "a.hwc"
+    await capture(case.nats, "", Order("-1s", 5.0, path))
+    async with capture_ports(path) as ports:
+        assert await (await ports.pool_log(POOL)).identity() == await case.log.identity()
+    capsys.readouterr()
+    bound, _ = parse(["explain", case.fleet.requests[3], "--json", "--file", str(path)])
+    settings = bound.arguments["settings"]
+    assert await explain(settings.nats, settings.pool, case.fleet.requests[3], as_json=True) == 0
+    assert json.loads(capsys.readouterr().out)["pool"] == POOL

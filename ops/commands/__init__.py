@@ -35,6 +35,7 @@ COMMANDS: Final = {
     "inspect": (
         "Inspect",
         {
+            "open": "show a capture in the console",
             "explain": "explain the routing decisions of a request",
             "log": "summarise a pool's log",
             "tree": "show the blocks cached by a pool's workers, as a tree of prefixes",

@@ -39,6 +39,23 @@ def explain(
 
 
 @command
+def open(
+    file: Annotated[str, Meta(description="file of `headwater capture`")],
+    /,
+    *,
+    host: Annotated[str, Key("console.host")],
+    port: Annotated[int, Key("console.port")],
+) -> int:
+    """Show a capture in the console, on this machine and without NATS."""
+    from headwater.ops.config.edge import ConsoleSettings
+    from headwater.ops.console import process
+    from headwater.ops.process import signals
+
+    own = ConsoleSettings(host, port)
+    return signals.run(lambda stop: process.open_capture(file, own, stop))
+
+
+@command
 def log(
     settings: PoolReader,
     *,

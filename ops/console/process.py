@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any, Final
 
 import structlog
@@ -16,15 +17,17 @@ from headwater.actors.http.limits import ConnectionLimits
 from headwater.actors.http.server import STOP_S, UvicornServer
 from headwater.actors.runtime.persistence import Ports
 from headwater.events.jetstream import without_secret
+from headwater.ops.captures.ports import capture_ports
 from headwater.ops.config.edge import ConsoleSettings, check_console, is_loopback
 from headwater.ops.config.processes import ConsoleProcess
+from headwater.ops.config.setting import ConfigError
 from headwater.ops.console.access import ConsoleAccess
 from headwater.ops.console.app import ConsoleApp
 from headwater.ops.console.pools import Pools
 from headwater.ops.nats.connect import ports_of
 from headwater.ops.process.admin import read_tokens
 from headwater.ops.process.descriptors import connections_possible
-from headwater.ops.process.sockets import bind
+from headwater.ops.process.sockets import bind, free_port
 from headwater.schemas.addresses import host_port, reachable
 
 CONNECTIONS_MAX: Final = 256
@@ -55,6 +58,18 @@ async def console(settings: ConsoleProcess, stop: asyncio.Event) -> int:
         return await serve(ConsoleApp(pools, access, admin), own, stop)
 
 
+async def open_capture(file: str, own: ConsoleSettings, stop: asyncio.Event) -> int:
+    """Serve the console of a captured part of a log until stopped. Raises `ConfigError`."""
+    if not is_loopback(own.host):
+        raise ConfigError(f"--console-host {own.host}: a capture is shown on a loopback address only")
+    path = Path(file)
+    async with capture_ports(path) as ports:
+        pools = Pools(ports, f"file {path.name}", live=False)
+        access = ConsoleAccess(None, None, is_open=True)
+        async with _running([pools.run()]):
+            return await serve(ConsoleApp(pools, access), own, stop, announce=f"{path.name} is shown at")
+
+
 def _keys(auth: AccessSettings, ports: Ports) -> tuple[AccessControl | None, list[Coroutine[Any, Any, None]]]:
     """Verification of an edge's API keys and OIDC tokens, as `--auth` says, with what keeps it current."""
     kinds = auth.mode.split(",")
@@ -81,15 +96,20 @@ async def _running(loops: list[Coroutine[Any, Any, None]]) -> AsyncIterator[None
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def serve(app: ConsoleApp, own: ConsoleSettings, stop: asyncio.Event) -> int:
-    """Serve the application until stopped, and print its address."""
-    listener = bind(own.host, own.port, "--console-port")
+async def serve(app: ConsoleApp, own: ConsoleSettings, stop: asyncio.Event, announce: str = "") -> int:
+    """Serve the application until stopped. `announce`: what to print before its address."""
+    port = own.port
+    if own.port == ConsoleSettings().port:
+        port = free_port(own.port, own.host)
+    listener = bind(own.host, port, "--console-port")
     limits = ConnectionLimits()._replace(connections=connections_possible(CONNECTIONS_MAX))
     server = UvicornServer(listener.dup(), limits)
     url = f"http://{host_port(reachable(own.host), listener.getsockname()[1])}"
     work = asyncio.create_task(server.serve(app), name="console server")
     waiting = asyncio.create_task(stop.wait(), name="stop")
     _log.info("console_listening", url=url)
+    if announce:
+        print(f"{announce} {url}", flush=True)
     try:
         await asyncio.wait({work, waiting}, return_when=asyncio.FIRST_COMPLETED)
         server.stop()

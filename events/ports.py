@@ -174,7 +174,7 @@ class Log(Protocol):
         """Yield what lies after position `after`, up to `until`, of some subjects (with wildcards; empty: of all), in order.
 
         The others are not transferred, so positions that are missing are not reported as gaps. Ends at `until` or at the
-        position that was last when the call was made. `lag` counts later messages of these subjects.
+        position that was last when the call was made. `lag` counts later messages, perhaps with those of other subjects.
         """
         ...
 

@@ -34,6 +34,7 @@ from headwater.events.ports import (
     Unreadable,
 )
 from headwater.schemas.encoding import UnreadableBatch, decode_batch
+from headwater.schemas.subjects import matches
 
 PULL = 256
 PULL_BYTES = 8 * 1024 * 1024
@@ -372,16 +373,19 @@ class JetStreamReader:
         self, after: int, until: int, subjects: Sequence[str]
     ) -> AsyncGenerator[list[RawMessage], None]:
         until = min(until, (await self.bounds()).last)
-        cursor = Cursor(self._client, self._stream, subjects=subjects)
+        # The server takes thirty times as long for a message that passes one of several filters than for one that passes the only one,
+        # and more than it takes to receive it (2.15, 3,000 subjects): then all are received, and the others dropped unread.
+        cursor = Cursor(self._client, self._stream, subjects=subjects if len(subjects) == 1 else ())
+        wanted = _Wanted(subjects)
         try:
             if after >= until:
                 return
             async for raw in cursor.messages(after, report_idle=True):
-                run = [message for message in raw if message.position <= until]
+                run = [message for message in raw if message.position <= until and wanted[message.subject]]
                 if run:
                     yield run
                 # An empty list is also what a live server sends that has nothing to deliver, though it counted deleted messages.
-                if not raw or len(run) < len(raw) or not raw[-1].pending or raw[-1].position >= until:
+                if not raw or not raw[-1].pending or raw[-1].position >= until:
                     return
         except StreamReplaced as replaced:
             raise LogUnavailable(f"{replaced}: read it again") from replaced
@@ -481,6 +485,17 @@ class JetStreamReader:
             max_age_s=int(config["max_age"]) / SECOND_NS,
             next_age_s=next_age_s,
         )
+
+
+class _Wanted(dict[str, bool]):
+    """Whether a subject matches one of some patterns; without any, all do."""
+
+    def __init__(self, patterns: Sequence[str]) -> None:
+        self._patterns = patterns
+
+    def __missing__(self, subject: str) -> bool:
+        found = self[subject] = not self._patterns or any(matches(one, subject) for one in self._patterns)
+        return found
 
 
 def bounds_of(state: Mapping[str, Any]) -> Bounds:

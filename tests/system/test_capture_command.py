@@ -14,6 +14,10 @@ from headwater.ops.captures.ports import capture_ports
 from headwater.ops.commands.application import parse
 from headwater.ops.config.nats import NatsSettings
 from headwater.ops.config.setting import ConfigError
+from headwater.ops.console.query import Query
+from headwater.ops.console.records import decision_view
+from headwater.ops.console.views import fleet_view, tree_view
+from headwater.ops.history.history import History
 from headwater.ops.nats.server import open_ports
 from headwater.ops.operator import capture as command
 from headwater.ops.operator.capture import Order, capture
@@ -177,3 +181,35 @@ async def test_the_command_line_reads_a_capture(
     settings = bound.arguments["settings"]
     assert await explain(settings.nats, settings.pool, case.fleet.requests[3], as_json=True) == 0
     assert json.loads(capsys.readouterr().out)["pool"] == POOL
+
+
+async def test_the_console_shows_a_capture_as_it_shows_the_server(case: Case, tmp_path: Path) -> None:
+    """At the positions that are in both: workers, decisions, and the tree of blocks."""
+    path = tmp_path / "moment.hwc"
+    request = case.fleet.requests[len(case.fleet.requests) * 2 // 3]
+    assert await capture(case.nats, POOL, Order(request, 0.0005, path)) == 0
+    served = History(case.ports, POOL, case.log)
+    await served.open()
+    await served.follow()
+    async with capture_ports(path) as ports:
+        captured = History(ports, POOL, await ports.pool_log(POOL))
+        await captured.open()
+        await captured.follow()
+        assert captured.indexed_from == case.snapshot
+        position = captured.last.position
+        assert case.snapshot < position < served.last.position
+        for at in (position, (case.snapshot + position) // 2, case.snapshot + 1):
+            query = Query({"at": str(at), "limit": "50"})
+            theirs, ours = await tree_view(served, query), await tree_view(captured, query)
+            assert {**ours, "notice": ""} == {**theirs, "notice": ""}
+            theirs, ours = await fleet_view(served, query), await fleet_view(captured, query)
+            loads = [
+                [(one["name"], one["requests"], one["used_blocks"]) for one in view["workers"]]
+                for view in (ours, theirs)
+            ]
+            assert loads[0] == loads[1]
+        name = captured.requests.by_id[request].id
+        decision = Query({"id": f"{name}-0-1", "policy": "kv"})
+        shown = [await decision_view(history, decision) for history in (served, captured)]
+        assert shown[0]["candidates"] == shown[1]["candidates"]
+        assert shown[1]["what_if"]["same"]

@@ -141,8 +141,11 @@ function Page() {
 
 function goToView(letter) {
   const found = VIEWS.find((one) => one.key === letter);
-  if (found) state.show(found.name);
-  return Boolean(found);
+  if (!found) return false;
+  const same = state.view.peek() === found.name;
+  state.show(found.name);
+  if (same) document.getElementById('view-title')?.focus({ preventScroll: true });
+  return true;
 }
 
 /** An address without a pool or view is completed once they are known, so that a copy of it means the same. */

@@ -52,7 +52,7 @@ const ACTIONS = {
 
 /** Listens to the page's keys; `goToView(letter)` shows a view and says whether there is one. */
 export function listen(goToView) {
-  let prefixed = 0;
+  let prefixed = -Infinity;
   window.addEventListener('keydown', (event) => {
     if ((event.ctrlKey || event.metaKey) && event.key.toLowerCase() === 'k') {
       event.preventDefault();
@@ -65,7 +65,7 @@ export function listen(goToView) {
       return;
     }
     const afterPrefix = performance.now() - prefixed < 1500;
-    prefixed = 0;
+    prefixed = -Infinity;
     if (afterPrefix && goToView(event.key)) event.preventDefault();
     else if (event.key === 'g') prefixed = performance.now();
     else act(event);

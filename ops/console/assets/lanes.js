@@ -147,8 +147,9 @@ export function Lanes({ answer, onTime }) {
   const theme = useSignal(dark);
   const total = answer.workers.length * LANE;
   useEffect(() => {
-    const watched = new ResizeObserver(() => setSize({ width: canvas.current.clientWidth, height: canvas.current.clientHeight }));
-    watched.observe(canvas.current);
+    const element = canvas.current;
+    const watched = new ResizeObserver(() => setSize({ width: element.clientWidth, height: element.clientHeight }));
+    watched.observe(element);
     return () => watched.disconnect();
   }, []);
   useLayoutEffect(() => draw(canvas.current, { answer, scroll, pointer }), [answer, scroll, pointer, size, theme]);

@@ -22,6 +22,7 @@ function span(log, position, zoom) {
 /** The time of a position as text; "≈" where it is only estimated from the ends of the log. */
 function positionTime(position, moment, log) {
   if (moment.position === position) return { text: format.dateTime(moment.time), title: format.utc(moment.time) };
+  if (log?.last_ms && position === log.last) return { text: format.dateTime(log.last_ms), title: format.utc(log.last_ms) };
   if (!log?.last_ms || log.last === log.first) return { text: format.UNKNOWN, title: '' };
   const share = (position - log.first) / (log.last - log.first);
   const estimate = log.first_ms + share * (log.last_ms - log.first_ms);
@@ -58,8 +59,9 @@ function Ground({ bounds, log }) {
   const theme = useSignal(state.dark);
   const [width, setWidth] = useState(0);
   useEffect(() => {
-    const watched = new ResizeObserver(() => setWidth(canvas.current.clientWidth));
-    watched.observe(canvas.current);
+    const element = canvas.current;
+    const watched = new ResizeObserver(() => setWidth(element.clientWidth));
+    watched.observe(element);
     return () => watched.disconnect();
   }, []);
   useLayoutEffect(() => drawGround(canvas.current, { bounds, log, marks }), [bounds.first, bounds.last, log.indexed_from, marks, theme, width]);

@@ -54,9 +54,10 @@ function SpanRow({ span, depth, range, until, choices, cursor }) {
   return html`<tr class=${classes(`span-row`, open && 'span-row-open')}>
       <th scope="row" class=${`span-name indent-${depth}`}>
         <button type="button" class="disclose" aria-expanded=${open} onClick=${() => setOpen(!open)}><span class=${`swatch span-${span.name}`} aria-hidden="true"></span>${span.label || span.name}</button>
+        ${span.worker ? html`<span class="span-worker narrow-only"><${WorkerLink} name=${span.worker} /></span>` : null}
       </th>
       ${choices > 1 ? html`<td class="right number">${span.choice}</td>` : null}
-      <td class="clip"><${WorkerLink} name=${span.worker} /></td>
+      <td class="clip wide-only"><${WorkerLink} name=${span.worker} /></td>
       <td class="right number wide-only">${format.duration(span.start_ms - range.from)}</td>
       <td class="right number">${format.duration(end - span.start_ms)}${span.end_ms === null ? html`<span class="muted"> so far</span>` : null}</td>
       <td class="span-track" aria-hidden="true"><span class="span-lane"><${TickLines} range=${range} />${cursor === null ? null : html`<span class="span-cursor" style=${{ left: cursor }}></span>`}<${Bar} span=${span} range=${range} until=${until} /></span></td>
@@ -79,10 +80,10 @@ export function Waterfall({ request, time }) {
   const cursor = time !== null && time > range.from && time < range.to ? place(time, range) : null;
   const choices = request.choices || 1;
   return html`<div class="table-scroll" tabindex="0" role="region" aria-label="Spans"><table class="waterfall" aria-label="Spans">
-    <thead><tr><th scope="col">Span</th>${choices > 1 ? html`<th scope="col" class="right">Choice</th>` : null}<th scope="col">Worker</th><th scope="col" class="right wide-only">Start</th><th scope="col" class="right">Duration</th>
+    <thead><tr><th scope="col">Span</th>${choices > 1 ? html`<th scope="col" class="right">Choice</th>` : null}<th scope="col" class="wide-only">Worker</th><th scope="col" class="right wide-only">Start</th><th scope="col" class="right">Duration</th>
       <th scope="col" class="span-track"><span class="visually-hidden">Time since it was accepted</span><span class="span-lane axis-lane" aria-hidden="true">${ticks(range).map((at) => html`<span key=${at} class="axis-tick" style=${{ left: place(range.from + at, range) }}>${format.duration(at)}</span>`)}</span></th></tr></thead>
     <tbody>
-      <tr class="mark-row" aria-hidden="true"><td colspan=${choices > 1 ? 3 : 2}></td><td class="wide-only"></td><td></td><td class="span-track"><${MarkLane} marks=${request.marks} range=${range} /></td></tr>
+      <tr class="mark-row" aria-hidden="true"><td></td>${choices > 1 ? html`<td></td>` : null}<td class="wide-only"></td><td class="wide-only"></td><td></td><td class="span-track"><${MarkLane} marks=${request.marks} range=${range} /></td></tr>
       ${request.spans.map((span, index) => html`<${SpanRow} key=${index} span=${span} depth=${depthOf(request.spans, index)} range=${range} until=${until} choices=${choices} cursor=${cursor} />`)}
     </tbody>
   </table></div>`;

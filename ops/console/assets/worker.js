@@ -9,8 +9,8 @@ import * as state from './state.js';
 /** What each command does, for the question before it. */
 const COMMANDS = {
   drain: { label: 'Drain', text: 'It takes no new requests and finishes those in flight.', when: (worker) => worker.state === 'ready' },
-  undrain: { label: 'Undrain', text: 'It takes new requests again.', when: (worker) => worker.state === 'draining' },
-  sleep: { label: 'Sleep', text: 'It frees the memory of its GPU. It takes no requests until it is woken, and its cache is lost.', when: (worker) => worker.state !== 'sleeping' },
+  resume: { label: 'Resume', text: 'It takes new requests again.', when: (worker) => worker.state === 'draining' || worker.state === 'paused' },
+  sleep: { label: 'Sleep', text: 'It frees the memory of its GPU. It takes no requests until it is woken, and its cache is lost.', when: (worker) => worker.state === 'ready' || worker.state === 'draining' },
   wake: { label: 'Wake', text: 'It takes its memory back and serves again.', when: (worker) => worker.state === 'sleeping' },
 };
 
@@ -20,7 +20,29 @@ function close() {
   state.adjust({ panel: '' });
 }
 
-/** Asks before a command, gives it, and says how it ended. */
+/** A command may last as long as the requests in flight: after this time (ms) the page no longer waits for it in a dialog. */
+const PATIENCE = 1500;
+
+/** Gives a command and says how it ended; `settled` is called when it ends, or lasts. */
+async function give(worker, name, values, label, settled) {
+  const timer = setTimeout(() => {
+    state.message.value = `${worker.name}: ${label} has begun and goes on.`;
+    settled('');
+  }, PATIENCE);
+  try {
+    const answer = await command(worker.name, name, values);
+    state.message.value = `${worker.name}: ${answer.detail || `${label} is done`}`;
+    settled('');
+  } catch (error) {
+    state.message.value = `${worker.name}: ${error.message}`;
+    settled(error.message);
+  } finally {
+    clearTimeout(timer);
+    refreshFleet();
+  }
+}
+
+/** Asks before a command, gives it, and shows why it failed. */
 function Confirmation({ worker, name, onClose }) {
   const role = name === 'role';
   const [chosen, setChosen] = useState(worker.role);
@@ -28,17 +50,13 @@ function Confirmation({ worker, name, onClose }) {
   const [busy, setBusy] = useState(false);
   const text = role ? 'It finishes the requests of its present role, then takes those of the new one.' : COMMANDS[name].text;
   const label = role ? 'Change the role' : COMMANDS[name].label;
-  const confirmed = async () => {
+  const confirmed = () => {
     setBusy(true);
-    try {
-      const answer = await command(worker.name, name, role ? { role: chosen } : {});
-      state.message.value = `${worker.name}: ${answer.detail || `${label} is done`}`;
-      refreshFleet();
-      onClose();
-    } catch (error) {
-      setProblem(error.message);
+    give(worker, name, role ? { role: chosen } : {}, label, (failed) => {
       setBusy(false);
-    }
+      setProblem(failed);
+      if (!failed) onClose();
+    });
   };
   return html`<${Dialog} label=${`${label} ${worker.name}`} onClose=${onClose} className="confirmation">
     <h2>${label}: ${worker.name}</h2>

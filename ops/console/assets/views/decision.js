@@ -40,14 +40,14 @@ function Outcome({ decision }) {
   const { found } = decision;
   const difference = format.isNumber(found?.ttft_ms) && format.isNumber(found?.expected_ttft_ms) ? found.ttft_ms - found.expected_ttft_ms : null;
   const signed = difference === null ? format.UNKNOWN : `${difference > 0 ? '+' : '−'}${format.duration(Math.abs(difference))}`;
-  return html`<table class="compact">
+  return html`<div class="table-scroll" tabindex="0" role="region" aria-label="Expected and found"><table class="compact">
       <thead><tr><th scope="col">Chosen worker</th><th scope="col" class="right">Expected</th><th scope="col" class="right">Found</th><th scope="col" class="right">Difference</th></tr></thead>
       <tbody>
         <tr><th scope="row">Time to first token</th><td class="right number">${format.duration(found?.expected_ttft_ms)}</td><td class="right number">${format.duration(found?.ttft_ms)}</td><td class="right number">${signed}</td></tr>
         <tr><th scope="row">Cached blocks</th><td class="right number">${format.integer(chosen?.cached_blocks)}</td><td class="right number">${format.integer(found?.cached_blocks)}</td>
           <td class="right number">${format.isNumber(found?.cached_blocks) && chosen ? format.integer(found.cached_blocks - chosen.cached_blocks) : format.UNKNOWN}</td></tr>
       </tbody>
-    </table>
+    </table></div>
     ${decision.later.length ? html`<h3>Afterwards</h3><ul class="plain-list">${decision.later.map((text, index) => html`<li key=${index}>${text}</li>`)}</ul>` : null}`;
 }
 

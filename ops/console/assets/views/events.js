@@ -20,7 +20,20 @@ const COLUMNS = [
   { name: 'text', label: 'What happened', className: 'clip-long', render: (event) => event.text },
 ];
 
+<<<<<<< HEAD
 const keyOf = (event) => `${event.position}-${event.index}`;
+=======
+/** Events of requests are in a log of their own, with positions of its own. */
+const ofRequests = (event) => event.kind === 'req';
+
+const keyOf = (event) => `${ofRequests(event) ? 'req-' : ''}${event.position}-${event.index}`;
+
+/** Where an event is stored; one of the request log is gone to by its time. */
+function Place({ event }) {
+  if (!ofRequests(event)) return html`<${PositionLink} position=${event.position} />`;
+  return html`<button type="button" class="event-name number" title=${`Position ${event.position} of the request log: go to its time`} onClick=${() => goToTime(event.time_ms)}>req ${format.integer(event.position)}</button>`;
+}
+>>>>>>> 9ddfa325 (Console page: commands of workers, keys right after loading, narrow windows; tests in a browser)
 
 function open(event) {
   state.adjust({ open: keyOf(event) }, 'replace');

@@ -24,7 +24,7 @@ const CHARTS = [
 export function Rates() {
   const position = useSignal(state.position);
   const seconds = useSignal(state.windowSeconds);
-  const answer = useAnswer('series', position === null ? null : { at: position, window_s: seconds, columns: 240 });
+  const answer = useAnswer('series', position === null ? null : { at: position, window_s: seconds, columns: 120 });
   const data = answer.data;
   const subtitle = data && `${format.time(data.from_ms)} to ${format.time(data.to_ms)}; a point stands for ${format.duration(data.step_ms)}`;
   return html`<${View} title="Rates and latencies" subtitle=${subtitle} actions=${html`<${WindowSelect} />`} answer=${answer}>

@@ -55,6 +55,7 @@ COMMANDS: Final = {
             "diff": "show what differs between two places of a pool's log",
             "bisect": "find the first position of a pool's log where a condition holds",
             "why-not": "explain why a request did not go to a worker",
+            "stuck": "list open requests that make no progress, and what each waits for",
         },
     ),
     "analyse": (

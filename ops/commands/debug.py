@@ -6,7 +6,7 @@ from msgspec import Meta
 
 from headwater.ops.config.command import AnyWord, command
 from headwater.ops.config.processes import PoolReader
-from headwater.ops.config.setting import Flag
+from headwater.ops.config.setting import Flag, Text
 
 PLACE = (
     "a position of the pool's log, a time (2026-11-26T21:05:00, UTC), a time before now (-5m), a bookmark, "
@@ -119,3 +119,21 @@ def why_not(
     return signals.run_command(
         lambda: debug.why_not(settings.nats, settings.pool, request, worker, as_json=as_json)
     )
+
+
+@command(notes="Exit status: 0 if there are none, 1 if there are.")
+def stuck(
+    settings: PoolReader,
+    *,
+    quiet: Annotated[
+        float,
+        Text(float, str, "SECONDS"),
+        Meta(ge=0, description="list requests without an event for so many seconds"),
+    ] = 10.0,
+    as_json: Annotated[bool, Flag("json"), Meta(description="print JSON")] = False,
+) -> int:
+    """List a pool's open requests that make no progress, by the logs: what each waits for, since when, and the remedy."""
+    from headwater.ops.debug import stuck as debug
+    from headwater.ops.process import signals
+
+    return signals.run_command(lambda: debug.stuck(settings.nats, settings.pool, quiet, as_json=as_json))

@@ -18,9 +18,9 @@ from headwater.ops.debug.facts import Totals, Value
 from headwater.ops.debug.lines import data_of, tag_of, text_of
 from headwater.ops.debug.places import earliest, find_position, nearest_state, open_log, show_time
 from headwater.ops.debug.predicate import Predicate
-from headwater.ops.debug.progress import Progress
 from headwater.ops.nats.connect import operator_ports
 from headwater.ops.nats.pool_choice import choose_pool
+from headwater.ops.process.progress import Progress
 from headwater.ops.process.text_table import table
 from headwater.router.fold.state import RouterState, apply_to_loads, in_order
 from headwater.schemas.events.fleet import LoadReported
@@ -174,7 +174,7 @@ async def search(ports: Ports, pool: str, predicate: Predicate, start: str, end:
         for message in in_order(piece):
             _fold(fold, message)
     result = Searched(first, last, None, predicate.holds(fold.values()), None, fold.values(), frozenset())
-    with Progress("folding", first, last) as progress:
+    with Progress("folding the log") as progress:
         async for piece in log.log.scan(first, last, subjects):
             for message in in_order(piece):
                 _fold(fold, message)
@@ -182,7 +182,7 @@ async def search(ports: Ports, pool: str, predicate: Predicate, start: str, end:
                 if result.found is not None:
                     return result._replace(workers=frozenset(fold.seen))
             fold.seen.update(fold.state.loads.workers)
-            progress.at(fold.state.position)
+            progress.at(fold.state.position - first, last - first)
             await asyncio.sleep(0)
     return result._replace(workers=frozenset(fold.seen))
 

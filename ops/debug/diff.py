@@ -14,9 +14,9 @@ from headwater.ops.config.nats import NatsSettings
 from headwater.ops.config.setting import ConfigError
 from headwater.ops.debug.lines import tag_of
 from headwater.ops.debug.places import find_position, open_log, show_time, state_at, stored_at
-from headwater.ops.debug.progress import Progress
 from headwater.ops.nats.connect import operator_ports
 from headwater.ops.nats.pool_choice import choose_pool
+from headwater.ops.process.progress import Progress
 from headwater.ops.process.text_table import table
 from headwater.router.fold.state import RouterState, in_order
 from headwater.schemas.subjects import pool_kind
@@ -123,7 +123,7 @@ async def compare(ports: Ports, pool: str, first: str, second: str) -> Differenc
     state = await state_at(log, start)
     before = facts_of(state)
     events: Counter[tuple[str, str]] = Counter()
-    with Progress("folding", start, end) as progress:
+    with Progress("folding the log") as progress:
         async for piece in log.log.scan(start, end):
             for message in in_order(piece):
                 kind = pool_kind(message.subject)
@@ -133,7 +133,7 @@ async def compare(ports: Ports, pool: str, first: str, second: str) -> Differenc
                     continue
                 events.update([(kind, tag_of(event)) for event in message.batch.events])
                 state.apply(message)
-            progress.at(state.position)
+            progress.at(state.position - start, end - start)
             await asyncio.sleep(0)
     after = facts_of(state)
     return Difference(before, after, list(changes(before, after)), events)

@@ -17,7 +17,7 @@ from headwater.actors.runtime.persistence import Ports
 from headwater.events.ports import Bounds, Log, LogError, Unreadable
 from headwater.events.snapshot_store import SnapshotStore, continues
 from headwater.ops.config.setting import ConfigError
-from headwater.ops.debug.progress import Progress
+from headwater.ops.process.progress import Progress
 from headwater.router.fold.state import RouterState, in_order
 from headwater.schemas.clock import Clock
 
@@ -99,14 +99,15 @@ async def state_at(pool: PoolLog, position: int) -> RouterState:
     What is missing for that is printed on standard error.
     """
     state = await nearest_state(pool, position)
-    with Progress("folding", state.position, position) as progress:
+    start = state.position
+    with Progress("folding the log") as progress:
         async for piece in pool.log.scan(state.position, position):
             for message in in_order(piece):
                 if isinstance(message, Unreadable):
                     state.skip(message)
                 else:
                     state.apply(message)
-            progress.at(state.position)
+            progress.at(state.position - start, position - start)
             await asyncio.sleep(0)
     return state
 

@@ -9,7 +9,6 @@ from headwater.actors.runtime.persistence import Ports
 from headwater.ops.config.nats import NatsSettings
 from headwater.ops.config.setting import ConfigError
 from headwater.ops.debug.places import PoolLog, earliest, nearest_state, open_log
-from headwater.ops.debug.progress import Progress
 from headwater.ops.debug.verdict import (
     Comparison,
     Obstacle,
@@ -22,6 +21,7 @@ from headwater.ops.debug.verdict import (
 from headwater.ops.nats.connect import operator_ports
 from headwater.ops.nats.pool_choice import choose_pool
 from headwater.ops.operator.explain import is_about
+from headwater.ops.process.progress import Progress
 from headwater.router.fold.load import Loads
 from headwater.router.fold.state import RouterState, in_order
 from headwater.router.replay import Difference, Incarnation, Key, Reconstruction, Recorded
@@ -121,10 +121,10 @@ async def show(ports: Ports, pool: str, request: str, worker: str, *, as_json: b
 async def _decisions(ns: str, pool: str, log: PoolLog, request: str) -> list[Stored]:
     found: list[Stored] = []
     last = (await log.log.bounds()).last
-    with Progress("searching", 0, last) as progress:
+    with Progress("searching the log for decisions") as progress:
         async for piece in log.log.scan(0, last, (pool_subject(ns, pool, "route", ANY),)):
             for record in piece.records:
-                progress.at(record.position)
+                progress.at(record.position, last)
                 router = record.batch.writer, record.batch.epoch
                 found += [
                     Stored(router, record.position, record.stored_ns, event)
@@ -176,11 +176,11 @@ async def _fold(
             decisions += [Recorded(router, one) for one in record.batch.events if isinstance(one, Decision)]
     run = _Standings(state, decisions, request, worker)
     run.start()
-    with Progress("folding", start, last) as progress:
+    with Progress("folding the log") as progress:
         async for piece in log.log.scan(start, last):
             for message in in_order(piece):
                 run.step(message)
-                progress.at(message.position)
+                progress.at(message.position - start, last - start)
             if not run.left:
                 break
     return run

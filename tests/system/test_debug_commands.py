@@ -61,3 +61,36 @@ def _read(terminal: int) -> bytes:
         return os.read(terminal, 65_536)
     except OSError:
         return b""
+
+
+async def test_a_request_on_a_paused_worker_is_stuck_until_it_resumes(up: FleetProcess) -> None:
+    """It is told with what it waits for, and that remedy helps."""
+    body = {
+        "model": "sim",
+        "max_tokens": 600,
+        "ignore_eos": True,
+        "messages": [{"role": "user", "content": "Which river is the longest?"}],
+    }
+    chunks: list[int] = []
+    async with up.client() as client:
+        asked = asyncio.create_task(stream_text(client, body, chunks.append))
+        async with asyncio.timeout(30):
+            while not chunks:
+                await asyncio.sleep(0.01)
+        for worker in ("worker-0", "worker-1"):
+            assert (await up.command("ctl", worker, "pause", "--mode", "keep"))[0] == 0
+        async with asyncio.timeout(30):
+            while (await up.command("stuck", "--quiet", "1.5"))[0] == 0:
+                await asyncio.sleep(0.1)
+        code, shown = await up.command("stuck", "--quiet", "1.5")
+        assert code == 1
+        assert ": waits for further tokens of worker-" in shown
+        remedy = shown[shown.index("remedy: headwater ") :].splitlines()[0].split()[2:]
+        assert remedy[0] == "ctl"
+        assert remedy[2] == "resume"
+        assert (await up.command(*remedy))[0] == 0
+        _, finish, _ = await asked
+        assert finish == "length"
+        for worker in ("worker-0", "worker-1"):
+            await up.command("ctl", worker, "resume")
+    assert (await up.command("stuck", "--quiet", "0"))[0] == 0

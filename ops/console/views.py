@@ -168,8 +168,8 @@ def _lanes(history: History, window: series.Window, marks: Sequence[Mark]) -> di
         elif mark.kind == "joined":
             left.pop(mark.worker, None)
     found = {}
-    for name in sorted(history.fleet.samples)[:LANES_MAX]:
-        lane = series.lane(history.fleet.samples_of(name), window, left.get(name, 0))
+    for name, samples in sorted(history.fleet.samples.items())[:LANES_MAX]:
+        lane = series.lane(samples, window, left.get(name, 0))
         if any(value is not None for value in lane.running):
             found[name] = lane
     return found

@@ -4,11 +4,12 @@ Who is there and what was routed to them follows from the kinds `fleet`, `load` 
 cached where needs its KV events too: see `ops.history.history`.
 """
 
+import zlib
+from array import array
 from bisect import bisect_right
-from collections import deque
 from collections.abc import Sequence
 from operator import attrgetter
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -30,7 +31,7 @@ RUNG_RECORDS: Final = 2_000
 """Messages between two kept states: folding them again takes a tenth of a second."""
 
 RUNGS_BYTES_MAX: Final = 192 * 1024 * 1024
-"""Encoded states kept. Beyond, every second one of the older half is dropped."""
+"""Compressed states kept. Beyond, every second one of the older half is dropped."""
 
 SAMPLES_MAX: Final = 3_600
 """Load samples kept of a worker, one a second."""
@@ -41,20 +42,36 @@ SECOND_NS: Final = 1_000_000_000
 
 
 class Rung(NamedTuple):
-    """An encoded state of the fleet at a position."""
+    """A compressed state of the fleet at a position."""
 
     position: int
     stored_ns: int
     data: bytes
 
 
-class Sample(NamedTuple):
-    """The load of a worker at a time: requests that run and wait, and the share of its KV cache in use."""
+class Samples:
+    """The load of one worker over time, in columns: when, requests that run and wait, and the share of its KV cache in use."""
 
-    time_ns: int
-    running: int
-    waiting: int
-    used: float
+    def __init__(self) -> None:
+        self.times = array("q")
+        self.running = array("i")
+        self.waiting = array("i")
+        self.used = array("f")
+
+    def add(self, time_ns: int, running: int, waiting: int, used: float) -> None:
+        """Note the load at a time, in place of an earlier one of the same second. The oldest of too many are dropped."""
+        if self.times and self.times[-1] // SECOND_NS == time_ns // SECOND_NS:
+            self.times[-1], self.running[-1] = time_ns, running
+            self.waiting[-1], self.used[-1] = waiting, used
+            return
+        for column, value in zip(self._columns(), (time_ns, running, waiting, used), strict=True):
+            column.append(value)
+        if len(self.times) > SAMPLES_MAX:
+            for column in self._columns():
+                del column[: SAMPLES_MAX // 10]
+
+    def _columns(self) -> tuple["array[Any]", ...]:
+        return self.times, self.running, self.waiting, self.used
 
 
 class Mark(NamedTuple):
@@ -79,7 +96,7 @@ class FleetHistory:
         self.loads = Loads() if loads is None else loads
         self.position = position
         self.stored_ns = stored_ns
-        self.samples: dict[str, deque[Sample]] = {}
+        self.samples: dict[str, Samples] = {}
         self.marks: list[Mark] = []
         self.joined: dict[tuple[str, int], int] = {}
         """When each incarnation (worker, epoch) joined, in ns."""
@@ -110,19 +127,15 @@ class FleetHistory:
     def _sample(self, record: Record, event: LoadReported) -> None:
         kept = self.samples.get(record.batch.writer)
         if kept is None:
-            kept = self.samples[record.batch.writer] = deque(maxlen=SAMPLES_MAX)
+            kept = self.samples[record.batch.writer] = Samples()
         used = event.used_blocks / max(1, event.total_blocks)
-        sample = Sample(record.stored_ns, event.running, event.waiting, used)
-        if kept and kept[-1].time_ns // SECOND_NS == record.stored_ns // SECOND_NS:
-            kept[-1] = sample
-        else:
-            kept.append(sample)
+        kept.add(record.stored_ns, event.running, event.waiting, used)
 
     def _keep_rung(self) -> None:
         self._records = 0
         # Credit follows from the workers' requests, and only decisions use it.
         loads = msgspec.structs.replace(self.loads, credit=Credit())
-        rung = Rung(self.position, self.stored_ns, _encode(loads))
+        rung = Rung(self.position, self.stored_ns, zlib.compress(_encode(loads), 1))
         self.rungs.append(rung)
         self.bytes += len(rung.data)
         if self.bytes > RUNGS_BYTES_MAX and len(self.rungs) > 8:
@@ -130,10 +143,6 @@ class FleetHistory:
             # The first stays: what is before it cannot be shown.
             self.rungs = [self.rungs[0], *self.rungs[1:older][::2], *self.rungs[older:]]
             self.bytes = sum(len(one.data) for one in self.rungs)
-
-    def samples_of(self, worker: str) -> Sequence[Sample]:
-        """The load samples of a worker, in order."""
-        return list(self.samples.get(worker, ()))
 
     def rung_before(self, position: int) -> Rung | None:
         """The last kept state at or before a position; None for a position before the first one."""
@@ -156,7 +165,7 @@ class FleetAt(NamedTuple):
 
 def restore(rung: Rung) -> FleetAt:
     """The state of a rung, which the caller may fold on."""
-    return FleetAt(rung.position, rung.stored_ns, _decode(rung.data))
+    return FleetAt(rung.position, rung.stored_ns, _decode(zlib.decompress(rung.data)))
 
 
 def fold_on(found: FleetAt, records: Sequence[Record]) -> FleetAt:

@@ -4,6 +4,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from operator import attrgetter
+from sys import intern
 from typing import Final, Literal, NamedTuple
 
 import msgspec
@@ -11,6 +12,7 @@ import msgspec
 from headwater.events.ports import Record
 from headwater.schemas.events.request import (
     RequestAccepted,
+    RequestCheckpoint,
     RequestEnded,
     RequestPrefilled,
     RequestRouted,
@@ -20,7 +22,7 @@ from headwater.schemas.events.request import (
 )
 from headwater.schemas.events.route import Decision
 
-ROWS_MAX: Final = 300_000
+ROWS_MAX: Final = 200_000
 """Requests kept; beyond, the oldest ones are dropped."""
 
 EARLY_MAX: Final = 10_000
@@ -36,7 +38,8 @@ SLOW_SHARE: Final = 0.95
 
 
 class Request(msgspec.Struct):
-    """One request. Times are the log server's, in ns; 0 is "not yet". `steps` are (time, state of the saga) in order.
+    """One request. Times are the log server's, in ns; 0 is "not yet". `steps` are (time, state of the saga) in order, `beats` when
+    it was known to have generated more.
 
     `log_position` and `end_position` are those of its first and last event in the request log, on `subject`.
     `decisions` are the positions at which the pool log stores its decisions. Expected values are those of its last decision for
@@ -56,10 +59,11 @@ class Request(msgspec.Struct):
     log_position: int
     end_position: int = 0
     trace: str = ""
-    steps: list[tuple[int, SagaState]] = []
-    workers: list[tuple[int, str]] = []
-    failures: list[int] = []
-    decisions: list[int] = []
+    steps: tuple[tuple[int, SagaState], ...] = ()
+    workers: tuple[tuple[int, str], ...] = ()
+    failures: tuple[int, ...] = ()
+    decisions: tuple[int, ...] = ()
+    beats: tuple[int, ...] = ()
     started_ns: int = 0
     ttft_ms: float = 0.0
     found_tokens: int = -1
@@ -88,7 +92,8 @@ class Request(msgspec.Struct):
 
     def since_ns(self, now_ns: int) -> int:
         """When the log heard of it last, at or before a time."""
-        times = (self.accepted_ns, self.started_ns, *(time_ns for time_ns, _ in self.steps), self.ended_ns)
+        steps = (time_ns for time_ns, _ in self.steps)
+        times = (self.accepted_ns, self.started_ns, self.ended_ns, *steps, *self.beats)
         return max(time_ns for time_ns in times if time_ns <= now_ns)
 
     def is_open(self, now_ns: int) -> bool:
@@ -126,6 +131,7 @@ class RequestTable:
         self.dropped_ns = 0
         """When the newest request was accepted that is not kept any more."""
         self._open: dict[str, Request] = {}
+        self._longest_ns = 0
         self._early: dict[str, list[Decided]] = {}
         self._rows_max = rows_max
 
@@ -141,17 +147,19 @@ class RequestTable:
                 continue
             match event:
                 case RequestRouted():
-                    row.steps.append((now_ns, "prefill" if event.leg == "prefill" else "decode"))
-                    row.workers.append((now_ns, event.worker))
+                    row.steps += ((now_ns, "prefill" if event.leg == "prefill" else "decode"),)
+                    row.workers += ((now_ns, intern(event.worker)),)
                 case RequestPrefilled():
-                    row.steps.append((now_ns, "handoff"))
+                    row.steps += ((now_ns, "handoff"),)
                 case RequestStarted():
                     if not row.started_ns:
                         row.started_ns, row.ttft_ms = now_ns, event.ttft_ms
                         row.found_tokens = event.cached_tokens
                 case RequestStepped():
-                    row.steps.append((now_ns, event.after))
-                    row.failures.append(now_ns)
+                    row.steps += ((now_ns, event.after),)
+                    row.failures += (now_ns,)
+                case RequestCheckpoint():
+                    row.beats += (now_ns,)
                 case RequestEnded():
                     row.end_position = row.end_position or record.position
                     self._end(row, event, now_ns)
@@ -164,14 +172,14 @@ class RequestTable:
         row = Request(
             event.request,
             record.stored_ns,
-            event.endpoint,
-            event.model,
+            intern(event.endpoint),
+            intern(event.model),
             event.prompt_tokens,
             event.max_tokens,
             event.stream,
             event.choices,
             len(event.media),
-            record.subject,
+            intern(record.subject),
             record.position,
             trace=event.trace,
         )
@@ -185,12 +193,13 @@ class RequestTable:
     def _end(self, row: Request, event: RequestEnded, now_ns: int) -> None:
         if row.ended_ns:
             return
-        row.ended_ns, row.reason, row.error = now_ns, event.reason, event.error
+        row.ended_ns, row.reason, row.error = now_ns, intern(event.reason), event.error
         row.completion_tokens, row.cached_tokens = event.completion_tokens, event.cached_tokens
         row.migrations, row.duration_ms = event.migrations, event.duration_ms
         row.ttft_ms = row.ttft_ms or event.ttft_ms
         self.ended.append(row)
         self._open.pop(row.id, None)
+        self._longest_ns = max(self._longest_ns, now_ns - row.accepted_ns)
 
     def decide(self, decision: Decision, position: int, block_size: int) -> None:
         """Take a decision that is stored at a position of the pool log."""
@@ -229,6 +238,11 @@ class RequestTable:
     def open_at(self, now_ns: int) -> list[Request]:
         """The requests that are accepted and not ended at a time, the oldest first."""
         later = bisect_right(self.ended, now_ns, key=attrgetter("ended_ns"))
+        # Of the requests that ended later, and of those that were accepted as long before as any lasted, the fewer.
+        first_ns = min([now_ns - self._longest_ns, *(row.accepted_ns for row in self._open.values())])
+        lately = self.accepted_between(first_ns - 1, now_ns)
+        if len(lately) < len(self.ended) - later:
+            return [row for row in lately if not 0 < row.ended_ns <= now_ns]
         found = [row for row in self.ended[later:] if row.accepted_ns <= now_ns]
         found += [row for row in self._open.values() if row.accepted_ns <= now_ns]
         return sorted(found, key=attrgetter("accepted_ns"))
@@ -242,7 +256,7 @@ def request_of(decision: str) -> str:
 
 def _note_decision(row: Request, known: Decided) -> None:
     decision = known.decision
-    row.decisions.append(known.position)
+    row.decisions += (known.position,)
     row.waited_ms = max(row.waited_ms, decision.waited_ms)
     row.tenant = row.tenant or decision.tenant
     if decision.leg != "decode" and "encode" not in decision.constraints.needs:

@@ -2,13 +2,12 @@
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from operator import attrgetter
 from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from headwater.ops.history.fleet import Sample
+from headwater.ops.history.fleet import Samples
 from headwater.ops.history.requests import Request, RequestTable
 
 F64 = NDArray[np.float64]
@@ -63,23 +62,21 @@ class Lane(NamedTuple):
     used: list[float | None]
 
 
-def lane(samples: Sequence[Sample], window: Window, left_ns: int = 0) -> Lane:
+def lane(samples: Samples, window: Window, left_ns: int = 0) -> Lane:
     """A worker's load over a window, from its samples in order. After `left_ns`, when it left, it has none."""
     found = Lane([None] * window.columns, [None] * window.columns, [None] * window.columns)
-    at = bisect_right(samples, window.from_ns, key=attrgetter("time_ns")) - 1
-    current = samples[at] if at >= 0 else None
-    upcoming = at + 1
+    at = bisect_right(samples.times, window.from_ns) - 1
+    last = len(samples.times) - 1
     for column in range(window.columns):
         end_ns = window.from_ns + (column + 1) * window.step_ns
-        while upcoming < len(samples) and samples[upcoming].time_ns <= end_ns:
-            current = samples[upcoming]
-            upcoming += 1
-        if current is None or end_ns - current.time_ns > REPORT_NS_MAX + window.step_ns:
+        while at < last and samples.times[at + 1] <= end_ns:
+            at += 1
+        if at < 0 or end_ns - samples.times[at] > REPORT_NS_MAX + window.step_ns:
             continue
-        if left_ns and current.time_ns <= left_ns < end_ns:
+        if left_ns and samples.times[at] <= left_ns < end_ns:
             continue
-        found.running[column], found.waiting[column] = current.running, current.waiting
-        found.used[column] = round(current.used, 4)
+        found.running[column], found.waiting[column] = samples.running[at], samples.waiting[at]
+        found.used[column] = round(samples.used[at], 4)
     return found
 
 

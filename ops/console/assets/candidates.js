@@ -10,10 +10,13 @@ export function cost(value, unit) {
   return unit === 'ms' ? `${format.number(value)} ms` : `${format.number(value)} ${unit}`;
 }
 
+/** The usual order of terms; others follow. */
+const TERMS = ['queue', 'prefill', 'transfer', 'delay of others', 'memory and rest'];
+
 /** Names of the terms in the order of the stack. */
 export function termNames(candidates) {
-  const names = [];
-  for (const candidate of candidates) for (const term of candidate.terms) if (!names.includes(term.name)) names.push(term.name);
+  const names = TERMS.filter((name) => candidates.some((candidate) => candidate.terms.some((term) => term.name === name && term.value !== 0)));
+  for (const candidate of candidates) for (const term of candidate.terms) if (term.value !== 0 && !names.includes(term.name)) names.push(term.name);
   return names;
 }
 

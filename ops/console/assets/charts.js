@@ -41,7 +41,7 @@ function drawMarks(plot, marks) {
   const { left, top, width, height } = plot.bbox;
   const ratio = uPlot.pxRatio;
   plot.ctx.save();
-  for (const mark of marks) {
+  for (const mark of drawnOrder(marks)) {
     const x = Math.round(plot.valToPos(mark.time_ms / 1000, 'x', true));
     if (x < left || x > left + width) continue;
     plot.ctx.strokeStyle = plot.ctx.fillStyle = markColour(mark.kind);
@@ -200,6 +200,16 @@ export function Chart({ title, unit, unitLabel, series, answer, lists, marks = [
     <${Legend} series=${series} lists=${lists} unit=${unit} index=${index} times=${times} />
     <${Values} title=${title} series=${series} lists=${lists} unit=${unit} times=${times} />
   </figure>`;
+}
+
+/** A mark in words: with its worker, which its text may leave out. */
+export function markText(mark) {
+  return mark.worker && !mark.text.includes(mark.worker) ? `${mark.worker} ${mark.text}` : mark.text;
+}
+
+/** Marks in the order in which they are drawn: a join is never hidden by the change that comes with it. */
+export function drawnOrder(marks) {
+  return [...marks].sort((a, b) => Number(a.kind !== 'changed') - Number(b.kind !== 'changed'));
 }
 
 /** The log events of a window as a list: what the marks of the charts say. */

@@ -70,7 +70,8 @@ async function followLog(signal) {
   state.connection.value = 'connecting';
   while (!signal.aborted) {
     try {
-      const log = await ask('log', {}, signal);
+      const answer = await ask('log', {}, signal);
+      const log = { ...answer, live: answer.live ?? state.site.peek()?.live ?? true };
       state.log.value = log;
       startProblem.value = null;
       loadMarks(signal);

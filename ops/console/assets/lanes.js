@@ -1,6 +1,7 @@
 /** Workers over time: the batch as an area, requests that wait above it, KV fill as a strip, and marks where a worker came, went or changed. */
 import { html, useEffect, useLayoutEffect, useRef, useSignal, useState } from './library.js';
 import { colour, hatch, markColour } from './colours.js';
+import { drawnOrder } from './charts.js';
 import { WorkerLink } from './parts.js';
 import * as format from './format.js';
 import { dark } from './state.js';
@@ -105,7 +106,7 @@ function draw(canvas, { answer, scroll, pointer }) {
     const worker = answer.workers[index];
     const top = index * LANE - scroll;
     drawLane(context, worker, { top, width, most, answer });
-    for (const mark of worker.marks) drawMark(context, mark, ((mark.time_ms - answer.from_ms) / span) * width, top);
+    for (const mark of drawnOrder(worker.marks)) drawMark(context, mark, ((mark.time_ms - answer.from_ms) / span) * width, top);
   }
   drawAxis(context, { width, top: height - AXIS, answer });
   if (pointer) {

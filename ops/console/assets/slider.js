@@ -1,6 +1,7 @@
 /** The bar that is always visible: the slider over the log, the position, its time, playing and following. */
 import { classes, html, useEffect, useLayoutEffect, useRef, useSignal, useState } from './library.js';
 import { colour, markColour } from './colours.js';
+import { drawnOrder } from './charts.js';
 import { Select } from './parts.js';
 import { logMarks } from './following.js';
 import { goToTyped, step } from './moving.js';
@@ -49,7 +50,7 @@ function drawGround(canvas, { bounds, log, marks }) {
     context.fillRect(8, height - 5, place(Math.min(bounds.last, log.indexed_from)) - 8, 3);
   }
   for (const position of log.snapshots || []) line(position, colour('hatch'), height - 6, 6);
-  for (const mark of marks) line(mark.position, markColour(mark.kind), 0, 9);
+  for (const mark of drawnOrder(marks)) line(mark.position, markColour(mark.kind), 0, 9);
   for (const position of Object.values(log.bookmarks || {})) line(position, colour('accent'), 0, height);
 }
 

@@ -85,7 +85,8 @@ function State({ worker }) {
   return html`<${Fields} entries=${[
     ['State', html`<${StateBadge} state=${worker.state} />${worker.cold ? html` <${Badge} kind="info">cold<//>` : null}`],
     ['Running', html`<${Meter} value=${worker.running} maximum=${worker.max_running} text=${`${format.integer(worker.running)} of ${format.integer(worker.max_running)}`} label="running" />`],
-    ['KV cache in use', html`<${Meter} value=${worker.used_blocks} maximum=${worker.total_blocks} text=${`${format.percent(used)}, ${format.compact(worker.used_blocks)} of ${format.compact(worker.total_blocks)} blocks`} label="KV" />`],
+    ['KV cache in use', html`<${Meter} value=${worker.used_blocks} maximum=${worker.total_blocks} text=${format.percent(used)} label="KV" />`],
+    ['KV blocks', `${format.integer(worker.used_blocks)} of ${format.integer(worker.total_blocks)}`],
     ['Waiting in the engine', format.integer(worker.waiting)],
     ['In flight by decisions', format.integer(worker.requests)],
     ['Queued prompt tokens', format.integer(worker.queued_tokens)],

@@ -2,6 +2,7 @@
 import { classes, html, useRef, useSignal, useState } from '../library.js';
 import { ask } from '../api.js';
 import { useAnswer } from '../answers.js';
+import { goToTime } from '../moving.js';
 import { Empty, PositionLink, RequestLink, Select, TextField, Time, View, WorkerLink } from '../parts.js';
 import { Table } from '../table.js';
 import * as format from '../format.js';
@@ -13,16 +14,13 @@ const KIND_OPTIONS = [{ value: '', label: 'Any' }, ...KINDS.map((kind) => ({ val
 const DIRECTIONS = [{ value: '', label: 'before the position' }, { value: 'after', label: 'after the position' }];
 
 const COLUMNS = [
-  { name: 'position', label: 'Position', align: 'right', render: (event) => html`<${PositionLink} position=${event.position} />` },
+  { name: 'position', label: 'Position', align: 'right', render: (event) => html`<${Place} event=${event} />` },
   { name: 'time', label: 'Time', render: (event) => html`<${Time} value=${event.time_ms} precise=${true} />` },
   { name: 'event', label: 'Event', render: (event) => html`<button type="button" class="event-name" onClick=${() => open(event)}><span class=${`kind kind-${event.kind}`}>${event.event}</span></button>` },
   { name: 'writer', label: 'Writer', wide: true, className: 'clip', render: (event) => html`<span class="code">${event.writer}</span>` },
   { name: 'text', label: 'What happened', className: 'clip-long', render: (event) => event.text },
 ];
 
-<<<<<<< HEAD
-const keyOf = (event) => `${event.position}-${event.index}`;
-=======
 /** Events of requests are in a log of their own, with positions of its own. */
 const ofRequests = (event) => event.kind === 'req';
 
@@ -33,7 +31,6 @@ function Place({ event }) {
   if (!ofRequests(event)) return html`<${PositionLink} position=${event.position} />`;
   return html`<button type="button" class="event-name number" title=${`Position ${event.position} of the request log: go to its time`} onClick=${() => goToTime(event.time_ms)}>req ${format.integer(event.position)}</button>`;
 }
->>>>>>> 9ddfa325 (Console page: commands of workers, keys right after loading, narrow windows; tests in a browser)
 
 function open(event) {
   state.adjust({ open: keyOf(event) }, 'replace');
@@ -49,7 +46,7 @@ function Details({ event }) {
   return html`<aside class="event-detail panel" aria-label="Fields of the event">
     <header class="panel-header"><h2>${event.event}</h2><div class="actions"><button type="button" onClick=${close}>Close</button></div></header>
     <p>${event.text}</p>
-    <p class="finding-links"><span>Position <${PositionLink} position=${event.position} />${event.index ? `, event ${event.index}` : ''}</span><span><${Time} value=${event.time_ms} precise=${true} /></span>
+    <p class="finding-links"><span>Position <${Place} event=${event} />${event.index ? `, event ${event.index}` : ''}</span><span><${Time} value=${event.time_ms} precise=${true} /></span>
       <span>Writer <span class="code">${event.writer}</span>, epoch ${format.integer(event.epoch)}</span>
       ${event.request ? html`<span>Request <${RequestLink} id=${event.request} /></span>` : null}${event.worker ? html`<span>Worker <${WorkerLink} name=${event.worker} /></span>` : null}</p>
     <div class="table-scroll" tabindex="0" role="region" aria-label="Fields"><table class="compact field-table"><thead class="visually-hidden"><tr><th scope="col">Field</th><th scope="col">Value</th></tr></thead><tbody>${Object.entries(event.fields || {}).map(([name, value]) => html`<${Field} key=${name} name=${name} value=${value} />`)}</tbody></table></div>
@@ -59,9 +56,21 @@ function Details({ event }) {
 /** The event that is opened: among those loaded, or asked for. */
 function useOpened(identifier, events) {
   const loaded = events.find((event) => keyOf(event) === identifier);
-  const position = identifier ? Number(identifier.split('-')[0]) : null;
-  const asked = useAnswer('events', identifier && !loaded ? { at: position, limit: 20 } : null);
+  const position = identifier && !identifier.startsWith('req-') ? Number(identifier.split('-')[0]) : null;
+  const asked = useAnswer('events', position !== null && !loaded ? { at: position, limit: 20 } : null);
   return loaded || (identifier && asked.data?.events.find((event) => keyOf(event) === identifier));
+}
+
+/** Those nearest to the position first. */
+function inOrder(events, direction) {
+  const sign = direction === 'after' ? 1 : -1;
+  return [...events].sort((a, b) => sign * (a.time_ms - b.time_ms || a.position - b.position || a.index - b.index));
+}
+
+/** The position from which to read on: the two logs are merged by time, so it is found by time, and overlaps by a message. */
+async function edgeOf(last, direction) {
+  const found = await ask('position', { time_ms: last.time_ms });
+  return state.within(state.log.peek(), found.position + (direction === 'after' ? -1 : 1));
 }
 
 /** Events of the first answer and those loaded after it. */
@@ -71,24 +80,25 @@ function useOlder(answer, question) {
   const base = answer.data;
   const current = older.base === base ? older : { events: [], more: base?.more };
   const load = async () => {
-    const events = [...(base?.events || []), ...current.events];
+    const events = [...inOrder(base?.events || [], question.direction), ...current.events];
     if (loading.current || !current.more || !events.length) return;
     loading.current = true;
     if (state.live.peek()) {
       state.goTo(state.position.peek(), 'replace');
       state.message.value = 'Paused, so that the list stays where it is.';
     }
-    const edge = events[events.length - 1].position + (question.direction === 'after' ? 1 : -1);
     try {
-      const next = await ask('events', { ...question, at: edge });
-      setOlder({ base, events: [...current.events, ...next.events], more: next.more });
+      const next = await ask('events', { ...question, at: await edgeOf(events[events.length - 1], question.direction) });
+      const known = new Set(events.map(keyOf));
+      const added = inOrder(next.events, question.direction).filter((event) => !known.has(keyOf(event)));
+      setOlder({ base, events: [...current.events, ...added], more: next.more && added.length > 0 });
     } catch (error) {
       state.message.value = error.message;
     } finally {
       loading.current = false;
     }
   };
-  return { events: base ? [...base.events, ...current.events] : [], more: current.more, load };
+  return { events: base ? [...inOrder(base.events, question.direction), ...current.events] : [], more: current.more, load };
 }
 
 function Filters({ values }) {

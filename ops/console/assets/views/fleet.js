@@ -1,7 +1,7 @@
 /** The workers: their state at the position, and what they did before it. */
 import { html, useMemo, useSignal } from '../library.js';
 import { useAnswer } from '../answers.js';
-import { MarkList } from '../charts.js';
+import { MarkList, markText } from '../charts.js';
 import { fleet, withRetry } from '../following.js';
 import { Lanes } from '../lanes.js';
 import { goToTime } from '../moving.js';
@@ -52,9 +52,9 @@ function LanePanel({ lanes, names }) {
   if (lanes.error) return html`<${Problem} error=${lanes.error} retry=${lanes.retry} />`;
   if (!answer) return html`<div class="skeleton"></div>`;
   if (!answer.workers.length) return html`<${Empty} title="No worker of this name was in the fleet in this window." />`;
-  const marks = answer.workers.flatMap((worker) => worker.marks).sort((a, b) => b.time_ms - a.time_ms);
+  const marks = answer.workers.flatMap((worker) => worker.marks.map((mark) => ({ worker: worker.name, ...mark }))).sort((a, b) => b.time_ms - a.time_ms);
   return html`<${Lanes} answer=${answer} onTime=${goToTime} />
-    <${MarkList} marks=${marks} render=${(mark) => html`<${Time} value=${mark.time_ms} /> ${mark.text} <${PositionLink} position=${mark.position} />`} />`;
+    <${MarkList} marks=${marks} render=${(mark) => html`<${Time} value=${mark.time_ms} /> ${markText(mark)} <${PositionLink} position=${mark.position} />`} />`;
 }
 
 /** The view. */

@@ -1,7 +1,7 @@
 /** Rates and latencies over time, with the log's events as marks. */
 import { html, useSignal } from '../library.js';
 import { useAnswer } from '../answers.js';
-import { Chart, MarkList } from '../charts.js';
+import { Chart, MarkList, markText } from '../charts.js';
 import { goToTime } from '../moving.js';
 import { Panel, PositionLink, Time, View, WindowSelect, windowLabel } from '../parts.js';
 import * as format from '../format.js';
@@ -34,7 +34,7 @@ export function Rates() {
         series=${one.names.map(([name, label]) => ({ name, label }))} lists=${one.names.map(([name]) => data.series[name] || data.series.running.map(() => null))} />`)}
     </div>
     <${Panel} title="Log events in this window" note=${windowLabel(seconds)}>
-      <${MarkList} marks=${[...data.marks].reverse()} render=${(mark) => html`<${Time} value=${mark.time_ms} /> ${mark.text} <${PositionLink} position=${mark.position} />`} />
+      <${MarkList} marks=${[...data.marks].reverse()} render=${(mark) => html`<${Time} value=${mark.time_ms} /> ${markText(mark)} <${PositionLink} position=${mark.position} />`} />
     <//>`}
   <//>`;
 }

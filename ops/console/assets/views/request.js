@@ -1,5 +1,5 @@
 /** One request: where its time went, what decided it, how it ended. */
-import { html, useSignal } from '../library.js';
+import { html, useEffect, useSignal, useState } from '../library.js';
 import { useAnswer } from '../answers.js';
 import { Badge, Empty, Fields, Link, Panel, PositionLink, StateBadge, Time, View, WorkerLink } from '../parts.js';
 import { Waterfall } from '../waterfall.js';
@@ -71,7 +71,10 @@ function Content({ data }) {
 function Named({ id }) {
   const live = useSignal(state.live);
   const position = useSignal(state.position);
-  const answer = useAnswer('request', { id, ...(live ? { at: position } : {}) });
+  const [ended, setEnded] = useState(false);
+  const answer = useAnswer('request', { id, ...(live && !ended ? { at: position } : {}) });
+  const done = answer.data?.state === 'ended';
+  useEffect(() => setEnded(done), [done]);
   return html`<${View} title="Request" subtitle=${html`<span class="code">${id}</span>`} answer=${answer} actions=${html`<${Link} view="requests" className="button">All requests<//>`}>
     ${answer.data && html`<${Content} data=${answer.data} />`}
   <//>`;

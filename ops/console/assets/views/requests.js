@@ -55,7 +55,6 @@ function Filters({ values, facets }) {
     <${FacetSelect} label="Model" name="model" value=${values.model || ''} facet=${facets?.models} />
     <${FacetSelect} label="Worker" name="worker" value=${values.worker || ''} facet=${facets?.workers} />
     <${FacetSelect} label="Endpoint" name="endpoint" value=${values.endpoint || ''} facet=${facets?.endpoints} />
-    <${WindowSelect} />
   </div>`;
 }
 
@@ -88,7 +87,7 @@ export function Requests() {
   };
   const data = answer.data;
   const filtered = FILTERS.some((name) => filters[name]);
-  return html`<${View} title="Requests" subtitle=${data && `${format.integer(data.total)} in the ${windowLabel(seconds)} before the position`} answer=${answer}>
+  return html`<${View} title="Requests" subtitle=${data && `${format.integer(data.total)} in the ${windowLabel(seconds)} before the position`} actions=${html`<${WindowSelect} />`} answer=${answer}>
     <${Filters} values=${values} facets=${data?.facets} />
     ${data && html`<${Table} label="Requests" columns=${COLUMNS} rows=${data.requests} offset=${data.offset} total=${data.total} keyOf=${(one) => one.id} sort=${{ by: sort, order }}
       onSort=${(by, next) => state.adjust({ sort: by, order: next }, 'replace')} onOpen=${(one) => state.show('request', { id: one.id })} onRange=${ranged}

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from itertools import count
 from typing import NamedTuple
 
@@ -54,7 +54,7 @@ async def _load(running: FleetProcess) -> None:
             await asyncio.sleep(0.15)
 
 
-async def _post(client: httpx.AsyncClient, body: dict[str, object]) -> None:
+async def _post(client: httpx.AsyncClient, body: Mapping[str, object]) -> None:
     # The fleet may end before the load.
     with contextlib.suppress(httpx.HTTPError):
         await client.post("/v1/completions", json=body)

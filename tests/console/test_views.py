@@ -28,7 +28,7 @@ async def test_every_view_fits_and_is_accessible(
     at = (await console.ask("log"))["last"]
     async with console.page(size, theme=theme) as shown:
         await shown.open("overview", pool=console.pool, at=at)
-        views = [(name, {}) for name in VIEWS] + [
+        views: list[tuple[str, dict[str, str]]] = [(name, {}) for name in VIEWS] + [
             ("request", {"id": request}),
             ("decision", {"id": decision, "policy": "random"}),
             ("fleet", {"panel": "worker-0"}),

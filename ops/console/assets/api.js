@@ -99,14 +99,18 @@ export async function command(worker, name, values) {
   return response.json();
 }
 
-/** Reads a stream of server-sent events until it ends; `receive` gets each decoded datum. */
+/** A stream that has said nothing for so long (ms) is taken as lost: the server sends a comment every 10 s. */
+const SILENCE = 30_000;
+
+/** Reads a stream of server-sent events until it ends or falls silent; `receive` gets each decoded datum. */
 export async function follow(path, values, receive, signal) {
   const response = await fetch(questionAddress(path, values), { signal, headers: headers(), credentials: 'omit' });
   if (!response.ok) throw await failure(response);
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = '';
   for (;;) {
-    const { value, done } = await reader.read();
+    const silent = setTimeout(() => reader.cancel(), SILENCE);
+    const { value, done } = await reader.read().finally(() => clearTimeout(silent));
     if (done) return;
     const blocks = (rest + value).replace(/\r\n/g, '\n').split('\n\n');
     rest = blocks.pop();

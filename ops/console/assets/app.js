@@ -1,5 +1,5 @@
 /** The page: header, time bar, navigation, the view that is shown, and what lies above it. */
-import { classes, effect, html, render, useEffect, useErrorBoundary, useRef, useSignal, useState } from './library.js';
+import { classes, effect, html, render, useEffect, useErrorBoundary, useLayoutEffect, useRef, useSignal, useState } from './library.js';
 import { VIEWS, viewNamed } from './catalogue.js';
 import { keepToken } from './api.js';
 import { fleet, restart, start, startProblem } from './following.js';
@@ -87,7 +87,7 @@ function Main() {
   const busy = useSignal(state.pending) > 0;
   const first = useRef(true);
   const shown = viewNamed(name);
-  useEffect(() => {
+  useLayoutEffect(() => {
     document.title = `${shown.title} · ${pool || 'Headwater'} · Headwater console`;
     if (first.current) first.current = false;
     else document.getElementById('view-title')?.focus({ preventScroll: true });

@@ -91,11 +91,18 @@ async function followLog(signal) {
   }
 }
 
+/** A page that nobody sees asks for nothing: it goes on once it is seen. */
 async function readNewPositions(log, signal, wellReceived) {
   state.connection.value = 'following';
+  let latest = null;
+  const apply = () => {
+    if (latest && !document.hidden) state.log.value = { ...state.log.peek(), ...latest };
+  };
+  document.addEventListener('visibilitychange', apply, { signal });
   await follow('live', { after: log.last }, (news) => {
     wellReceived();
-    state.log.value = { ...state.log.peek(), ...news };
+    latest = news;
+    apply();
   }, signal);
 }
 

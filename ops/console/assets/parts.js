@@ -109,8 +109,8 @@ export function Notice({ text }) {
   return text ? html`<p class="notice" role="note">${text}</p>` : null;
 }
 
-/** The frame of a view: heading, actions, and what stands for the content while there is none. */
-export function View({ title, subtitle, actions, answer, answers = [], children }) {
+/** The frame of a view: heading, actions, controls, which are there from the start, and what stands for the content while there is none. */
+export function View({ title, subtitle, actions, controls, answer, answers = [], children }) {
   const all = answer ? [answer, ...answers] : answers;
   const failed = all.find((one) => one.error);
   const missing = answer && !answer.data;
@@ -119,6 +119,7 @@ export function View({ title, subtitle, actions, answer, answers = [], children 
       <div class="view-heading"><h1 id="view-title" tabindex="-1">${title}</h1>${subtitle ? html`<p class="subtitle">${subtitle}</p>` : null}</div>
       <div class="actions">${actions}</div>
     </header>
+    ${controls}
     ${all.map((one, index) => html`<${Notice} key=${index} text=${one.data?.notice} />`)}
     ${failed ? html`<${Problem} error=${failed.error} retry=${failed.retry} />` : null}
     ${missing ? (failed ? null : html`<${Loading} />`) : children}

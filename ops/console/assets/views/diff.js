@@ -48,12 +48,12 @@ export function Diff() {
   const data = answer.data;
   const text = (values.text || '').toLowerCase();
   const changes = data ? data.changes.filter((change) => !text || `${change.what} ${change.field}`.toLowerCase().includes(text)) : [];
-  return html`<${View} title="Difference" subtitle="What changed between two positions" answer=${answer}>
-    <div class="filters">
+  const controls = html`<div class="filters">
       <${EndField} label="From" name="a" value=${a} current=${position} />
       <${EndField} label=${values.b ? 'To' : 'To (follows the position)'} name="b" value=${b} current=${position} />
       <${TextField} label="Filter" filter=${true} value=${values.text || ''} placeholder="worker or field" onChange=${(value) => state.adjust({ text: value }, 'replace')} />
-    </div>
+    </div>`;
+  return html`<${View} title="Difference" subtitle="What changed between two positions" controls=${controls} answer=${answer}>
     ${data && html`
       <dl class="tiles tiles-few">
         <${Tile} label="From" value=${html`<${PositionLink} position=${data.a} />`} detail=${html`<${Time} value=${data.a_ms} precise=${true} />`} />

@@ -120,8 +120,7 @@ export function Events() {
   const { events, more, load } = useOlder(answer, question);
   const opened = useOpened(values.open, events);
   const after = question.direction === 'after';
-  return html`<${View} title="Events" subtitle=${after ? 'Messages of the log after the position' : 'Messages of the log up to the position, newest first'} answer=${answer}>
-    <${Filters} values=${values} />
+  return html`<${View} title="Events" subtitle=${after ? 'Messages of the log after the position' : 'Messages of the log up to the position, newest first'} answer=${answer} controls=${html`<${Filters} values=${values} />`}>
     <div class=${classes('events', opened && 'events-with-detail')}>
       <div class="events-list">
         <${Table} label="Events" columns=${COLUMNS} rows=${events} keyOf=${keyOf} onOpen=${open} onEnd=${load} isSelected=${(event) => keyOf(event) === values.open}

@@ -18,7 +18,7 @@ const CHARTS = [
 
 function Tiles({ totals, rates }) {
   const blocks = totals.total_blocks ? totals.used_blocks / totals.total_blocks : null;
-  return html`<dl class="tiles">
+  return html`<dl class="tiles tiles-ten">
     <${Tile} label="Workers ready" value=${`${totals.ready} of ${totals.workers}`} kind=${totals.ready < totals.workers ? 'warning' : ''} />
     <${Tile} label="Requests open" value=${format.integer(totals.requests_open)} detail=${`${format.integer(totals.running)} running, ${format.integer(totals.waiting)} waiting in engines`} />
     <${Tile} label="Requests" value=${format.number(rates.requests_per_s)} detail="per second" />

@@ -87,8 +87,8 @@ export function Requests() {
   };
   const data = answer.data;
   const filtered = FILTERS.some((name) => filters[name]);
-  return html`<${View} title="Requests" subtitle=${data && `${format.integer(data.total)} in the ${windowLabel(seconds)} before the position`} actions=${html`<${WindowSelect} />`} answer=${answer}>
-    <${Filters} values=${values} facets=${data?.facets} />
+  return html`<${View} title="Requests" subtitle=${data && `${format.integer(data.total)} in the ${windowLabel(seconds)} before the position`} actions=${html`<${WindowSelect} />`} answer=${answer}
+    controls=${html`<${Filters} values=${values} facets=${data?.facets} />`}>
     ${data && html`<${Table} label="Requests" columns=${COLUMNS} rows=${data.requests} offset=${data.offset} total=${data.total} keyOf=${(one) => one.id} sort=${{ by: sort, order }}
       onSort=${(by, next) => state.adjust({ sort: by, order: next }, 'replace')} onOpen=${(one) => state.show('request', { id: one.id })} onRange=${ranged}
       empty=${html`<${NoRequests} filtered=${filtered} seconds=${seconds} />`} />`}

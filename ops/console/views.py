@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
+import numpy as np
 
 from headwater.ops.console.query import Query, not_found
 from headwater.ops.history import series
@@ -170,7 +171,7 @@ def _lanes(history: History, window: series.Window, marks: Sequence[Mark]) -> di
     found = {}
     for name, samples in sorted(history.fleet.samples.items())[:LANES_MAX]:
         lane = series.lane(samples, window, left.get(name, 0))
-        if any(value is not None for value in lane.running):
+        if not np.isnan(lane.running).all():
             found[name] = lane
     return found
 
@@ -185,18 +186,25 @@ async def lanes_view(history: History, query: Query) -> Document:
     fleet = await history.fleet_at(moment)
     roles = {name: worker.role for name, worker in fleet.loads.workers.items()}
     lanes = _lanes(history, window, marks)
+    limit, worker = query.integer("limit", 200, 1, LANES_MAX), query.text("worker")
+    shown = [name for name in lanes if not worker or name == worker]
+    if len(shown) > limit:
+        # Those with most to do; who looks for another one names it.
+        busiest = sorted(shown, key=lambda name: -np.nansum(lanes[name].running + lanes[name].waiting))
+        shown = sorted(busiest[:limit])
     return {
         **head(moment, notice_of(history)),
         **_axis(window),
+        "total": len(lanes),
         "workers": [
             {
                 "name": name,
                 "engine": history.engines.get(name, ""),
                 "role": roles.get(name, ""),
-                **lane._asdict(),
+                **{field: values.tolist() for field, values in lanes[name]._asdict().items()},
                 "marks": _marks(by_worker[name]),
             }
-            for name, lane in lanes.items()
+            for name in shown
         ],
     }
 

@@ -25,6 +25,8 @@ LONG_NS: Final = 60_000_000_000
 LEAST_REQUESTS: Final = 20
 """Fewer requests say nothing of a rate."""
 
+FEW: Final = 8
+
 SLOW: Final = 1.5
 HITS_LOST: Final = 0.15
 ERRORS: Final = 0.02
@@ -96,6 +98,19 @@ def _missing(workers: Sequence[Worker], marks: Sequence[Mark], now_ns: int) -> l
     return list(found.values())
 
 
+class _Usual(NamedTuple):
+    """Medians of some workers: milliseconds between two tokens (0: none known), and the pace of prefills."""
+
+    step_ms: float
+    pace: float
+
+
+def _usual(workers: Sequence[Worker]) -> _Usual:
+    steps = [worker.step_ms for worker in workers if worker.step_ms]
+    paces = [worker.pace for worker in workers]
+    return _Usual(median(steps) if steps else 0.0, median(paces) if paces else 1.0)
+
+
 def _slow_workers(workers: Sequence[Worker]) -> list[Finding]:
     """Workers whose steps or prefills take much longer than those of their kind."""
     groups: defaultdict[str, list[Worker]] = defaultdict(list)
@@ -103,14 +118,16 @@ def _slow_workers(workers: Sequence[Worker]) -> list[Finding]:
         groups[worker.step_kind].append(worker)
     found = []
     for group in groups.values():
+        usuals: dict[str, _Usual] = {}
         for worker in group:
-            others = [other for other in group if other is not worker]
-            steps = [other.step_ms for other in others if other.step_ms]
-            paces = [other.pace for other in others]
-            if steps and worker.step_ms > SLOW * median(steps):
-                text = f"{worker.step_ms:.1f} ms between two tokens; the others of its kind take {median(steps):.1f} ms"
-            elif paces and worker.pace > SLOW * median(paces):
-                text = f"its prefills take {worker.pace / median(paces):.1f} times as long as those of the others of its kind"
+            # In a large group one worker does not move the median.
+            others = [other for other in group if other is not worker] if len(group) <= FEW else group
+            key = worker.name if len(group) <= FEW else ""
+            usual = usuals.get(key) or usuals.setdefault(key, _usual(others))
+            if usual.step_ms and worker.step_ms > SLOW * usual.step_ms:
+                text = f"{worker.step_ms:.1f} ms between two tokens; the others of its kind take {usual.step_ms:.1f} ms"
+            elif others and worker.pace > SLOW * usual.pace:
+                text = f"its prefills take {worker.pace / usual.pace:.1f} times as long as those of the others of its kind"
             else:
                 continue
             found.append(

@@ -1,8 +1,7 @@
 """Rates, latencies and the load of workers over a window of time that ends at a moment, in equal columns."""
 
-from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,29 +54,30 @@ class Window(NamedTuple):
 
 
 class Lane(NamedTuple):
-    """The load of a worker in each column; None where no report describes it."""
+    """The load of a worker in each column; NaN where no report describes it."""
 
-    running: list[int | None]
-    waiting: list[int | None]
-    used: list[float | None]
+    running: F64
+    waiting: F64
+    used: F64
 
 
 def lane(samples: Samples, window: Window, left_ns: int = 0) -> Lane:
     """A worker's load over a window, from its samples in order. After `left_ns`, when it left, it has none."""
-    found = Lane([None] * window.columns, [None] * window.columns, [None] * window.columns)
-    at = bisect_right(samples.times, window.from_ns) - 1
-    last = len(samples.times) - 1
-    for column in range(window.columns):
-        end_ns = window.from_ns + (column + 1) * window.step_ns
-        while at < last and samples.times[at + 1] <= end_ns:
-            at += 1
-        if at < 0 or end_ns - samples.times[at] > REPORT_NS_MAX + window.step_ns:
-            continue
-        if left_ns and samples.times[at] <= left_ns < end_ns:
-            continue
-        found.running[column], found.waiting[column] = samples.running[at], samples.waiting[at]
-        found.used[column] = round(samples.used[at], 4)
-    return found
+    ends = window.from_ns + np.arange(1, window.columns + 1) * window.step_ns
+    if not samples.times:
+        nothing = np.full(window.columns, np.nan)
+        return Lane(nothing, nothing, nothing)
+    times = np.array(samples.times, np.int64)
+    at = np.searchsorted(times, ends, side="right") - 1
+    reported = times[np.maximum(at, 0)]
+    known = (at >= 0) & (ends - reported <= REPORT_NS_MAX + window.step_ns)
+    if left_ns:
+        known &= ~((reported <= left_ns) & (left_ns < ends))
+
+    def column(values: Any) -> F64:
+        return np.where(known, np.array(values, np.float64)[np.maximum(at, 0)], np.nan)
+
+    return Lane(column(samples.running), column(samples.waiting), np.round(column(samples.used), 4))
 
 
 def quantile(values: Sequence[float], share: float) -> float | None:
@@ -171,22 +171,22 @@ def request_series(table: RequestTable, window: Window) -> dict[str, list[float 
     }
 
 
-def load_series(lanes: Sequence[Lane], window: Window) -> dict[str, list[float | None]]:
-    """The series of `UNITS` that load reports give: sums over workers, and the mean share of KV in use."""
+def load_series(lanes: Sequence[Lane], window: Window) -> dict[str, list[float]]:
+    """The series of `UNITS` that load reports give: sums over workers, and the mean share of KV in use; NaN where no report tells."""
+    if not lanes:
+        nothing = [float("nan")] * window.columns
+        return {"running": nothing, "waiting": nothing, "kv_used": nothing}
+    running, waiting, used = (np.array([one[number] for one in lanes]) for number in range(3))
+    known = ~np.isnan(running)
+    count = known.sum(axis=0)
 
-    def summed(name: str) -> list[float | None]:
-        columns = zip(*(getattr(one, name) for one in lanes), strict=True)
-        return [sum(known) if (known := [v for v in column if v is not None]) else None for column in columns]
+    def total(values: F64) -> F64:
+        return np.where(count > 0, np.where(known, values, 0.0).sum(axis=0), np.nan)
 
-    used = [
-        float(np.mean(known)) if (known := [value for value in column if value is not None]) else None
-        for column in zip(*(one.used for one in lanes), strict=True)
-    ]
-    empty: list[float | None] = [None] * window.columns
     return {
-        "running": summed("running") or empty,
-        "waiting": summed("waiting") or empty,
-        "kv_used": used or empty,
+        "running": total(running).tolist(),
+        "waiting": total(waiting).tolist(),
+        "kv_used": (total(used) / np.maximum(count, 1)).tolist(),
     }
 
 

@@ -15,7 +15,7 @@ from headwater.events.chain import Break
 from headwater.events.ports import Record, Unreadable
 from headwater.router.decision.decide import RECOMPUTABLE, CannotRecompute, recompute, reevaluate
 from headwater.router.fold.load import Loads
-from headwater.router.fold.state import RouterState, apply_to_loads
+from headwater.router.fold.state import RouterState, apply_to_loads, is_on_loads
 from headwater.schemas.events.route import Candidate, Decision, RouteRefused
 
 Incarnation = tuple[str, int]
@@ -82,6 +82,8 @@ class Replay:
             self.breaks.append(broken)
         for event in events:
             self.state.apply_to_index(batch, event)
+            if not is_on_loads(event):
+                continue
             apply_to_loads(self.state.loads, message, event)
             writer = (batch.writer, batch.epoch)
             for other, (loads, _) in self._views.items():

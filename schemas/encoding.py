@@ -165,11 +165,13 @@ def reader_of(upcasters: Upcasters) -> Callable[[bytes], Batch[LogEvent]]:
             raise UnreadableBatch("it was altered: its bytes do not match its digest")
         if batch.schema != SCHEMA_ID:
             raise UnreadableBatch(f"written in schema {batch.schema!r}, this release reads {SCHEMA_ID!r}")
-        if any(type(event) in upcasters for event in batch.events):
+        if upcasters and any(type(event) in upcasters for event in batch.events):
             batch = msgspec.structs.replace(batch, events=tuple(current(event) for event in batch.events))
         found: Batch[Any] = batch
         for event in found.events:
-            _check(event)
+            check = _CHECKS.get(type(event))
+            if check is not None:
+                check(event)
         return found
 
     return decode
@@ -178,20 +180,28 @@ def reader_of(upcasters: Upcasters) -> Callable[[bytes], Batch[LogEvent]]:
 decode_batch = reader_of(UPCASTERS)
 
 
-def _check(event: LogEvent) -> None:
-    """Check what types cannot express, so that folds may rely on it. Raises `UnreadableBatch`."""
-    match event:
-        case BlocksStored(hashes=hashes) | BlocksRemoved(hashes=hashes):
-            if len(hashes) % 8:
-                raise UnreadableBatch(f"{len(hashes)} bytes are not packed hashes: not a multiple of 8")
-            # Searching is far cheaper than comparing each; a match may span the end of one hash and the start of the next.
-            if NO_HASH in hashes and not unpack_hashes(hashes).all():
-                raise UnreadableBatch("a block hash is 0, which names no block")
-        case Decision(worker=worker, candidates=candidates):
-            if all(candidate.worker != worker for candidate in candidates):
-                raise UnreadableBatch(f"a decision for {worker}, which is not one of its candidates")
-        case _:
-            pass
+def _check_hashes(event: BlocksStored | BlocksRemoved) -> None:
+    if len(event.hashes) % 8:
+        raise UnreadableBatch(f"{len(event.hashes)} bytes are not packed hashes: not a multiple of 8")
+    # Searching is far cheaper than comparing each; a match may span the end of one hash and the start of the next.
+    if NO_HASH in event.hashes and not unpack_hashes(event.hashes).all():
+        raise UnreadableBatch("a block hash is 0, which names no block")
+
+
+def _check_decision(event: Decision) -> None:
+    worker = event.worker
+    for candidate in event.candidates:
+        if candidate.worker == worker:
+            return
+    raise UnreadableBatch(f"a decision for {worker}, which is not one of its candidates")
+
+
+_CHECKS: Final[dict[type[Event], Callable[[Any], None]]] = {
+    BlocksStored: _check_hashes,
+    BlocksRemoved: _check_hashes,
+    Decision: _check_decision,
+}
+"""Checks of what types cannot express, so that folds may rely on it. They raise `UnreadableBatch`."""
 
 
 def size_of(event: Event) -> int:

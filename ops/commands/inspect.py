@@ -106,13 +106,27 @@ def replay(
     bookmark: Annotated[
         str, Flag("from"), Meta(description="start from the snapshot with this bookmark")
     ] = "",
+    until: Annotated[
+        str,
+        AnyWord(),
+        Meta(
+            description="end at this position, or at this time: ISO 8601, HH:MM[:SS] of today, milliseconds since 1970, or -5m"
+        ),
+    ] = "",
+    as_json: Annotated[bool, Flag("json"), Meta(description="print JSON")] = False,
 ) -> int:
-    """Fold a pool's log again, and verify its decisions."""
-    from headwater.ops.operator import log as operator
+    """Fold a pool's log again, and verify its decisions.
+
+    Exit codes: 0 if the log was folded and all decisions that can be recomputed are equal; 1 if one is not, or if the log's
+    start is gone and no snapshot continues it; 2 if something given is wrong or the log is out of reach.
+    """
+    from headwater.ops.operator import replay as operator
     from headwater.ops.process import signals
 
     return signals.run_command(
-        lambda: operator.replay(settings.nats, settings.pool, verify=verify, bookmark=bookmark)
+        lambda: operator.replay(
+            settings.nats, settings.pool, verify=verify, bookmark=bookmark, until=until, as_json=as_json
+        )
     )
 
 

@@ -17,13 +17,12 @@ from headwater.ops.nats.connect import operator_ports
 from headwater.ops.nats.pool_choice import choose_pool
 from headwater.ops.operator.request_search import FULL
 from headwater.ops.process.text_table import table
-from headwater.router.decision.decide import RECOMPUTABLE
 from headwater.router.fold.state import RouterState, in_order
 from headwater.router.index.tree import text, tree
-from headwater.router.replay import Difference, Recorded, Replay
+from headwater.router.replay import Recorded
 from headwater.schemas.events.fleet import EnginesWeighted, WorkerControlled
 from headwater.schemas.events.request import RequestRouted, RequestStepped
-from headwater.schemas.events.route import Decision, RouteRefused
+from headwater.schemas.events.route import Decision
 from headwater.schemas.names import InvalidName
 from headwater.schemas.subjects import pool_kind, pool_kinds
 
@@ -251,57 +250,7 @@ def _age(seconds: float) -> str:
     return f"{max(0.0, seconds):.0f} s"
 
 
-# `headwater replay`: fold a pool's log again, and with --verify make every decision again.
-
-
-async def replay(nats: NatsSettings, pool: str, *, verify: bool, bookmark: str = "") -> int:
-    """Fold from the start of the log, or from the oldest snapshot that it continues. 1 on a difference.
-
-    With `bookmark`: from the snapshot of that name.
-    """
-    async with operator_ports(nats, "replay") as ports:
-        pool = await choose_pool(ports, pool)
-        log = await ports.pool_log(pool)
-        snapshots = SnapshotStore(ports.blobs, pool)
-        state = await _at(snapshots, bookmark, log) if bookmark else await first_state(snapshots, log)
-        if state is None:
-            return 1
-        start = state.position
-        decisions = await decisions_after(log, start)
-        run = Replay(state, decisions)
-        events = 0
-        difference = run.start() if verify else None
-        async for piece in pieces_after(log, start):
-            if difference is not None:
-                break
-            for message in in_order(piece):
-                events += len(message.batch.events) if isinstance(message, Record) else 0
-                difference = run.step(message)
-                if verify and difference is not None:
-                    break
-                difference = None
-        if difference is not None:
-            print(_explain(difference))
-            return 1
-        for broken in run.breaks:
-            print(f"position {broken.position} breaks the chain of {broken.subject}: {broken.reason}")
-        print(
-            f"pool {pool}: positions {start + 1} to {state.position}, {events} events, "
-            f"{len(state.loads.workers)} workers, {state.index.rows} blocks, state {state.digest()}"
-        )
-        if verify:
-            total = len(decisions)
-            print(f"verified {run.verified} of {total} decisions: equal")
-            if run.unverifiable:
-                print(f"{run.unverifiable} could not be checked: decisions before them are not in this log")
-            for version, count in sorted(run.other_algorithms.items()):
-                print(
-                    f"{count} cannot be recomputed: version {version} of the decision algorithm made them, and this release has "
-                    f"{' and '.join(map(str, sorted(RECOMPUTABLE)))}; use the release that made them"
-                )
-            skipped = run.unverifiable + run.other_algorithms.total()
-            return 0 if run.verified + skipped == total else 1
-        return 0
+# States and decisions of a log, for whoever folds it again.
 
 
 async def first_state(snapshots: SnapshotStore, log: Log) -> RouterState | None:
@@ -328,7 +277,7 @@ async def newest_state(snapshots: SnapshotStore, log: Log, until: int) -> Router
     return state if state.log in ("", identity) else None
 
 
-async def _at(store: SnapshotStore, bookmark: str, log: Log) -> RouterState:
+async def bookmarked_state(store: SnapshotStore, bookmark: str, log: Log) -> RouterState:
     """The state that a bookmark names. Raises `ConfigError` if the log does not continue it."""
     bounds = await log.bounds()
     position = (await store.bookmarks.all()).get(bookmark)
@@ -373,9 +322,13 @@ async def decisions_after(log: Log, after: int, until: int = FULL) -> list[Recor
     return found
 
 
-async def pieces_after(log: Log, after: int) -> AsyncIterator[Slice]:
-    """The log after a position; prints what is missing of it."""
+async def pieces_after(log: Log, after: int, until: int = FULL) -> AsyncIterator[Slice]:
+    """The log after a position, up to another; prints what is missing of it."""
     async for piece in log.read(after, follow=False):
+        if piece.gap is not None and piece.gap.first > until:
+            return
+        if piece.records and piece.records[-1].position > until:
+            piece = _cut(piece, until)
         if piece.gap is not None:
             print(
                 f"positions {piece.gap.first} to {piece.gap.last} are gone ({piece.gap.reason}): "
@@ -384,32 +337,12 @@ async def pieces_after(log: Log, after: int) -> AsyncIterator[Slice]:
         for unreadable in piece.unreadable:
             print(f"position {unreadable.position} is unreadable: {unreadable.reason}")
         yield piece
+        if piece.records and piece.records[-1].position >= until:
+            return
 
 
-def _explain(difference: Difference) -> str:
-    recorded, again = difference.recorded, difference.recomputed
-    router, epoch = difference.incarnation
-    head = (
-        f"DIFFERENT: decision {recorded.number} of {router} (epoch {epoch}) for {recorded.request}, "
-        f"made at position {recorded.position}"
-    )
-    if isinstance(again, str):
-        return f"{head}\n  cannot be made again: {again}"
-    if isinstance(again, RouteRefused):
-        return f"{head}\n  recorded: worker {recorded.worker}\n  now: refused, {again.reason}"
-    rows = [
-        (name, getattr(recorded, name), getattr(again, name))
-        for name in msgspec.structs.asdict(recorded)
-        if getattr(recorded, name) != getattr(again, name) and name != "candidates"
-    ]
-    before = {candidate.worker: candidate for candidate in recorded.candidates}
-    after = {candidate.worker: candidate for candidate in again.candidates}
-    for worker in sorted(before.keys() | after.keys()):
-        if before.get(worker) != after.get(worker):
-            rows.append((worker, before.get(worker, "-"), after.get(worker, "-")))
-    shown = [(name, _shown(then), _shown(now)) for name, then, now in rows]
-    return f"{head}\n{table(('what', 'recorded', 'now'), shown)}"
-
-
-def _shown(value: object) -> object:
-    return value.hex() if isinstance(value, bytes) else value
+def _cut(piece: Slice, until: int) -> Slice:
+    """The part of a slice up to a position."""
+    records = [one for one in piece.records if one.position <= until]
+    unreadable = tuple([one for one in piece.unreadable if one.position <= until])
+    return piece._replace(records=records, unreadable=unreadable)

@@ -4,10 +4,9 @@ There is no clock, randomness, I/O or logging here. An event that does not fit (
 folding never fails.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from hashlib import blake2b
-from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -31,7 +30,7 @@ from headwater.schemas.events.fleet import (
     WorkerLeft,
 )
 from headwater.schemas.events.kv import BlocksCleared, BlocksRemoved, BlocksStored, KvGap
-from headwater.schemas.events.route import Decision, DecisionVoided, Shadowed
+from headwater.schemas.events.route import Decision, DecisionVoided
 from headwater.schemas.hashing import HASH_BYTES, U64, unpack_hashes
 from headwater.schemas.subjects import writer_of
 
@@ -95,40 +94,42 @@ class RouterState:
 
     def apply_to_index(self, batch: Batch[Any], event: Event | StoredChains) -> None:
         """The part of the fold that does not depend on decisions. Call before `apply_to_loads`."""
-        match event:
-            case StoredChains():
-                if self._is_current(batch):
-                    self.index.store_chains(
-                        batch.writer, event.tier, event.parents, event.lengths, event.hashes
-                    )
-            case BlocksStored():
-                if self._is_current(batch):
-                    hashes = unpack_hashes(event.hashes)
-                    self.index.store(batch.writer, event.tier, event.parent, hashes)
-            case BlocksRemoved():
-                if self._is_current(batch):
-                    self.index.remove(batch.writer, event.tier, unpack_hashes(event.hashes))
-            case BlocksCleared():
-                if self._is_current(batch):
-                    self.index.clear(batch.writer)
-                    self.cold.discard(batch.writer)
-            case KvGap():
-                if self._is_current(batch):
-                    self.cold.add(batch.writer)
-            case WorkerJoined():
-                known = self.loads.workers.get(event.worker)
-                if known is None or known.epoch < event.epoch:
-                    self.index.drop_worker(event.worker)
-                    self.index.add_worker(event.worker)
-                    self.cold.discard(event.worker)
-            case WorkerLeft():
-                if self.loads.current(event.worker, event.epoch) is not None:
-                    self.index.drop_worker(event.worker)
-                    self.cold.discard(event.worker)
-            case Shadowed():
-                pass
-            case _:
-                pass
+        on_index = _ON_INDEX.get(type(event))
+        if on_index is not None:
+            on_index(self, batch, event)
+
+    def _store_chains(self, batch: Batch[Any], event: StoredChains) -> None:
+        if self._is_current(batch):
+            self.index.store_chains(batch.writer, event.tier, event.parents, event.lengths, event.hashes)
+
+    def _store(self, batch: Batch[Any], event: BlocksStored) -> None:
+        if self._is_current(batch):
+            self.index.store(batch.writer, event.tier, event.parent, unpack_hashes(event.hashes))
+
+    def _remove(self, batch: Batch[Any], event: BlocksRemoved) -> None:
+        if self._is_current(batch):
+            self.index.remove(batch.writer, event.tier, unpack_hashes(event.hashes))
+
+    def _clear(self, batch: Batch[Any], event: BlocksCleared) -> None:
+        if self._is_current(batch):
+            self.index.clear(batch.writer)
+            self.cold.discard(batch.writer)
+
+    def _miss(self, batch: Batch[Any], event: KvGap) -> None:
+        if self._is_current(batch):
+            self.cold.add(batch.writer)
+
+    def _join(self, batch: Batch[Any], event: WorkerJoined) -> None:
+        known = self.loads.workers.get(event.worker)
+        if known is None or known.epoch < event.epoch:
+            self.index.drop_worker(event.worker)
+            self.index.add_worker(event.worker)
+            self.cold.discard(event.worker)
+
+    def _leave(self, batch: Batch[Any], event: WorkerLeft) -> None:
+        if self.loads.current(event.worker, event.epoch) is not None:
+            self.index.drop_worker(event.worker)
+            self.cold.discard(event.worker)
 
     def _is_current(self, batch: Batch[Any]) -> bool:
         """Was the batch written by a worker's present incarnation? If by a later one, the log lost its joining."""
@@ -214,18 +215,32 @@ def in_order(piece: Slice) -> list[Record | Unreadable]:
 
 def merge_stored(events: Sequence[LogEvent]) -> Sequence[LogEvent | StoredChains]:
     """The events, with each run of store events of one tier merged into one."""
-    if len(events) < 2 or not any(isinstance(event, BlocksStored) for event in events[:2]):
+    if len(events) < 2 or not (type(events[0]) is BlocksStored or type(events[1]) is BlocksStored):
         return events
     found: list[LogEvent | StoredChains] = []
-    for key, run in groupby(events, key=lambda event: event.tier if isinstance(event, BlocksStored) else -1):
-        chains = list(run)
-        found += [_joined(key, chains)] if key >= 0 and len(chains) > 1 else chains  # type: ignore[arg-type]
+    run: list[BlocksStored] = []
+    for event in events:
+        if type(event) is BlocksStored:
+            if run and event.tier != run[0].tier:
+                found.append(_joined(run))
+                run = []
+            run.append(event)
+        else:
+            if run:
+                found.append(_joined(run))
+                run = []
+            found.append(event)
+    if run:
+        found.append(_joined(run))
     return found
 
 
-def _joined(tier: int, chains: list[BlocksStored]) -> StoredChains:
+def _joined(chains: list[BlocksStored]) -> BlocksStored | StoredChains:
+    """Consecutive store events of one tier."""
+    if len(chains) == 1:
+        return chains[0]
     return StoredChains(
-        tier,
+        chains[0].tier,
         np.array([chain.parent for chain in chains], np.uint64),
         np.array([len(chain.hashes) // HASH_BYTES for chain in chains], np.int64),
         unpack_hashes(b"".join([chain.hashes for chain in chains])),
@@ -234,27 +249,49 @@ def _joined(tier: int, chains: list[BlocksStored]) -> StoredChains:
 
 def apply_to_loads(loads: Loads, record: Record, event: Event | StoredChains) -> None:
     """The part of the fold that decisions affect: fleet, load and routing events."""
+    on_loads = _ON_LOADS.get(type(event))
+    if on_loads is not None:
+        on_loads(loads, record, event)
+
+
+def is_on_loads(event: Event | StoredChains) -> bool:
+    """Can the event change loads at all?"""
+    return type(event) in _ON_LOADS
+
+
+def _report(loads: Loads, record: Record, event: LoadReported) -> None:
     batch = record.batch
-    match event:
-        case StoredChains() | Shadowed():
-            pass
-        case LoadReported():
-            loads.report(batch.writer, batch.epoch, event, batch.wall_ns, record.stored_ns)
-        case RequestsHeld():
-            loads.hold(batch.writer, batch.epoch, event)
-        case Decision():
-            loads.decide(event)
-        case DecisionVoided():
-            loads.void(event)
-        case WorkerJoined():
-            loads.join(event, record.position)
-        case WorkerChanged():
-            loads.change(event)
-        case WorkerDraining():
-            loads.drain(event)
-        case WorkerLeft():
-            loads.leave(event)
-        case EnginesWeighted():
-            loads.engine_weights = dict(event.weights)
-        case _:
-            pass
+    loads.report(batch.writer, batch.epoch, event, batch.wall_ns, record.stored_ns)
+
+
+def _hold(loads: Loads, record: Record, event: RequestsHeld) -> None:
+    loads.hold(record.batch.writer, record.batch.epoch, event)
+
+
+def _weigh(loads: Loads, record: Record, event: EnginesWeighted) -> None:
+    loads.engine_weights = dict(event.weights)
+
+
+# By type: most events concern one part only, and one lookup is faster than a comparison with each type.
+
+_ON_INDEX: Final[dict[type, Callable[[RouterState, Batch[Any], Any], None]]] = {
+    StoredChains: RouterState._store_chains,
+    BlocksStored: RouterState._store,
+    BlocksRemoved: RouterState._remove,
+    BlocksCleared: RouterState._clear,
+    KvGap: RouterState._miss,
+    WorkerJoined: RouterState._join,
+    WorkerLeft: RouterState._leave,
+}
+
+_ON_LOADS: Final[dict[type, Callable[[Loads, Record, Any], object]]] = {
+    LoadReported: _report,
+    RequestsHeld: _hold,
+    Decision: lambda loads, record, event: loads.decide(event),
+    DecisionVoided: lambda loads, record, event: loads.void(event),
+    WorkerJoined: lambda loads, record, event: loads.join(event, record.position),
+    WorkerChanged: lambda loads, record, event: loads.change(event),
+    WorkerDraining: lambda loads, record, event: loads.drain(event),
+    WorkerLeft: lambda loads, record, event: loads.leave(event),
+    EnginesWeighted: _weigh,
+}

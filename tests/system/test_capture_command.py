@@ -22,7 +22,8 @@ from headwater.ops.nats.server import open_ports
 from headwater.ops.operator import capture as command
 from headwater.ops.operator.capture import Order, capture
 from headwater.ops.operator.explain import explain
-from headwater.ops.operator.log import replay, show_log, show_tree, snapshots
+from headwater.ops.operator.log import show_log, show_tree, snapshots
+from headwater.ops.operator.replay import replay
 from headwater.schemas.clock import SystemClock
 from headwater.schemas.encoding import SCHEMA_VERSION, Batch, seal
 from headwater.schemas.events.request import RequestAccepted

@@ -56,6 +56,7 @@ COMMANDS: Final = {
             "bisect": "find the first position of a pool's log where a condition holds",
             "why-not": "explain why a request did not go to a worker",
             "stuck": "list open requests that make no progress, and what each waits for",
+            "export": "export a part of the logs as a trace for Perfetto",
         },
     ),
     "analyse": (

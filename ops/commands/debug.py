@@ -6,7 +6,7 @@ from msgspec import Meta
 
 from headwater.ops.config.command import AnyWord, command
 from headwater.ops.config.processes import PoolReader
-from headwater.ops.config.setting import Flag, Text
+from headwater.ops.config.setting import ConfigError, Flag, Text
 
 PLACE = (
     "a position of the pool's log, a time (2026-11-26T21:05:00, UTC), a time before now (-5m), a bookmark, "
@@ -137,3 +137,28 @@ def stuck(
     from headwater.ops.process import signals
 
     return signals.run_command(lambda: debug.stuck(settings.nats, settings.pool, quiet, as_json=as_json))
+
+
+@command
+def export(
+    settings: PoolReader,
+    *,
+    perfetto: Annotated[
+        bool, Meta(description="as a trace in Chrome's JSON format, for ui.perfetto.dev")
+    ] = False,
+    output: Annotated[str, Flag("output", "o"), Meta(description="file to write; - for standard output")],
+    start: Annotated[
+        str, Flag("from"), AnyWord(), Meta(description=f"begin there: {PLACE} (default: the log's start)")
+    ] = "",
+    end: Annotated[str, Flag("to"), AnyWord(), Meta(description="end there, likewise")] = "end",
+    as_json: Annotated[bool, Flag("json"), Meta(description="print JSON about what was written")] = False,
+) -> int:
+    """Export a part of the logs as a trace: the stages of each request at its edge and its workers, load, and changes of the fleet."""
+    from headwater.ops.debug import export as debug
+    from headwater.ops.process import signals
+
+    if not perfetto:
+        raise ConfigError("export: name the format: --perfetto")
+    return signals.run_command(
+        lambda: debug.export(settings.nats, settings.pool, output, start, end, as_json=as_json)
+    )

@@ -1,0 +1,301 @@
+"""`headwater export --perfetto`: the requests, load and changes of a fleet between two places of its logs, for a trace viewer.
+
+Both logs are read once, merged by time. A request is written when it ends, so that memory holds the open ones only.
+"""
+
+import os
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, BinaryIO, Final, NamedTuple
+
+import msgspec
+
+from headwater.actors.runtime.persistence import Ports
+from headwater.events.ports import Log, Record
+from headwater.ops.config.nats import NatsSettings
+from headwater.ops.config.setting import ConfigError
+from headwater.ops.debug.lines import tag_of, text_of
+from headwater.ops.debug.perfetto import Slice, TraceWriter
+from headwater.ops.debug.places import PoolLog, earliest, find_position, open_log, show_time, stored_at
+from headwater.ops.history.request_spans import Span, Stamped, waterfall
+from headwater.ops.history.requests import request_of
+from headwater.ops.nats.connect import operator_ports
+from headwater.ops.nats.pool_choice import choose_pool
+from headwater.ops.process.progress import Progress
+from headwater.schemas.events import Event
+from headwater.schemas.events.fleet import (
+    EnginesWeighted,
+    LoadReported,
+    WorkerChanged,
+    WorkerControlled,
+    WorkerDraining,
+    WorkerJoined,
+    WorkerLeft,
+)
+from headwater.schemas.events.request import (
+    RequestAccepted,
+    RequestCheckpoint,
+    RequestEnded,
+    RequestStepped,
+)
+from headwater.schemas.events.route import Decision
+from headwater.schemas.subjects import ANY, PoolKind, pool_subject
+
+KINDS: Final[tuple[PoolKind, ...]] = ("fleet", "load", "route")
+
+OPEN_MAX: Final = 100_000
+"""Open requests, and requests with decisions only, that are held; beyond, the oldest is left out."""
+
+FLEET_ORDER, EDGE_ORDER, WORKER_ORDER = 0, 1, 2
+FLEET: Final = "fleet"
+
+OF_A_WORKER: Final = (WorkerJoined, WorkerChanged, WorkerDraining, WorkerLeft, WorkerControlled)
+
+
+class _Held(msgspec.Struct):
+    """An open request: its edge, its events so far, and the decisions about it."""
+
+    edge: str = ""
+    events: list[Stamped] = []
+    decisions: list[tuple[Decision, Record]] = []
+
+
+class Exported(NamedTuple):
+    """What a trace has: requests that ended, those that were still open, events of the trace, and requests that were left out."""
+
+    ended: int
+    open: int
+    events: int
+    left_out: int
+
+
+class Exporter:
+    """Turns the messages of both logs, in the order of time, into events of a trace."""
+
+    def __init__(self, writer: TraceWriter) -> None:
+        self._writer = writer
+        self._held: dict[str, _Held] = {}
+        self._ended = 0
+        self._left_out = 0
+        writer.process(FLEET, FLEET_ORDER)
+
+    def pool(self, record: Record) -> None:
+        """Take a message of the pool's log."""
+        time_ns = record.stored_ns
+        for event in record.batch.events:
+            if isinstance(event, Decision):
+                self._hold(request_of(event.request)).decisions.append((event, record))
+            elif isinstance(event, LoadReported):
+                self._load(record.batch.writer, event, time_ns)
+            elif isinstance(event, OF_A_WORKER):
+                self._worker(event.worker)
+                self._instant(event.worker, event, time_ns)
+            elif isinstance(event, EnginesWeighted):
+                self._instant(FLEET, event, time_ns)
+
+    def _worker(self, name: str) -> str:
+        self._writer.process(name, WORKER_ORDER)
+        return name
+
+    def _instant(self, process: str, event: Event, time_ns: int) -> None:
+        self._writer.instant(process, tag_of(event), time_ns, {"what": text_of(event)})
+
+    def _load(self, worker: str, event: LoadReported, time_ns: int) -> None:
+        self._worker(worker)
+        load = {"running": event.running, "waiting": event.waiting}
+        self._writer.counter(worker, "requests", time_ns, load)
+        used = round(100 * event.used_blocks / max(1, event.total_blocks), 2)
+        self._writer.counter(worker, "KV used %", time_ns, {"used": used})
+
+    def request(self, record: Record) -> None:
+        """Take a message of the request log."""
+        for event in record.batch.events:
+            name = getattr(event, "request", "")
+            # The number of tokens so far is not shown.
+            if not name or isinstance(event, RequestCheckpoint):
+                continue
+            held = self._hold(name)
+            held.edge = record.batch.writer
+            held.events.append(Stamped(record.stored_ns, record.position, event))
+            if isinstance(event, RequestStepped) and event.worker:
+                self._instant(self._worker(event.worker), event, record.stored_ns)
+            if isinstance(event, RequestEnded):
+                self._write(name, self._held.pop(name), record.stored_ns)
+                self._ended += 1
+
+    def _hold(self, request: str) -> _Held:
+        held = self._held.get(request)
+        if held is None:
+            held = self._held[request] = _Held()
+            if len(self._held) > OPEN_MAX:
+                self._left_out += bool(self._held.pop(next(iter(self._held))).events)
+        return held
+
+    def close(self, end_ns: int) -> Exported:
+        """Write the requests that are still open at the trace's end, and end it."""
+        open_ = [(name, held) for name, held in self._held.items() if held.events]
+        for name, held in open_:
+            self._write(name, held, end_ns, is_open=True)
+        self._writer.close()
+        return Exported(self._ended, len(open_), self._writer.written, self._left_out)
+
+    def _write(self, request: str, held: _Held, end_ns: int, *, is_open: bool = False) -> None:
+        """Write a request: at its edge each choice with all its stages, and at the workers those of their stages."""
+        edge = f"edge {held.edge}"
+        self._writer.process(edge, EDGE_ORDER)
+        spans = waterfall(held.events, held.decisions).spans
+        arguments = _about(held.events, is_open=is_open)
+        start_ns = held.events[0].time_ns
+        for choice in sorted({span.choice for span in spans}) or [0]:
+            own = [_ended(span, end_ns) for span in spans if span.choice == choice]
+            name = f"{request} choice {choice}" if choice else request
+            first_ns = min([start_ns, *(span.start_ns for span in own)])
+            stages = tuple(_stage(span) for span in _apart(own))
+            whole = Slice(name, "request", first_ns, end_ns, arguments, stages)
+            self._writer.slices(edge, [whole], "requests")
+            for worker, run in _runs(own):
+                self._writer.slices(self._worker(worker), [_stage(span, request) for span in run], "requests")
+
+
+def _about(events: list[Stamped], *, is_open: bool) -> dict[str, Any]:
+    """What is shown of a request as a whole."""
+    found: dict[str, Any] = {}
+    for _, _, event in events:
+        if isinstance(event, RequestAccepted):
+            found |= {
+                "model": event.model,
+                "endpoint": event.endpoint,
+                "prompt_tokens": event.prompt_tokens,
+                "max_tokens": event.max_tokens,
+            }
+        elif isinstance(event, RequestEnded):
+            found |= {
+                "reason": event.reason,
+                "completion_tokens": event.completion_tokens,
+                "cached_tokens": event.cached_tokens,
+                "migrations": event.migrations,
+                "ttft_ms": event.ttft_ms,
+            }
+            if event.error:
+                found["error"] = event.error
+    if not isinstance(events[0].event, RequestAccepted):
+        found["began"] = "before the trace"
+    return {**found, "state": "open at the trace's end"} if is_open else found
+
+
+def _ended(span: Span, end_ns: int) -> Span:
+    """The span with an end that is not before its start."""
+    return msgspec.structs.replace(span, end_ns=max(span.start_ns, span.end_ns or end_ns))
+
+
+def _apart(spans: list[Span]) -> Iterator[Span]:
+    """The spans of a choice by their starts, each cut where it would overlap the one before."""
+    free_ns = 0
+    for span in sorted(spans, key=lambda one: (one.start_ns, one.end_ns)):
+        start_ns = max(span.start_ns, free_ns)
+        free_ns = max(free_ns, span.end_ns)
+        yield msgspec.structs.replace(span, start_ns=start_ns, end_ns=max(start_ns, span.end_ns))
+
+
+def _runs(spans: list[Span]) -> Iterator[tuple[str, list[Span]]]:
+    """The stages of a choice at workers, those that follow one another at one worker together."""
+    run: list[Span] = []
+    for span in _apart(spans):
+        if run and span.worker != run[-1].worker:
+            yield run[-1].worker, run
+            run = []
+        if span.worker:
+            run.append(span)
+    if run:
+        yield run[-1].worker, run
+
+
+def _stage(span: Span, request: str = "") -> Slice:
+    """A stage as a slice; at a worker with the name of its request."""
+    arguments: dict[str, Any] = {"stage": span.label, **span.detail}
+    if request:
+        arguments = {"request": request, "choice": span.choice, **arguments}
+    elif span.worker:
+        arguments = {"worker": span.worker, **arguments}
+    if span.attempt:
+        arguments["attempt"] = span.attempt
+    if span.outcome:
+        arguments["outcome"] = span.outcome
+    name = span.name if request or not span.worker else f"{span.name} at {span.worker}"
+    return Slice(name, span.name, span.start_ns, span.end_ns, arguments)
+
+
+async def export(nats: NatsSettings, pool: str, output: str, start: str, end: str, *, as_json: bool) -> int:
+    """Write the trace to a file, - for standard output, and say on standard error what is in it."""
+    async with operator_ports(nats, "export") as ports:
+        return await write(ports, await choose_pool(ports, pool), output, start, end, as_json=as_json)
+
+
+async def write(
+    ports: Ports, pool: str, output: str, start: str = "", end: str = "end", *, as_json: bool = False
+) -> int:
+    """See `export`. A file that was there is replaced once the trace is complete."""
+    log = await open_log(ports, pool)
+    first = await find_position(start, log, "--from") if start else await earliest(log)
+    last = await find_position(end, log, "--to")
+    if first >= last:
+        raise ConfigError(f"--from is position {first} and --to is {last}: there is nothing between them")
+    target, part = Path(output), Path(f"{output}.part")
+    with ExitStack() as stack:
+        try:
+            file: BinaryIO = sys.stdout.buffer if output == "-" else stack.enter_context(part.open("wb"))
+            found = await _trace(ports, pool, log, first, last, file)
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
+    if output != "-":
+        os.replace(part, target)
+    _report(pool, found, first, last, output, as_json=as_json)
+    return 0
+
+
+def _report(pool: str, found: Exported, first: int, last: int, output: str, *, as_json: bool) -> None:
+    if as_json:
+        facts = {"pool": pool, "from": first, "to": last, "file": output, **found._asdict()}
+        print(msgspec.json.encode(facts).decode(), file=sys.stderr if output == "-" else sys.stdout)
+        return
+    left_out = f", {found.left_out} left out" if found.left_out else ""
+    print(
+        f"pool {pool}, positions {first} to {last}: {found.ended} requests that ended, {found.open} open ones{left_out}; "
+        f"{found.events} trace events in {output}: open it at https://ui.perfetto.dev",
+        file=sys.stderr,
+    )
+
+
+async def _trace(ports: Ports, pool: str, log: PoolLog, first: int, last: int, file: BinaryIO) -> Exported:
+    start_ns = await stored_at(log.log, first + 1) or log.clock.wall_ns()
+    end_ns = await stored_at(log.log, last) or log.clock.wall_ns()
+    about = {"pool": pool, "from": first, "to": last, "start": show_time(start_ns), "end": show_time(end_ns)}
+    exporter = Exporter(TraceWriter(file, start_ns, about))
+    requests_first = await ports.requests.position_at(start_ns - 1)
+    requests_last = await ports.requests.position_at(end_ns)
+    subjects = tuple(pool_subject(ports.ns, pool, kind, ANY) for kind in KINDS)
+    ours = _records(log.log, first, last, subjects)
+    theirs = _records(ports.requests, requests_first, requests_last, ())
+    pool_record, request_record = await anext(ours, None), await anext(theirs, None)
+    with Progress("reading both logs") as progress:
+        while pool_record is not None or request_record is not None:
+            if request_record is None or (
+                pool_record is not None and pool_record.stored_ns <= request_record.stored_ns
+            ):
+                assert pool_record is not None
+                exporter.pool(pool_record)
+                progress.at(pool_record.position - first, last - first)
+                pool_record = await anext(ours, None)
+            else:
+                exporter.request(request_record)
+                request_record = await anext(theirs, None)
+    return exporter.close(end_ns)
+
+
+async def _records(log: Log, after: int, until: int, subjects: tuple[str, ...]) -> AsyncIterator[Record]:
+    async for piece in log.scan(after, until, subjects):
+        for record in piece.records:
+            yield record

@@ -28,6 +28,8 @@ VIEWS: Final = {
 WIDE: Final = ViewportSize(width=1280, height=800)
 NARROW: Final = ViewportSize(width=390, height=844)
 
+AUDIT: Final = {"resultTypes": ["violations"], "preload": False}
+
 WATCH: Final = """
 window.violations = [];
 document.addEventListener('securitypolicyviolation', (event) => window.violations.push(`${event.violatedDirective} ${event.blockedURI}`));
@@ -107,7 +109,7 @@ class ConsolePage:
             assert AXE.exists(), f"{AXE} is missing: make browser"
             await self.page.evaluate(AXE.read_text())
         found: list[dict[str, Any]] = await self.page.evaluate(
-            "async () => (await axe.run(document, {resultTypes: ['violations']})).violations"
+            "async options => (await axe.run(document, options)).violations", AUDIT
         )
         return [
             f"{one['id']}: {one['nodes'][0]['html'][:200]}"

@@ -64,7 +64,7 @@ async def _post(client: httpx.AsyncClient, body: Mapping[str, object]) -> None:
 async def load(up: Up) -> AsyncIterator[None]:
     """Live load for as long as the tests run."""
     task = asyncio.create_task(_load(up.fleet))
-    await asyncio.sleep(4)
+    await asyncio.sleep(2)
     yield
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError):

@@ -120,13 +120,13 @@ function lastKnown(values) {
   return null;
 }
 
-function Legend({ series, lists, unit, index, times }) {
+function Legend({ series, lists, unit, index, times, small }) {
   return html`<ul class="legend">
     ${series.map((one, number) => html`<li key=${one.name}>
       <span class=${`swatch swatch-${((one.colour ?? number) % 6) + 1} dash-${number}`} aria-hidden="true"></span>${one.label}
       <strong class="number">${format.withUnit(index === null ? lastKnown(lists[number]) : lists[number][index], unit)}</strong>
     </li>`)}
-    <li class="legend-time number">${index === null ? 'latest' : format.time(times[index] * 1000)}</li>
+    ${index === null && small ? null : html`<li class="legend-time number">${index === null ? 'latest' : format.time(times[index] * 1000)}</li>`}
   </ul>`;
 }
 
@@ -197,7 +197,7 @@ export function Chart({ title, unit, unitLabel, series, answer, lists, marks = [
       <div ref=${element} role="img" aria-label=${summary(title, series, lists, unit)}></div>
       ${empty ? html`<p class="chart-empty">No data in this window</p>` : null}
     </div>
-    <${Legend} series=${series} lists=${lists} unit=${unit} index=${index} times=${times} />
+    <${Legend} series=${series} lists=${lists} unit=${unit} index=${index} times=${times} small=${small} />
     <${Values} title=${title} series=${series} lists=${lists} unit=${unit} times=${times} />
   </figure>`;
 }

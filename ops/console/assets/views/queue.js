@@ -15,7 +15,7 @@ const WAITING = [
   { name: 'tenant', label: 'Tenant', className: 'clip', render: (one) => code(one.tenant) },
   { name: 'prompt', label: 'Prompt', unit: 'tokens', align: 'right', render: (one) => format.integer(one.prompt_tokens) },
   { name: 'model', label: 'Model', wide: true, render: (one) => one.model },
-  { name: 'reason', label: 'Reason', render: (one) => one.reason },
+  { name: 'reason', label: 'Reason', className: 'wraps', render: (one) => one.reason },
 ];
 
 const HANDOFFS = [

@@ -18,10 +18,15 @@ function Run({ run, most }) {
   </span>`;
 }
 
+/** So many holders of a run are drawn; the title of the rest names them. */
+const HOLDERS = 4;
+
 function Holders({ run }) {
   if (!run.holders.length) return html`<span class="muted">no worker</span>`;
-  return html`<span class="holders">${run.holders.map((holder) => html`<button type="button" key=${`${holder.worker} ${holder.tier}`} class=${classes('holder', `holder-${holder.tier}`)} onClick=${() => state.adjust({ panel: holder.worker })}
-    title=${`${holder.worker} holds ${holder.blocks ?? run.blocks} of ${run.blocks} blocks on ${TIERS[holder.tier] || holder.tier}`}>${format.shortened(holder.worker, 16)} <span class="holder-tier">${TIERS[holder.tier] || holder.tier}</span>${holder.blocks < run.blocks ? html` <span class="number">${holder.blocks}/${run.blocks}</span>` : null}</button>`)}</span>`;
+  const rest = run.holders.slice(HOLDERS);
+  const names = rest.map((holder) => `${holder.worker} (${TIERS[holder.tier] || holder.tier})`).join(', ');
+  return html`<span class="holders">${run.holders.slice(0, HOLDERS).map((holder) => html`<button type="button" key=${`${holder.worker} ${holder.tier}`} class=${classes('holder', `holder-${holder.tier}`)} onClick=${() => state.adjust({ panel: holder.worker })}
+    title=${`${holder.worker} holds ${holder.blocks ?? run.blocks} of ${run.blocks} blocks on ${TIERS[holder.tier] || holder.tier}`}>${format.shortened(holder.worker, 16)} <span class="holder-tier">${TIERS[holder.tier] || holder.tier}</span>${holder.blocks < run.blocks ? html` <span class="number">${holder.blocks}/${run.blocks}</span>` : null}</button>`)}${rest.length ? html`<span class="muted" title=${names}>and ${rest.length} more</span>` : null}</span>`;
 }
 
 function Heat({ heat, most }) {

@@ -230,11 +230,23 @@ async def _table(clock: Clock, values: Sequence[TableValue] = ()) -> MemoryTable
     return table
 
 
+class CaptureClock(SystemClock):
+    """A clock that shows the end of what was captured: "a minute ago" is a minute before that."""
+
+    def __init__(self, end_ns: int) -> None:
+        self._end_ns = end_ns
+
+    def wall_ns(self) -> int:
+        """The end of the captured time, in nanoseconds since the Unix epoch."""
+        return self._end_ns
+
+
 @asynccontextmanager
 async def capture_ports(path: Path) -> AsyncIterator[Ports]:
     """The ports of the namespace that was captured, as they were then. Raises `ConfigError`."""
     file = CaptureFile(path)
-    contents, clock, numbers = file.contents, SystemClock(), count(1)
+    contents, numbers = file.contents, count(1)
+    clock = CaptureClock(contents.end_ns)
 
     async def pool_log(pool: str) -> Log:
         if pool != contents.pool:

@@ -159,6 +159,8 @@ async def tail(
     """Print the events from `start` on; with `follow` also those to come, until interrupted. 1 if there is none."""
     async with operator_ports(nats, "tail") as ports:
         pool = await choose_pool(ports, pool)
+        # Nothing comes after the end of a capture.
+        follow = follow and not nats.capture
         return await show(ports, pool, wanted, start, follow=follow, as_json=as_json)
 
 

@@ -136,7 +136,13 @@ async def _decisions(ns: str, pool: str, log: PoolLog, request: str) -> list[Sto
 
 async def _memberships(ns: str, pool: str, log: PoolLog) -> dict[str, Membership]:
     found: dict[str, Membership] = {}
-    last = (await log.log.bounds()).last
+    first, last = await log.log.bounds()
+    if first > 1:
+        # The log does not have the joining of those that were there when it begins.
+        begins = await nearest_state(log, await earliest(log))
+        for name, worker in begins.loads.workers.items():
+            text = f"was there as epoch {worker.epoch} when the log begins"
+            found[name] = Membership([(begins.position, text)])
     async for piece in log.log.scan(0, last, (pool_subject(ns, pool, "fleet", ANY),)):
         for record in piece.records:
             for event in record.batch.events:

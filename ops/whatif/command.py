@@ -9,11 +9,13 @@ from typing import Any
 
 import msgspec
 
+from headwater.events.snapshot_store import SnapshotStore
 from headwater.ops.config.nats import NatsSettings
 from headwater.ops.config.router import replaced
 from headwater.ops.config.setting import ConfigError, struct_settings
 from headwater.ops.nats.connect import operator_ports
 from headwater.ops.nats.pool_choice import choose_pool
+from headwater.ops.operator.log import first_state
 from headwater.ops.process.actor import compile_kernels
 from headwater.ops.process.text_table import table
 from headwater.ops.whatif import report
@@ -61,7 +63,9 @@ async def recorded_run(nats: NatsSettings, pool: str, name: str) -> Recording:
     """The run that a pool's log has recorded. `name` is the command's."""
     async with operator_ports(nats, name) as ports:
         chosen = await choose_pool(ports, pool)
-        return await recording(chosen, await ports.pool_log(chosen), ports.requests)
+        log = await ports.pool_log(chosen)
+        begins = await first_state(SnapshotStore(ports.blobs, chosen), log)
+        return await recording(chosen, log, ports.requests, begins)
 
 
 async def run_log(nats: NatsSettings, pool: str, values: Values, runs: Runs) -> int:

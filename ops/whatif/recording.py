@@ -15,6 +15,7 @@ from headwater.ops.config.setting import ConfigError
 from headwater.ops.whatif.setup import Setup
 from headwater.ops.whatif.step_fit import Samples, fitted
 from headwater.ops.whatif.trace import Trace, TraceRequest, own_hash
+from headwater.router.fold.state import RouterState
 from headwater.schemas.events.fleet import LoadReported, Role, WorkerChanged, WorkerJoined
 from headwater.schemas.events.kv import BlocksStored
 from headwater.schemas.events.request import (
@@ -79,6 +80,24 @@ class _Pool:
         self.joined: dict[str, WorkerJoined] = {}
         self.roles: dict[str, Role] = {}
         self.samples = Samples()
+
+    def begin(self, state: RouterState) -> None:
+        """Take who was there, and what was cached, where a log begins that lacks its start."""
+        for worker in state.loads.workers.values():
+            self.joined[worker.name] = WorkerJoined(
+                worker.name,
+                worker.epoch,
+                "",
+                worker.engine,
+                worker.role,
+                worker.block_size,
+                worker.total_blocks,
+                worker.max_running,
+            )
+            self.roles[worker.name] = worker.role
+        blocks, parents = state.index.slab[0], state.index.slab[1]
+        held = blocks != 0
+        self.parents.update(zip(blocks[held].tolist(), parents[held].tolist(), strict=True))
 
     async def read(self, log: Log) -> None:
         async for piece in log.read(0, follow=False):
@@ -161,9 +180,13 @@ def _span(place: MediaPlace) -> MediaSpan:
     return MediaSpan(place.id, place.start, place.tokens, place.kind)
 
 
-async def recording(name: str, pool_log: Log, request_log: Log) -> Recording:
-    """Read both logs. Raises `ConfigError` if there is nothing to replay."""
+async def recording(
+    name: str, pool_log: Log, request_log: Log, begins: RouterState | None = None
+) -> Recording:
+    """Read both logs; `begins` is the state with which a pool's log begins that lacks its start. Raises `ConfigError` if there is nothing to replay."""
     pool, requests = _Pool(), _Requests()
+    if begins is not None:
+        pool.begin(begins)
     await pool.read(pool_log)
     await requests.read(request_log)
     if not pool.decisions:

@@ -1,5 +1,6 @@
 """`headwater capture` against a server, and other commands on its file: the same output as on the server."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -17,6 +18,9 @@ from headwater.ops.config.setting import ConfigError
 from headwater.ops.console.query import Query
 from headwater.ops.console.records import decision_view
 from headwater.ops.console.views import fleet_view, tree_view
+from headwater.ops.debug.stuck import stuck
+from headwater.ops.debug.tail import Wanted, tail
+from headwater.ops.debug.why_not import why_not
 from headwater.ops.history.history import History
 from headwater.ops.nats.server import open_ports
 from headwater.ops.operator import capture as command
@@ -24,10 +28,11 @@ from headwater.ops.operator.capture import Order, capture
 from headwater.ops.operator.explain import explain
 from headwater.ops.operator.log import show_log, show_tree, snapshots
 from headwater.ops.operator.replay import replay
+from headwater.ops.whatif.command import recorded_run
 from headwater.schemas.clock import SystemClock
 from headwater.schemas.encoding import SCHEMA_VERSION, Batch, seal
 from headwater.schemas.events.request import RequestAccepted
-from tests.bench.large_log import POOL, MadeUpFleet, write
+from tests.bench.large_log import BLOCK, POOL, MadeUpFleet, write
 from tests.support.ports.logs import append_one
 from tests.support.servers.nats import NatsServer
 
@@ -214,3 +219,33 @@ async def test_the_console_shows_a_capture_as_it_shows_the_server(case: Case, tm
         shown = [await decision_view(history, decision) for history in (served, captured)]
         assert shown[0]["candidates"] == shown[1]["candidates"]
         assert shown[1]["what_if"]["same"]
+
+
+async def test_the_debuggers_commands_read_a_capture_that_begins_at_a_snapshot(
+    case: Case, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They know who was there when it begins, take its end for the present, and wait for nothing after it."""
+    path = tmp_path / "moment.hwc"
+    request = case.fleet.requests[len(case.fleet.requests) * 2 // 3]
+    assert await capture(case.nats, POOL, Order(request, 0.0005, path)) == 0
+    file = NatsSettings(capture=str(path))
+    async with capture_ports(path) as ports:
+        log = await ports.pool_log(POOL)
+        last = (await log.bounds()).last
+        [newest] = [one async for run in log.scan_raw(last - 1, last) for one in run]
+        stored_ns = newest.stored_ns
+        assert 0 <= ports.clock.wall_ns() - stored_ns < 10_000_000_000
+    explained = await printed(capsys, explain(file, "", request, as_json=True))
+    chosen = json.loads(explained.splitlines()[0].removesuffix("0"))["decisions"][0]["decision"]["worker"]
+    other = "w1" if chosen != "w1" else "w2"
+    assert f"went to {chosen}" in await printed(capsys, why_not(file, "", request, other, as_json=False))
+    assert "no event for" not in await printed(capsys, stuck(file, "", 10.0, as_json=False))
+    async with asyncio.timeout(30):
+        wanted = Wanted(kinds=frozenset({"route"}))
+        assert "route.decided" in await printed(
+            capsys, tail(file, "", wanted, "start", follow=True, as_json=False)
+        )
+    recorded = await recorded_run(file, "", "whatif")
+    assert recorded.setup.block_size == BLOCK
+    assert recorded.whole > 0
+    assert recorded.unknown == 0

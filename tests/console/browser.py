@@ -96,6 +96,18 @@ class ConsolePage:
         tile = self.page.locator(".tile", has=self.page.get_by_text(label, exact=True)).first
         return await tile.locator(".tile-value").inner_text()
 
+    async def take_form(self, size: ViewportSize, theme: str) -> None:
+        """Change the window's size and the system's colours, and wait until the page has followed."""
+        await self.page.set_viewport_size(size)
+        await self.page.emulate_media(color_scheme="dark" if theme == "dark" else "light")
+        await self.page.wait_for_function(
+            "theme => document.documentElement.dataset.theme === theme", arg=theme
+        )
+        # Charts are drawn again when the browser has told them their size: in the frame after the next.
+        await self.page.evaluate(
+            "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
+        )
+
     async def overflow(self) -> int:
         """By how many pixels the page is wider than the window."""
         width: int = await self.page.evaluate(

@@ -133,6 +133,7 @@ async def test_the_keyboard_reaches_every_view(console: Console) -> None:
         await shown.page.keyboard.press("?")
         await expect(shown.page.get_by_role("dialog", name="Keys")).to_be_visible()
         await shown.page.keyboard.press("Escape")
+        await expect(shown.page.get_by_role("dialog")).to_have_count(0)
         await shown.page.keyboard.press("Control+k")
         await shown.page.keyboard.type("requests")
         await shown.page.keyboard.press("Enter")

@@ -1,7 +1,7 @@
 """Every view in every form: no overflow, nothing that the browser complains about, accessible; and what goes wrong is said."""
 
 import pytest
-from playwright.async_api import Route, ViewportSize, expect
+from playwright.async_api import Route, expect
 
 from tests.console.browser import NARROW, VIEWS, WIDE, Console, ConsolePage
 from tests.console.conftest import HOSTILE, TOKEN
@@ -16,29 +16,40 @@ async def ended_request(console: Console) -> tuple[str, str]:
     return name, (await console.ask("request", id=name))["decisions"][0]["id"]
 
 
-@pytest.mark.parametrize(
-    ("size", "theme", "audited"),
-    [(WIDE, "light", True), (WIDE, "dark", False), (NARROW, "light", False), (NARROW, "dark", True)],
-    ids=["wide light", "wide dark", "narrow light", "narrow dark"],
-)
-async def test_every_view_fits_and_is_accessible(
-    console: Console, size: ViewportSize, theme: str, audited: bool
-) -> None:
+FORMS = {
+    "wide light": (WIDE, "light", True),
+    "wide dark": (WIDE, "dark", False),
+    "narrow dark": (NARROW, "dark", True),
+    "narrow light": (NARROW, "light", False),
+}
+"""Size, theme, and whether axe looks at it."""
+
+
+async def test_every_view_fits_and_is_accessible_in_every_form(console: Console) -> None:
     request, decision = await ended_request(console)
     at = (await console.ask("log"))["last"]
-    async with console.page(size, theme=theme) as shown:
+    views: list[tuple[str, dict[str, str]]] = [(name, {}) for name in VIEWS] + [
+        ("request", {"id": request}),
+        ("decision", {"id": decision, "policy": "random"}),
+        ("fleet", {"panel": "worker-0"}),
+    ]
+    async with console.page() as shown:
         await shown.open("overview", pool=console.pool, at=at)
-        views: list[tuple[str, dict[str, str]]] = [(name, {}) for name in VIEWS] + [
-            ("request", {"id": request}),
-            ("decision", {"id": decision, "policy": "random"}),
-            ("fleet", {"panel": "worker-0"}),
-        ]
         for view, parameters in views:
             await shown.turn_to(view, pool=console.pool, at=at, **parameters)
-            assert await shown.overflow() <= 0, view
-            if audited:
-                assert await shown.axe() == [], view
+            for name, (size, theme, audited) in FORMS.items():
+                await shown.take_form(size, theme)
+                assert await shown.overflow() <= 0, f"{view}, {name}"
+                if audited:
+                    assert await shown.axe() == [], f"{view}, {name}"
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+async def test_the_page_begins_in_the_form_of_the_system(console: Console, theme: str) -> None:
+    async with console.page(NARROW, theme=theme) as shown:
+        await shown.open("overview", pool=console.pool)
         assert await shown.page.evaluate("() => document.documentElement.dataset.theme") == theme
+        assert await shown.overflow() <= 0
 
 
 async def test_palette_and_help_are_accessible(console: Console) -> None:
@@ -49,6 +60,7 @@ async def test_palette_and_help_are_accessible(console: Console) -> None:
             await expect(shown.page.get_by_role("dialog")).to_be_visible()
             assert await shown.axe() == []
             await shown.page.keyboard.press("Escape")
+            await expect(shown.page.get_by_role("dialog")).to_have_count(0)
 
 
 def hostile(value: object) -> object:
@@ -159,3 +171,11 @@ async def test_who_may_not_control_sees_no_commands(console: Console) -> None:
         panel = shown.page.get_by_role("complementary")
         await expect(panel.get_by_text("Epoch", exact=True)).to_be_visible()
         assert await panel.get_by_role("button", name="Drain").count() == 0
+
+
+async def test_a_seed_of_64_bits_is_shown_exactly(console: Console) -> None:
+    _, decision = await ended_request(console)
+    seed = (await console.ask("decision", id=decision))["seed"]
+    async with console.page() as shown:
+        await shown.open("decision", pool=console.pool, id=decision)
+        await expect(shown.page.get_by_text(str(seed), exact=True)).to_be_visible()

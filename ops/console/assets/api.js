@@ -84,10 +84,19 @@ async function request(location, options) {
   return response;
 }
 
+/** Whole numbers that are too long for a JavaScript number stay as they are written: hashes and seeds have 64 bits. */
+function exact(key, value, context) {
+  const rounded = typeof value === 'number' && Number.isInteger(value) && !Number.isSafeInteger(value);
+  return rounded && context?.source ? context.source : value;
+}
+
+/** Answers with such numbers. */
+const WITH_LONG_NUMBERS = ['events', 'decision'];
+
 /** Asks a question and returns the decoded answer. */
 export async function ask(path, values = {}, signal = undefined) {
   const response = await request(questionAddress(path, values), { signal });
-  return response.json();
+  return WITH_LONG_NUMBERS.includes(path) ? JSON.parse(await response.text(), exact) : response.json();
 }
 
 /** Sends a command to a worker. */

@@ -2,6 +2,7 @@
 import uPlot from './vendor/uplot.js';
 import { classes, html, useEffect, useId, useLayoutEffect, useRef, useSignal, useState } from './library.js';
 import { DASHES, colour, hatch, markColour, seriesColour } from './colours.js';
+import { SmallTable } from './parts.js';
 import * as format from './format.js';
 import { dark } from './state.js';
 
@@ -138,11 +139,10 @@ function Values({ title, series, lists, unit, times }) {
   return html`<details class="values" onToggle=${(event) => setOpen(event.currentTarget.open)}>
     <summary>Values<span class="visually-hidden"> of ${title} as a table</span></summary>
     ${open
-      ? html`<div class="table-scroll" tabindex="0" role="region" aria-label=${`Values of ${title}`}><table>
-          <thead><tr><th scope="col">Time</th>${series.map((one) => html`<th scope="col" class="right" key=${one.name}>${one.label}</th>`)}</tr></thead>
-          <tbody>${indexes.map((index) => html`<tr key=${index}><td class="number">${format.time(times[index] * 1000)}</td>
-            ${lists.map((values, number) => html`<td key=${number} class="right number">${format.isNumber(values[index]) ? format.withUnit(values[index], unit) : 'no data'}</td>`)}</tr>`)}</tbody>
-        </table></div>`
+      ? html`<${SmallTable} label=${`Values of ${title}`} headings=${[['Time'], ...series.map((one) => [one.label, true])]}>
+          ${indexes.map((index) => html`<tr key=${index}><td class="number">${format.time(times[index] * 1000)}</td>
+            ${lists.map((values, number) => html`<td key=${number} class="right number">${format.isNumber(values[index]) ? format.withUnit(values[index], unit) : 'no data'}</td>`)}</tr>`)}
+        <//>`
       : null}
   </details>`;
 }

@@ -59,11 +59,11 @@ export function StateBadge({ state: name }) {
   return html`<${Badge} kind=${STATE_KINDS[name] || 'neutral'}>${name}<//>`;
 }
 
-/** A bar from 0 to a maximum, with its numbers beside it. */
-export function Meter({ value, maximum, text, label }) {
+/** A bar from 0 to a maximum, with its numbers beside it. A plain one warns of nothing when it is full. */
+export function Meter({ value, maximum, text, label, plain = false }) {
   const known = format.isNumber(value) && format.isNumber(maximum) && maximum > 0;
   const share = known ? Math.max(0, Math.min(1, value / maximum)) : 0;
-  const kind = share > 0.95 ? 'meter-full' : share > 0.8 ? 'meter-high' : '';
+  const kind = plain ? '' : share > 0.95 ? 'meter-full' : share > 0.8 ? 'meter-high' : '';
   return html`<span class="meter-cell">
     <span class=${classes('meter', kind)} aria-hidden="true"><span class="meter-fill" style=${{ width: `${share * 100}%` }}></span></span>
     <span class="number meter-text"><span class="visually-hidden">${label} </span>${text}</span>
@@ -120,7 +120,7 @@ export function View({ title, subtitle, actions, controls, answer, answers = [],
       <div class="actions">${actions}</div>
     </header>
     ${controls}
-    ${all.map((one, index) => html`<${Notice} key=${index} text=${one.data?.notice} />`)}
+    ${[...new Set(all.map((one) => one.data?.notice))].map((text) => html`<${Notice} key=${text} text=${text} />`)}
     ${failed ? html`<${Problem} error=${failed.error} retry=${failed.retry} />` : null}
     ${missing ? (failed ? null : html`<${Loading} />`) : children}
   </section>`;
@@ -188,6 +188,16 @@ export function WindowSelect() {
 export function windowLabel(seconds) {
   if (seconds % 3600 === 0) return seconds === 3600 ? '1 hour' : `${seconds / 3600} hours`;
   return seconds % 60 === 0 ? (seconds === 60 ? '1 minute' : `${seconds / 60} minutes`) : `${seconds} seconds`;
+}
+
+/** A small table, which scrolls where it is wider than its place. Headings are [text, whether its column is of numbers]. */
+export function SmallTable({ label, headings, children }) {
+  return html`<div class="table-scroll" tabindex="0" role="region" aria-label=${label}>
+    <table class="compact" aria-label=${label}>
+      <thead><tr>${headings.map(([text, right]) => html`<th key=${text} scope="col" class=${right ? 'right' : ''}>${text}</th>`)}</tr></thead>
+      <tbody>${children}</tbody>
+    </table>
+  </div>`;
 }
 
 /** A modal dialog of the platform: it traps focus, closes on Escape and gives focus back. */

@@ -45,7 +45,9 @@ function Bar({ span, range, until }) {
 
 function Details({ span, columns }) {
   const entries = Object.entries(span.detail || {}).map(([name, value]) => [name.replaceAll('_', ' '), format.anything(value)]);
-  return html`<tr class="span-detail"><td colspan=${columns}><${Fields} entries=${[...entries, ['stored at', html`<${PositionLink} position=${span.position} />`], ['attempt', format.integer(span.attempt)]]} /></td></tr>`;
+  const stored = format.isNumber(span.position) ? [['stored at', html`<${PositionLink} position=${span.position} />`]] : [];
+  if (!entries.length && !stored.length) stored.push(['details', 'The log holds none.']);
+  return html`<tr class="span-detail"><td colspan=${columns}><${Fields} entries=${[...entries, ...stored]} /></td></tr>`;
 }
 
 function SpanRow({ span, depth, range, until, choices, cursor }) {

@@ -3,7 +3,7 @@ import { html, useSignal, useState } from '../library.js';
 import { useAnswer } from '../answers.js';
 import { Candidates, TermLegend, cost, costScale, termNames } from '../candidates.js';
 import { step } from '../moving.js';
-import { Badge, Empty, Fields, Link, Panel, PositionLink, RequestLink, Select, Time, View, WorkerLink } from '../parts.js';
+import { Badge, Empty, Fields, Link, Panel, PositionLink, RequestLink, Select, SmallTable, Time, View, WorkerLink } from '../parts.js';
 import * as format from '../format.js';
 import * as state from '../state.js';
 
@@ -20,7 +20,7 @@ function Facts({ decision }) {
     ['Decided at', html`<${PositionLink} position=${decision.position} />`],
     ['Stored at', html`<${PositionLink} position=${decision.stored} />`],
     ['Time', html`<${Time} value=${decision.time_ms} precise=${true} />`],
-    ['Prompt', `${format.integer(decision.prompt_tokens)} tokens in ${format.integer(decision.blocks)} full blocks of ${format.integer(decision.block_size)}`],
+    ['Prompt', `${format.integer(decision.prompt_tokens)} tokens in ${format.integer(decision.blocks)} full blocks${format.isNumber(decision.block_size) ? ` of ${format.integer(decision.block_size)}` : ''}`],
     ['Policy', decision.policy],
     ['Candidates compared', format.integer(decision.scored)],
     ['Waited in the queue', format.duration(decision.waited_ms)],
@@ -40,23 +40,25 @@ function Outcome({ decision }) {
   const { found } = decision;
   const difference = format.isNumber(found?.ttft_ms) && format.isNumber(found?.expected_ttft_ms) ? found.ttft_ms - found.expected_ttft_ms : null;
   const signed = difference === null ? format.UNKNOWN : `${difference > 0 ? '+' : '−'}${format.duration(Math.abs(difference))}`;
-  return html`<div class="table-scroll" tabindex="0" role="region" aria-label="Expected and found"><table class="compact">
-      <thead><tr><th scope="col">Chosen worker</th><th scope="col" class="right">Expected</th><th scope="col" class="right">Found</th><th scope="col" class="right">Difference</th></tr></thead>
-      <tbody>
-        <tr><th scope="row">Time to first token</th><td class="right number">${format.duration(found?.expected_ttft_ms)}</td><td class="right number">${format.duration(found?.ttft_ms)}</td><td class="right number">${signed}</td></tr>
-        <tr><th scope="row">Cached blocks</th><td class="right number">${format.integer(chosen?.cached_blocks)}</td><td class="right number">${format.integer(found?.cached_blocks)}</td>
-          <td class="right number">${format.isNumber(found?.cached_blocks) && chosen ? format.integer(found.cached_blocks - chosen.cached_blocks) : format.UNKNOWN}</td></tr>
-      </tbody>
-    </table></div>
+  const hits = format.isNumber(found?.cached_blocks) && chosen ? format.integer(found.cached_blocks - chosen.cached_blocks) : format.UNKNOWN;
+  const row = (name, ...values) => html`<tr><th scope="row">${name}</th>${values.map((value, index) => html`<td key=${index} class="right number">${value}</td>`)}</tr>`;
+  return html`<${SmallTable} label="Expected and found" headings=${[['Chosen worker'], ['Expected', true], ['Found', true], ['Difference', true]]}>
+      ${row('Time to first token', format.duration(found?.expected_ttft_ms), format.duration(found?.ttft_ms), signed)}
+      ${row('Cached blocks', format.integer(chosen?.cached_blocks), format.integer(found?.cached_blocks), hits)}
+    <//>
     ${decision.later.length ? html`<h3>Afterwards</h3><ul class="plain-list">${decision.later.map((text, index) => html`<li key=${index}>${text}</li>`)}</ul>` : null}`;
 }
 
 function Shadows({ shadow, unit }) {
   if (!shadow.length) return html`<p class="muted">No shadow router followed this pool at this decision. <code>headwater shadow</code> starts one.</p>`;
-  return html`<div class="table-scroll" tabindex="0" role="region" aria-label="Choices of shadow routers"><table class="compact">
-    <thead><tr><th scope="col">Policy</th><th scope="col">Would choose</th><th scope="col">Judged by</th><th scope="col" class="right">Its choice</th><th scope="col" class="right">The choice made</th><th scope="col">Least</th></tr></thead>
-    <tbody>${shadow.map((one, index) => html`<tr key=${index}><td>${one.policy}</td><td><${WorkerLink} name=${one.worker} /></td><td>${one.judge}</td><td class="right number">${cost(one.score, unit)}</td><td class="right number">${cost(one.chosen_score, unit)}</td><td>${typeof one.least === 'string' ? html`<${WorkerLink} name=${one.least} />` : cost(one.least, unit)}</td></tr>`)}</tbody>
-  </table></div>`;
+  const headings = [['Policy'], ['Would choose'], ['Judged by'], ['Its choice', true], ['The choice made', true], ['Least']];
+  const least = (one) => (typeof one.least === 'string' ? html`<${WorkerLink} name=${one.least} />` : cost(one.least, unit));
+  return html`<${SmallTable} label="Choices of shadow routers" headings=${headings}>
+    ${shadow.map((one, index) => html`<tr key=${index}>
+      <td>${one.policy}</td><td><${WorkerLink} name=${one.worker} /></td><td>${one.judge}</td>
+      <td class="right number">${cost(one.score, unit)}</td><td class="right number">${cost(one.chosen_score, unit)}</td><td>${least(one)}</td>
+    </tr>`)}
+  <//>`;
 }
 
 /** Policy and weights of the what-if in the parameters of the view. */

@@ -3,7 +3,7 @@ import { classes, html, useRef, useSignal, useState } from '../library.js';
 import { ask } from '../api.js';
 import { useAnswer } from '../answers.js';
 import { goToTime } from '../moving.js';
-import { Empty, PositionLink, RequestLink, Select, TextField, Time, View, WorkerLink } from '../parts.js';
+import { Empty, PositionLink, RequestLink, Select, SmallTable, TextField, Time, View, WorkerLink } from '../parts.js';
 import { Table } from '../table.js';
 import * as format from '../format.js';
 import * as state from '../state.js';
@@ -46,10 +46,15 @@ function Details({ event }) {
   return html`<aside class="event-detail panel" aria-label="Fields of the event">
     <header class="panel-header"><h2>${event.event}</h2><div class="actions"><button type="button" onClick=${close}>Close</button></div></header>
     <p>${event.text}</p>
-    <p class="finding-links"><span>Position <${Place} event=${event} />${event.index ? `, event ${event.index}` : ''}</span><span><${Time} value=${event.time_ms} precise=${true} /></span>
+    <p class="finding-links">
+      <span>Position <${Place} event=${event} />${event.index ? `, event ${event.index}` : ''}</span><span><${Time} value=${event.time_ms} precise=${true} /></span>
       <span>Writer <span class="code">${event.writer}</span>, epoch ${format.integer(event.epoch)}</span>
-      ${event.request ? html`<span>Request <${RequestLink} id=${event.request} /></span>` : null}${event.worker ? html`<span>Worker <${WorkerLink} name=${event.worker} /></span>` : null}</p>
-    <div class="table-scroll" tabindex="0" role="region" aria-label="Fields"><table class="compact field-table"><thead class="visually-hidden"><tr><th scope="col">Field</th><th scope="col">Value</th></tr></thead><tbody>${Object.entries(event.fields || {}).map(([name, value]) => html`<${Field} key=${name} name=${name} value=${value} />`)}</tbody></table></div>
+      ${event.request ? html`<span>Request <${RequestLink} id=${event.request} /></span>` : null}
+      ${event.worker ? html`<span>Worker <${WorkerLink} name=${event.worker} /></span>` : null}
+    </p>
+    <div class="field-table"><${SmallTable} label="Fields" headings=${[['Field'], ['Value']]}>
+      ${Object.entries(event.fields || {}).map(([name, value]) => html`<${Field} key=${name} name=${name} value=${value} />`)}
+    <//></div>
   </aside>`;
 }
 

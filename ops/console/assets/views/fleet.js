@@ -53,7 +53,9 @@ function LanePanel({ lanes, names }) {
   if (!answer) return html`<div class="skeleton"></div>`;
   if (!answer.workers.length) return html`<${Empty} title="No worker of this name was in the fleet in this window." />`;
   const marks = answer.workers.flatMap((worker) => worker.marks.map((mark) => ({ worker: worker.name, ...mark }))).sort((a, b) => b.time_ms - a.time_ms);
-  return html`<${Lanes} answer=${answer} onTime=${goToTime} />
+  const left = (lanes.data.total ?? 0) - lanes.data.workers.length;
+  return html`${left > 0 && names === null ? html`<p class="muted">These are the ${lanes.data.workers.length} busiest of ${lanes.data.total} workers. Type a worker’s whole name in the filter to see its lane.</p>` : null}
+    <${Lanes} answer=${answer} onTime=${goToTime} />
     <${MarkList} marks=${marks} render=${(mark) => html`<${Time} value=${mark.time_ms} /> ${markText(mark)} <${PositionLink} position=${mark.position} />`} />`;
 }
 
@@ -63,7 +65,9 @@ export function Fleet() {
   const window = useSignal(state.windowSeconds);
   const { text = '', sort = 'name', order = 'asc' } = useSignal(state.parameters);
   const answer = withRetry(useSignal(fleet));
-  const lanes = useAnswer('lanes', position === null ? null : { at: position, window_s: window, columns: 240 });
+  // The server sends the lanes of the busiest workers, or that of the one that is named.
+  const named = answer.data?.workers.some((worker) => worker.name === text) ? text : '';
+  const lanes = useAnswer('lanes', position === null ? null : { at: position, window_s: window, columns: 240, worker: named });
   const names = useMemo(() => (text ? (name) => name.toLowerCase().includes(text.toLowerCase()) : null), [text]);
   const workers = answer.data ? sorted(answer.data.workers.filter((worker) => !names || names(worker.name)), sort, order) : [];
   const actions = html`<${TextField} label="Filter" filter=${true} value=${text} placeholder="worker’s name" onChange=${(value) => state.adjust({ text: value }, 'replace')} /><${WindowSelect} />`;

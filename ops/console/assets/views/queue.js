@@ -1,7 +1,7 @@
 /** Requests that wait at the router, and prompts that are handed from worker to worker. */
 import { html, useSignal } from '../library.js';
 import { useAnswer } from '../answers.js';
-import { Empty, Panel, RequestLink, StateBadge, Tile, Time, View, WindowSelect, WorkerLink, windowLabel } from '../parts.js';
+import { Empty, Meter, Panel, RequestLink, SmallTable, StateBadge, Tile, Time, View, WindowSelect, WorkerLink, windowLabel } from '../parts.js';
 import { Table } from '../table.js';
 import * as format from '../format.js';
 import * as state from '../state.js';
@@ -34,12 +34,13 @@ const HANDOFFS = [
 function Tenants({ rows }) {
   if (!rows.length) return html`<p class="muted">No tenant waits.</p>`;
   const most = Math.max(1, ...rows.map((row) => row.count));
-  return html`<div class="table-scroll" tabindex="0" role="region" aria-label="Waiting requests by tenant"><table class="compact">
-    <thead><tr><th scope="col">Tenant</th><th scope="col">Requests</th><th scope="col" class="right">Oldest waits for</th></tr></thead>
-    <tbody>${rows.map((row) => html`<tr key=${row.tenant}><td class="clip">${row.tenant ? code(row.tenant) : 'without one'}</td>
-      <td><span class="meter-cell"><span class="meter" aria-hidden="true"><span class="meter-fill" style=${{ width: `${(row.count / most) * 100}%` }}></span></span><span class="number">${format.integer(row.count)}</span></span></td>
-      <td class="right number">${format.duration(row.oldest_ms)}</td></tr>`)}</tbody>
-  </table></div>`;
+  return html`<${SmallTable} label="Waiting requests by tenant" headings=${[['Tenant'], ['Requests'], ['Oldest waits for', true]]}>
+    ${rows.map((row) => html`<tr key=${row.tenant}>
+      <td class="clip">${row.tenant ? code(row.tenant) : 'without one'}</td>
+      <td><${Meter} value=${row.count} maximum=${most} text=${format.integer(row.count)} label="Requests" plain=${true} /></td>
+      <td class="right number">${format.duration(row.oldest_ms)}</td>
+    </tr>`)}
+  <//>`;
 }
 
 function QueuePart({ data }) {

@@ -1,7 +1,7 @@
 /** One request: where its time went, what decided it, how it ended. */
 import { html, useEffect, useSignal, useState } from '../library.js';
 import { useAnswer } from '../answers.js';
-import { Badge, Empty, Fields, Link, Panel, PositionLink, StateBadge, Time, View, WorkerLink } from '../parts.js';
+import { Badge, Empty, Fields, Link, Panel, PositionLink, SmallTable, StateBadge, Time, View, WorkerLink } from '../parts.js';
 import { Waterfall } from '../waterfall.js';
 import * as format from '../format.js';
 import * as state from '../state.js';
@@ -27,17 +27,29 @@ function Facts({ request }) {
   ]} />`;
 }
 
+const MARK_KINDS = { failure: 'critical', ended: 'neutral' };
+
 function Marks({ marks }) {
-  return html`<ol class="plain-list">${marks.map((mark, index) => html`<li key=${index}><${Time} value=${mark.time_ms} precise=${true} /> <${Badge} kind=${mark.kind === 'failure' ? 'critical' : mark.kind === 'ended' ? 'neutral' : 'info'}>${mark.kind}<//> ${mark.text === mark.kind ? '' : mark.text} ${mark.worker ? html`<${WorkerLink} name=${mark.worker} />` : null}</li>`)}</ol>`;
+  return html`<ol class="plain-list">${marks.map((mark, index) => html`<li key=${index}>
+    <${Time} value=${mark.time_ms} precise=${true} /> <${Badge} kind=${MARK_KINDS[mark.kind] || 'info'}>${mark.kind}<//>${' '}
+    ${mark.text === mark.kind ? '' : mark.text} ${mark.worker ? html`<${WorkerLink} name=${mark.worker} />` : null}
+  </li>`)}</ol>`;
 }
 
 function Decisions({ decisions }) {
   if (!decisions.length) return html`<p class="muted">No decision for it is in the log: it waits for one, or ended before.</p>`;
-  return html`<div class="table-scroll" tabindex="0" role="region" aria-label="Decisions"><table>
-    <thead><tr><th scope="col">Decision</th><th scope="col">Time</th><th scope="col">Worker</th><th scope="col">Leg</th><th scope="col" class="right">Waited</th><th scope="col">Policy</th><th scope="col" class="right">Stored at</th></tr></thead>
-    <tbody>${decisions.map((one) => html`<tr key=${one.id}><td><${Link} view="decision" values=${{ id: one.id }}>Why here<//></td><td><${Time} value=${one.time_ms} precise=${true} /></td><td><${WorkerLink} name=${one.worker} /></td><td>${one.leg}</td>
-      <td class="right number">${format.duration(one.waited_ms)}</td><td>${one.policy}</td><td class="right"><${PositionLink} position=${one.stored} /></td></tr>`)}</tbody>
-  </table></div>`;
+  const headings = [['Decision'], ['Time'], ['Worker'], ['Leg'], ['Waited', true], ['Policy'], ['Stored at', true]];
+  return html`<${SmallTable} label="Decisions" headings=${headings}>
+    ${decisions.map((one) => html`<tr key=${one.id}>
+      <td><${Link} view="decision" values=${{ id: one.id }}>Why here<//></td>
+      <td><${Time} value=${one.time_ms} precise=${true} /></td>
+      <td><${WorkerLink} name=${one.worker} /></td>
+      <td>${one.leg || 'both'}</td>
+      <td class="right number">${format.duration(one.waited_ms)}</td>
+      <td>${one.policy}</td>
+      <td class="right"><${PositionLink} position=${one.stored} /></td>
+    </tr>`)}
+  <//>`;
 }
 
 function Contents({ contents }) {

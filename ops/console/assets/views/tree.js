@@ -1,5 +1,5 @@
 /** The prefix tree: runs of blocks below each other, who holds them on which tier, and how much they are used. */
-import { classes, html, useSignal } from '../library.js';
+import { html, useSignal } from '../library.js';
 import { useAnswer } from '../answers.js';
 import { fleet } from '../following.js';
 import { Empty, Select, Tile, View } from '../parts.js';
@@ -18,6 +18,15 @@ function Run({ run, most }) {
   </span>`;
 }
 
+function Holder({ holder, blocks }) {
+  const tier = TIERS[holder.tier] || holder.tier;
+  const part = holder.blocks < blocks ? html` <span class="number">${holder.blocks}/${blocks}</span>` : null;
+  const title = `${holder.worker} holds ${holder.blocks ?? blocks} of ${blocks} blocks on ${tier}`;
+  return html`<button type="button" class=${`holder holder-${holder.tier}`} onClick=${() => state.adjust({ panel: holder.worker })} title=${title}>
+    ${format.shortened(holder.worker, 16)} <span class="holder-tier">${tier}</span>${part}
+  </button>`;
+}
+
 /** So many holders of a run are drawn; the title of the rest names them. */
 const HOLDERS = 4;
 
@@ -25,8 +34,10 @@ function Holders({ run }) {
   if (!run.holders.length) return html`<span class="muted">no worker</span>`;
   const rest = run.holders.slice(HOLDERS);
   const names = rest.map((holder) => `${holder.worker} (${TIERS[holder.tier] || holder.tier})`).join(', ');
-  return html`<span class="holders">${run.holders.slice(0, HOLDERS).map((holder) => html`<button type="button" key=${`${holder.worker} ${holder.tier}`} class=${classes('holder', `holder-${holder.tier}`)} onClick=${() => state.adjust({ panel: holder.worker })}
-    title=${`${holder.worker} holds ${holder.blocks ?? run.blocks} of ${run.blocks} blocks on ${TIERS[holder.tier] || holder.tier}`}>${format.shortened(holder.worker, 16)} <span class="holder-tier">${TIERS[holder.tier] || holder.tier}</span>${holder.blocks < run.blocks ? html` <span class="number">${holder.blocks}/${run.blocks}</span>` : null}</button>`)}${rest.length ? html`<span class="muted" title=${names}>and ${rest.length} more</span>` : null}</span>`;
+  return html`<span class="holders">
+    ${run.holders.slice(0, HOLDERS).map((holder) => html`<${Holder} key=${`${holder.worker} ${holder.tier}`} holder=${holder} blocks=${run.blocks} />`)}
+    ${rest.length ? html`<span class="muted" title=${names}>and ${rest.length} more</span>` : null}
+  </span>`;
 }
 
 function Heat({ heat, most }) {

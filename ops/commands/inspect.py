@@ -113,16 +113,36 @@ def replay(
             description="end at this position, or at this time: ISO 8601, HH:MM[:SS] of today, milliseconds since 1970, or -5m"
         ),
     ] = "",
+    into: Annotated[
+        str,
+        Meta(
+            description="send the recorded requests to this endpoint, with made-up prompts of the same lengths and common beginnings"
+        ),
+    ] = "",
+    api_key_file: Annotated[str, Meta(description="with --into: file with an API key of the endpoint")] = "",
+    speed: Annotated[float, Meta(gt=0, description="with --into: times as fast as they arrived")] = 1.0,
     as_json: Annotated[bool, Flag("json"), Meta(description="print JSON")] = False,
 ) -> int:
-    """Fold a pool's log again, and verify its decisions.
+    """Fold a pool's log again, and verify its decisions; or send its requests again.
 
     Exit codes: 0 if the log was folded and all decisions that can be recomputed are equal; 1 if one is not, or if the log's
-    start is gone and no snapshot continues it; 2 if something given is wrong or the log is out of reach.
+    start is gone and no snapshot continues it, or if with --into a request failed; 2 if something given is wrong or the log is out of reach.
     """
     from headwater.ops.operator import replay as operator
     from headwater.ops.process import signals
 
+    if into:
+        from headwater.ops.whatif import live
+
+        if verify or bookmark or until:
+            raise ConfigError("--into sends requests, and goes without --verify, --from and --until")
+        return signals.run_command(
+            lambda: live.replay_into(
+                settings.nats, settings.pool, into, speed, key_file=api_key_file, as_json=as_json
+            )
+        )
+    if speed != 1.0:
+        raise ConfigError("--speed is for --into: give both")
     return signals.run_command(
         lambda: operator.replay(
             settings.nats, settings.pool, verify=verify, bookmark=bookmark, until=until, as_json=as_json

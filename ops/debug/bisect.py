@@ -16,16 +16,19 @@ from headwater.ops.config.nats import NatsSettings
 from headwater.ops.config.setting import ConfigError
 from headwater.ops.debug.facts import Totals, Value
 from headwater.ops.debug.lines import data_of, tag_of, text_of
-from headwater.ops.debug.places import earliest, find_position, nearest_state, open_log, show_time
+from headwater.ops.debug.places import earliest, find_position, nearest_state, open_log, scan_each, show_time
 from headwater.ops.debug.predicate import Predicate
 from headwater.ops.nats.connect import operator_ports
 from headwater.ops.nats.pool_choice import choose_pool
 from headwater.ops.process.progress import Progress
 from headwater.ops.process.text_table import table
-from headwater.router.fold.state import RouterState, apply_to_loads, in_order
+from headwater.router.fold.state import RouterState, apply_to_loads
 from headwater.schemas.events.fleet import LoadReported
 from headwater.schemas.names import InvalidName
 from headwater.schemas.subjects import ANY, POOL_KINDS, PoolKind, pool_kind, pool_subject
+
+PAUSE_POSITIONS: Final = 256
+"""After so many positions other tasks may run."""
 
 EVENTS_MAX: Final = 5
 """Events of the message found that are shown."""
@@ -170,21 +173,24 @@ async def search(ports: Ports, pool: str, predicate: Predicate, start: str, end:
         raise ConfigError(f"--from is position {first} and --to is {last}, which is before it: exchange them")
     subjects = subjects_of(ports.ns, pool, predicate)
     fold = PartialFold(await nearest_state(log, first), predicate)
-    async for piece in log.log.scan(fold.state.position, first, subjects):
-        for message in in_order(piece):
+    async for run in scan_each(log.log, fold.state.position, first, subjects):
+        for message in run:
             _fold(fold, message)
     result = Searched(first, last, None, predicate.holds(fold.values()), None, fold.values(), frozenset())
+    pause_at = first
     with Progress("folding the log") as progress:
-        async for piece in log.log.scan(first, last, subjects):
-            for message in in_order(piece):
+        async for run in scan_each(log.log, first, last, subjects):
+            for message in run:
                 _fold(fold, message)
                 result = _tested(result, predicate, message, fold.values())
                 if result.found is not None:
-                    return result._replace(workers=frozenset(fold.seen))
-            fold.seen.update(fold.state.loads.workers)
-            progress.at(fold.state.position - first, last - first)
-            await asyncio.sleep(0)
-    return result._replace(workers=frozenset(fold.seen))
+                    return result._replace(workers=frozenset({*fold.seen, *fold.state.loads.workers}))
+            if run[-1].position >= pause_at:
+                pause_at = run[-1].position + PAUSE_POSITIONS
+                fold.seen.update(fold.state.loads.workers)
+                progress.at(run[-1].position - first, last - first)
+                await asyncio.sleep(0)
+    return result._replace(workers=frozenset({*fold.seen, *fold.state.loads.workers}))
 
 
 def _tested(

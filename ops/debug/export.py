@@ -18,7 +18,15 @@ from headwater.ops.config.nats import NatsSettings
 from headwater.ops.config.setting import ConfigError
 from headwater.ops.debug.lines import tag_of, text_of
 from headwater.ops.debug.perfetto import Slice, TraceWriter
-from headwater.ops.debug.places import PoolLog, earliest, find_position, open_log, show_time, stored_at
+from headwater.ops.debug.places import (
+    PoolLog,
+    earliest,
+    find_position,
+    open_log,
+    scan_each,
+    show_time,
+    stored_at,
+)
 from headwater.ops.history.request_spans import Span, Stamped, waterfall
 from headwater.ops.history.requests import request_of
 from headwater.ops.nats.connect import operator_ports
@@ -41,7 +49,7 @@ from headwater.schemas.events.request import (
     RequestStepped,
 )
 from headwater.schemas.events.route import Decision
-from headwater.schemas.subjects import ANY, PoolKind, pool_subject
+from headwater.schemas.subjects import ANY, PoolKind, pool_subject, request_filter
 
 KINDS: Final[tuple[PoolKind, ...]] = ("fleet", "load", "route")
 
@@ -270,15 +278,17 @@ def _report(pool: str, found: Exported, first: int, last: int, output: str, *, a
 
 
 async def _trace(ports: Ports, pool: str, log: PoolLog, first: int, last: int, file: BinaryIO) -> Exported:
-    start_ns = await stored_at(log.log, first + 1) or log.clock.wall_ns()
-    end_ns = await stored_at(log.log, last) or log.clock.wall_ns()
+    start_ns = await stored_at(log.log, first + 1) or log.now_ns()
+    # At the log's end there may be later events of requests.
+    is_end = last == (await log.log.bounds()).last
+    end_ns = log.now_ns() if is_end else await stored_at(log.log, last) or log.now_ns()
     about = {"pool": pool, "from": first, "to": last, "start": show_time(start_ns), "end": show_time(end_ns)}
     exporter = Exporter(TraceWriter(file, start_ns, about))
     requests_first = await ports.requests.position_at(start_ns - 1)
     requests_last = await ports.requests.position_at(end_ns)
     subjects = tuple(pool_subject(ports.ns, pool, kind, ANY) for kind in KINDS)
     ours = _records(log.log, first, last, subjects)
-    theirs = _records(ports.requests, requests_first, requests_last, ())
+    theirs = _records(ports.requests, requests_first, requests_last, (request_filter(ports.ns),))
     pool_record, request_record = await anext(ours, None), await anext(theirs, None)
     with Progress("reading both logs") as progress:
         while pool_record is not None or request_record is not None:
@@ -296,6 +306,7 @@ async def _trace(ports: Ports, pool: str, log: PoolLog, first: int, last: int, f
 
 
 async def _records(log: Log, after: int, until: int, subjects: tuple[str, ...]) -> AsyncIterator[Record]:
-    async for piece in log.scan(after, until, subjects):
-        for record in piece.records:
-            yield record
+    async for run in scan_each(log, after, until, subjects):
+        for message in run:
+            if isinstance(message, Record):
+                yield message

@@ -10,35 +10,46 @@ start, end              the first and the last position of the log
 import asyncio
 import re
 import sys
+from bisect import bisect_left
+from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
 from headwater.actors.runtime.persistence import Ports
-from headwater.events.ports import Bounds, Log, LogError, Unreadable
+from headwater.events.ports import Bounds, Log, LogError, Record, Slice, Unreadable
 from headwater.events.snapshot_store import SnapshotStore, continues
+from headwater.ops.captures.ports import CapturedLog
 from headwater.ops.config.setting import ConfigError
 from headwater.ops.process.progress import Progress
 from headwater.router.fold.state import RouterState, in_order
-from headwater.schemas.clock import Clock
 
 _SPAN = re.compile(r"-(\d+(?:\.\d+)?)([smhd])")
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _TODAY = re.compile(r"\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?")
 
+Message = Record | Unreadable
+
 NOTATION: Final = "a position (1234), a time before now (-5m), a time (2026-11-26T21:05:00, in UTC), a bookmark, start or end"
 
 
 class PoolLog(NamedTuple):
-    """The log of a pool, with what is needed to name places in it and to fold it."""
+    """The log of a pool, with what is needed to name places in it and to fold it.
+
+    `now_ns` is the time that times before now count from: of a capture that of its last message.
+    """
 
     log: Log
     store: SnapshotStore
-    clock: Clock
+    now_ns: Callable[[], int]
 
 
 async def open_log(ports: Ports, pool: str) -> PoolLog:
     """The log of a pool that is there."""
-    return PoolLog(await ports.pool_log(pool), SnapshotStore(ports.blobs, pool), ports.clock)
+    log, store = await ports.pool_log(pool), SnapshotStore(ports.blobs, pool)
+    if not isinstance(log, CapturedLog):
+        return PoolLog(log, store, ports.clock.wall_ns)
+    ends = [await stored_at(one, (await one.bounds()).last) for one in (log, ports.requests)]
+    return PoolLog(log, store, lambda: max(ends))
 
 
 def read_time(text: str, now_ns: int) -> int | None:
@@ -70,7 +81,7 @@ async def find_position(text: str, pool: PoolLog, what: str) -> int:
         return bounds.first if text == "start" else bounds.last
     if text.isdecimal():
         return _within(int(text), bounds, f"{what} {text}")
-    wall_ns = read_time(text, pool.clock.wall_ns())
+    wall_ns = read_time(text, pool.now_ns())
     if wall_ns is not None:
         return await pool.log.position_at(wall_ns)
     bookmarks = await pool.store.bookmarks.all()
@@ -83,6 +94,33 @@ def _within(position: int, bounds: Bounds, what: str) -> int:
     if bounds.first - 1 <= position <= bounds.last:
         return position
     raise ConfigError(f"{what}: the log holds positions {bounds.first} to {bounds.last}")
+
+
+async def scan_each(
+    log: Log, after: int, until: int, subjects: Sequence[str]
+) -> AsyncIterator[Sequence[Message]]:
+    """Runs of the messages of some subjects in order, each subject by a scan of its own.
+
+    The server filters by one subject at little cost; a scan of several would receive all messages.
+    """
+    streams = [log.scan(after, until, (subject,)) for subject in subjects]
+    left = [(run, stream) for stream in streams if (run := await _next_run(stream))]
+    while left:
+        left.sort(key=lambda one: one[0][0].position)
+        (run, stream), others = left[0], left[1:]
+        before = others[0][0][0].position if others else until + 1
+        end = bisect_left(run, before, key=lambda message: message.position)
+        yield run[:end]
+        rest = run[end:] or await _next_run(stream)
+        left = [(rest, stream), *others] if rest else others
+
+
+async def _next_run(pieces: AsyncIterator[Slice]) -> Sequence[Message]:
+    """The next messages; empty at the end."""
+    async for piece in pieces:
+        if run := in_order(piece):
+            return run
+    return ()
 
 
 async def stored_at(log: Log, position: int) -> int:

@@ -33,8 +33,9 @@ async def stuck(nats: NatsSettings, pool: str, quiet_s: float, *, as_json: bool)
 
 async def show(ports: Ports, pool: str, quiet_s: float = 10.0, *, as_json: bool = False) -> int:
     """See `stuck`."""
-    requests = await _of_pool(ports, pool, await open_requests(ports))
-    around = await surroundings(ports, pool, requests)
+    log = await open_log(ports, pool)
+    requests = await _of_pool(ports, pool, await open_requests(ports, log.now_ns()))
+    around = await surroundings(ports, pool, log, requests)
     # A request without a decision in this pool, on a worker of another one, is that pool's.
     own = [one for one in requests if not _is_elsewhere(one, around)]
     found = stuck_requests(own, around, round(quiet_s * 1e9))
@@ -47,11 +48,11 @@ async def show(ports: Ports, pool: str, quiet_s: float = 10.0, *, as_json: bool 
     return 1 if found else 0
 
 
-async def open_requests(ports: Ports) -> list[OpenRequest]:
-    """The open requests of all edges."""
+async def open_requests(ports: Ports, now_ns: int) -> list[OpenRequest]:
+    """The open requests of all edges at a time that is not long ago."""
     log = ports.requests
     bounds = await log.bounds()
-    start = await log.position_at(ports.clock.wall_ns() - WINDOW_NS)
+    start = await log.position_at(now_ns - WINDOW_NS)
     while True:
         folded = OpenRequests()
         with Progress("reading the request log") as progress:
@@ -81,9 +82,8 @@ def _is_elsewhere(request: OpenRequest, around: Surroundings) -> bool:
     )
 
 
-async def surroundings(ports: Ports, pool: str, requests: list[OpenRequest]) -> Surroundings:
+async def surroundings(ports: Ports, pool: str, log: PoolLog, requests: list[OpenRequest]) -> Surroundings:
     """The state of the pool now, and the newest decision for each request."""
-    log = await open_log(ports, pool)
     last = (await log.log.bounds()).last
     state = await state_at(log, last)
     wanted = {one.id for one in requests}
@@ -96,11 +96,11 @@ async def surroundings(ports: Ports, pool: str, requests: list[OpenRequest]) -> 
                 for event in record.batch.events:
                     if isinstance(event, Decision) and (name := request_of(event.request)) in wanted:
                         decisions[name], decided_ns[name] = event, record.stored_ns
-    since_ns = ports.clock.wall_ns() - REPORTS_NS
+    since_ns = log.now_ns() - REPORTS_NS
     reported = await _reported(ports, pool, log, since_ns, last)
     return Surroundings(
         pool,
-        ports.clock.wall_ns(),
+        log.now_ns(),
         state.loads.workers,
         frozenset(state.cold),
         tuple(await LeaseTable(ports.leases).read_all()),

@@ -141,6 +141,11 @@ class Shown(NamedTuple):
     events: tuple[Event, ...] = ()
     problem: str = ""
 
+    @property
+    def order(self) -> tuple[int, str, int]:
+        """By time; within a log by position."""
+        return self.stored_ns, self.log, self.position
+
 
 class Sources(NamedTuple):
     """Both logs, from where on each is read, and which subjects of the pool's log; `wanted` of either."""
@@ -207,7 +212,7 @@ async def open_sources(ports: Ports, pool: str, wanted: Wanted, start: str) -> S
         after = await find_position(start, log, "--from")
         after -= start in ("start", "end")
     after = max(after, bounds.first - 1)
-    stored_ns = await stored_at(log.log, after + 1) if after < bounds.last else log.clock.wall_ns()
+    stored_ns = await stored_at(log.log, after + 1) if after < bounds.last else log.now_ns()
     requests_after = await ports.requests.position_at(stored_ns - 1) if after >= bounds.first else 0
     names = wanted.pool_subjects(ports.ns, pool)
     return Sources(log, ports.requests, wanted, names, after, requests_after)
@@ -216,22 +221,21 @@ async def open_sources(ports: Ports, pool: str, wanted: Wanted, start: str) -> S
 async def past(sources: Sources, pool_until: int, requests_until: int) -> AsyncGenerator[Shown, None]:
     """What both logs hold up to these positions, in the order of time."""
     streams: list[AsyncIterator[Shown]] = []
-    if sources.pool_subjects:
-        pieces = sources.pool.log.scan(sources.pool_after, pool_until, sources.pool_subjects)
+    for subject in sources.pool_subjects:
+        # Each by itself: a scan of several subjects would receive all messages.
+        pieces = sources.pool.log.scan(sources.pool_after, pool_until, (subject,))
         streams.append(_shown(pieces, "pool", sources.wanted))
     if sources.wanted.of_requests:
         pieces = sources.requests.scan(sources.requests_after, requests_until)
         streams.append(_shown(pieces, "requests", sources.wanted))
-    heads = [await anext(stream, None) for stream in streams]
-    while any(head is not None for head in heads):
-        first = min(
-            (number for number, head in enumerate(heads) if head is not None),
-            key=lambda number: heads[number].stored_ns,  # type: ignore[union-attr]
-        )
-        head = heads[first]
-        assert head is not None
+    left = [(head, stream) for stream in streams if (head := await anext(stream, None)) is not None]
+    while left:
+        left.sort(key=lambda one: one[0].order)
+        head, stream = left.pop(0)
         yield head
-        heads[first] = await anext(streams[first], None)
+        after_it = await anext(stream, None)
+        if after_it is not None:
+            left.append((after_it, stream))
 
 
 async def coming(sources: Sources, pool_after: int, requests_after: int) -> AsyncGenerator[list[Shown], None]:
@@ -254,7 +258,7 @@ async def coming(sources: Sources, pool_after: int, requests_after: int) -> Asyn
             await asyncio.sleep(SETTLE_S)
             while not queue.empty():
                 batch.append(queue.get_nowait())
-            yield sorted(batch, key=lambda one: one.stored_ns)
+            yield sorted(batch, key=lambda one: one.order)
 
 
 async def _shown(pieces: AsyncIterator[Slice], log: str, wanted: Wanted) -> AsyncGenerator[Shown, None]:
@@ -265,6 +269,8 @@ async def _shown(pieces: AsyncIterator[Slice], log: str, wanted: Wanted) -> Asyn
             yield Shown(stored_ns, log, piece.gap.last, None, (), _gone(piece.gap))
         for message in in_order(piece):
             if isinstance(message, Unreadable):
+                # It has no time: that of the message before it, or of the next one.
+                stored_ns = stored_ns or next((record.stored_ns for record in piece.records), 0)
                 problem = f"unreadable message of {message.subject}: {message.reason}"
                 yield Shown(stored_ns, log, message.position, None, (), problem)
                 continue

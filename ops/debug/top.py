@@ -151,7 +151,7 @@ class Started(NamedTuple):
 
 async def begin(ports: Ports, log: PoolLog) -> Started:
     """Fold up to the end of the logs; the last minute is looked at event by event."""
-    before_ns = log.clock.wall_ns() - WINDOW_NS
+    before_ns = log.now_ns() - WINDOW_NS
     pool_until, requests_until = (await log.log.bounds()).last, (await ports.requests.bounds()).last
     present = Present(await state_at(log, await log.log.position_at(before_ns)))
     async for piece in log.log.scan(present.state.position, pool_until):
@@ -167,8 +167,9 @@ async def top(nats: NatsSettings, pool: str, *, once: bool, as_json: bool) -> in
         pool = await choose_pool(ports, pool)
         log = await open_log(ports, pool)
         started = await begin(ports, log)
-        if once or as_json or not sys.stdout.isatty():
-            print((as_line if as_json else as_text)(pool, started.present, log.clock.wall_ns()))
+        # A capture does not grow.
+        if once or as_json or nats.capture or not sys.stdout.isatty():
+            print((as_line if as_json else as_text)(pool, started.present, log.now_ns()))
             return 0
         return await live(ports, pool, log, started, Screen(sys.stdout))
 
@@ -182,7 +183,7 @@ async def live(ports: Ports, pool: str, log: PoolLog, started: Started, screen: 
             follow(ports.requests, started.requests_after, present.apply_requests),
         ):
             while True:
-                screen.show(as_text(pool, present, log.clock.wall_ns()))
+                screen.show(as_text(pool, present, log.now_ns()))
                 await asyncio.sleep(PERIOD_S)
 
 

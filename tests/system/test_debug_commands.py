@@ -6,7 +6,9 @@ import pty
 import signal
 import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 
+import msgspec
 import pytest
 import pytest_asyncio
 
@@ -63,8 +65,10 @@ def _read(terminal: int) -> bytes:
         return b""
 
 
-async def test_a_request_on_a_paused_worker_is_stuck_until_it_resumes(up: FleetProcess) -> None:
-    """It is told with what it waits for, and that remedy helps."""
+async def test_a_request_on_a_paused_worker_is_stuck_until_it_resumes(
+    up: FleetProcess, tmp_path: Path
+) -> None:
+    """It is told with what it waits for, and that remedy helps. A capture tells it as of when it was made."""
     body = {
         "model": "sim",
         "max_tokens": 600,
@@ -84,6 +88,8 @@ async def test_a_request_on_a_paused_worker_is_stuck_until_it_resumes(up: FleetP
                 await asyncio.sleep(0.1)
         code, shown = await up.command("stuck", "--quiet", "1.5")
         assert code == 1
+        capture = str(tmp_path / "stuck.hwc")
+        assert (await up.command("capture", "--around", "-1s", "--output", capture))[0] == 0
         assert ": waits for further tokens of worker-" in shown
         remedy = shown[shown.index("remedy: headwater ") :].splitlines()[0].split()[2:]
         assert remedy[0] == "ctl"
@@ -94,3 +100,19 @@ async def test_a_request_on_a_paused_worker_is_stuck_until_it_resumes(up: FleetP
         for worker in ("worker-0", "worker-1"):
             await up.command("ctl", worker, "resume")
     assert (await up.command("stuck", "--quiet", "0"))[0] == 0
+    code, shown = await up.command("stuck", "--quiet", "0.3", "--file", capture)
+    assert code == 1, shown
+    # Nothing more comes in a capture: these end.
+    code, shown = await up.command("tail", "--from", "-1m", "--kind", "fleet", "--file", capture)
+    assert code == 0
+    assert "fleet.controlled" in shown
+    code, shown = await up.command("top", "--json", "--file", capture)
+    assert [one["state"] for one in msgspec.json.decode(shown)["workers"]] == ["paused", "paused"]
+    condition = 'worker("worker-0").state == "paused" and workers.paused == 2'
+    code, shown = await up.command("bisect", "--when", condition, "--file", capture)
+    assert code == 0, shown
+    code, shown = await up.command(
+        "export", "--perfetto", "--output", str(tmp_path / "t.json"), "--file", capture
+    )
+    assert code == 0
+    assert ", 1 open ones; " in shown

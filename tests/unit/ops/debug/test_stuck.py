@@ -124,9 +124,9 @@ async def test_requests_that_are_open_for_long_are_found() -> None:
     told = await a_fleet()
     await clock_of(told).advance(7200)
     await told.tell_request(RequestsOpen(0))
-    assert {one.id for one in await open_requests(told.ports)} == {"a", "c"}
+    assert {one.id for one in await open_requests(told.ports, told.ports.clock.wall_ns())} == {"a", "c"}
     await told.tell_request(RequestEnded("a", "stop", 1, 0, 0, 1.0, 1.0), RequestsOpen(3))
-    assert {one.id for one in await open_requests(told.ports)} == {"c"}
+    assert {one.id for one in await open_requests(told.ports, told.ports.clock.wall_ns())} == {"c"}
     assert isinstance(told.ports.requests, MemoryLog)
     told.ports.requests.purge(5)
-    assert await open_requests(told.ports) == []
+    assert await open_requests(told.ports, told.ports.clock.wall_ns()) == []

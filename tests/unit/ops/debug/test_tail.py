@@ -111,10 +111,10 @@ async def test_other_kinds_are_not_transferred(monkeypatch: pytest.MonkeyPatch, 
     told = await a_fleet()
     monkeypatch.setattr(MemoryLog, "scan", watched)
     await shown(told, capsys, "1", kinds="fleet,route")
-    assert asked[1:] == [("hw.ns.pool.p.fleet.*", "hw.ns.pool.p.route.*")]
+    assert asked[1:] == [("hw.ns.pool.p.fleet.*",), ("hw.ns.pool.p.route.*",)]
     asked.clear()
     await shown(told, capsys, "1", worker="w1", kinds="kv,load,fleet")
-    assert asked[1:] == [("hw.ns.pool.p.fleet.*", "hw.ns.pool.p.kv.w1", "hw.ns.pool.p.load.w1")]
+    assert asked[1:] == [("hw.ns.pool.p.fleet.*",), ("hw.ns.pool.p.kv.w1",), ("hw.ns.pool.p.load.w1",)]
 
 
 async def test_following_shows_what_comes(capsys: Capture) -> None:
@@ -125,6 +125,7 @@ async def test_following_shows_what_comes(capsys: Capture) -> None:
     await settle()
     assert len(capsys.readouterr().out.splitlines()) == 2
     await told.tell_request(RequestAccepted("req-b", "m", "chat", 32, 9, False))
+    await clock_of(told).advance(0.001)
     await told.tell("kv", "w1", BlocksStored(0, packed(9)))
     await told.report("w1", 4)
     async with asyncio.timeout(10):

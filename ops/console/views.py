@@ -41,7 +41,7 @@ def head(moment: Moment, notice: str = "") -> Document:
 
 def notice_of(history: History) -> str:
     """Says that the history is still being read, or where it begins."""
-    if history.head > history.indexed:
+    if not history.caught_up.is_set():
         done = (history.indexed - history.indexed_from) / max(1, history.head - history.indexed_from)
         return f"The history is being read: {done:.0%} of the log so far."
     if history.indexed_from:
@@ -309,10 +309,12 @@ def _why_waiting(fleet: FleetAt) -> str:
     ready = [one for one in fleet.loads.workers.values() if one.takes_requests]
     if not ready:
         return "no worker takes requests"
-    if all(one.running >= one.max_running for one in ready):
-        return "every worker runs as many requests as it may"
-    if all(one.used_blocks >= 0.95 * one.total_blocks for one in ready):
-        return "the KV cache of every worker is full"
+    if all(one.running + one.waiting >= one.max_running for one in ready):
+        return "every worker has as many requests as it may run"
+    if all(
+        one.waiting or max(one.used_blocks, one.decode_blocks) >= 0.95 * one.total_blocks for one in ready
+    ):
+        return "every worker has requests waiting, or no free KV blocks"
     return "it is on its way to the router, or no worker meets its constraints"
 
 
@@ -334,15 +336,17 @@ def _handoffs(row: Request, now_ns: int) -> list[Document]:
             continue
         sender = _worker_at(row, time_ns)
         after = steps[number + 1] if number + 1 < len(steps) else None
+        # What follows a later attempt is not of this one.
+        is_last = all(other != "handoff" for _, other in steps[number + 1 :])
         receiver = _worker_at(row, after[0]) if after is not None and after[1] == "decode" else ""
-        started = row.started_ns if row.started_ns and row.started_ns <= now_ns else 0
-        if after is not None and after[1] != "decode":
+        started = row.started_ns if is_last and time_ns <= row.started_ns <= now_ns else 0
+        if not is_last or (after is not None and after[1] != "decode"):
             state_text = "abandoned"
         elif started:
             state_text = "done"
         else:
             state_text = "transferring" if receiver else "prefilled"
-        end_ns = started if state_text == "done" else now_ns
+        end_ns = started or (after[0] if after is not None and state_text == "abandoned" else now_ns)
         found.append(
             {
                 "id": f"{row.id}/{number}",

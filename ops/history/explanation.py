@@ -287,6 +287,8 @@ def _encoded_line(event: RequestEncoded) -> str:
 
 
 def _text(name: str, value: object) -> str:
+    if isinstance(value, bytes):
+        return value.hex() if len(value) <= 16 else f"{value[:8].hex()}… ({len(value)} bytes)"
     if name.endswith("_ms"):
         return f"{value} ms"
     return f"{value} tokens" if name.endswith("_tokens") else str(value)

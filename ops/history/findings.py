@@ -244,7 +244,7 @@ def _not_ready(workers: Sequence[Worker]) -> list[Finding]:
             "info",
             f"{worker.name} is {'draining' if worker.draining else worker.state}",
             f"{worker.name} takes no new requests and has {worker.running} running",
-            "undrain or wake it if that is not wanted",
+            "resume or wake it if that is not wanted",
             worker=worker.name,
         )
         for worker in workers

@@ -44,6 +44,7 @@ async def test_every_view_fits_and_is_accessible_in_every_form(console: Console)
                     assert await shown.axe() == [], f"{view}, {name}"
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("theme", ["light", "dark"])
 async def test_the_page_begins_in_the_form_of_the_system(console: Console, theme: str) -> None:
     async with console.page(NARROW, theme=theme) as shown:
@@ -52,6 +53,7 @@ async def test_the_page_begins_in_the_form_of_the_system(console: Console, theme
         assert await shown.overflow() <= 0
 
 
+@pytest.mark.soak
 async def test_palette_and_help_are_accessible(console: Console) -> None:
     async with console.page() as shown:
         await shown.open("overview", pool=console.pool, at=50)
@@ -97,6 +99,7 @@ async def test_hostile_names_are_shown_as_text(console: Console) -> None:
         assert await shown.page.evaluate("() => window.hacked") is None
 
 
+@pytest.mark.soak
 async def test_the_prompt_is_shown_as_text(console: Console) -> None:
     request, _ = await ended_request(console)
     async with console.page() as shown:
@@ -119,6 +122,7 @@ async def test_a_policy_violation_is_noticed(console: Console) -> None:
         await shown.page.evaluate("() => { window.violations.length = 0; }")
 
 
+@pytest.mark.soak
 async def test_a_lost_server_is_said_and_found_again(console: Console) -> None:
     async with console.page() as shown:
         shown.expected += ["Failed to load resource", "ERR_FAILED"]
@@ -132,6 +136,7 @@ async def test_a_lost_server_is_said_and_found_again(console: Console) -> None:
         await expect(shown.page.get_by_role("alert")).to_have_count(0)
 
 
+@pytest.mark.soak
 async def test_a_position_without_data_says_so(console: Console) -> None:
     async with console.page() as shown:
         await shown.open("requests", pool=console.pool, at=1)
@@ -165,6 +170,7 @@ async def test_a_worker_is_drained_after_a_token_and_a_confirmation(guarded: Con
         await expect(panel.get_by_text("ready", exact=True)).to_be_visible()
 
 
+@pytest.mark.soak
 async def test_who_may_not_control_sees_no_commands(console: Console) -> None:
     async with console.page() as shown:
         await shown.open("fleet", pool=console.pool, panel="worker-0")

@@ -395,7 +395,7 @@ def _stuck(row: Request, fleet: FleetAt) -> Document:
         remedy = (
             f"{name} has {worker.waiting} requests waiting in its engine; drain it if its load does not change"
             if worker.waiting
-            else f"look at {name}: its engine may hang (`headwater ctl status {name}`)"
+            else f"look at {name}: its engine may hang (`headwater ctl {name} status`)"
         )
     since_ns = row.since_ns(now_ns)
     return {

@@ -8,7 +8,6 @@ start, end              the first and the last position of the log
 """
 
 import asyncio
-import re
 import sys
 from bisect import bisect_left
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -20,12 +19,9 @@ from headwater.events.ports import Bounds, Log, LogError, Record, Slice, Unreada
 from headwater.events.snapshot_store import SnapshotStore, continues
 from headwater.ops.captures.ports import CapturedLog
 from headwater.ops.config.setting import ConfigError
+from headwater.ops.process.moments import time_ns
 from headwater.ops.process.progress import Progress
 from headwater.router.fold.state import RouterState, in_order
-
-_SPAN = re.compile(r"-(\d+(?:\.\d+)?)([smhd])")
-_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-_TODAY = re.compile(r"\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?")
 
 Message = Record | Unreadable
 
@@ -52,22 +48,6 @@ async def open_log(ports: Ports, pool: str) -> PoolLog:
     return PoolLog(log, store, lambda: max(ends))
 
 
-def read_time(text: str, now_ns: int) -> int | None:
-    """The time that a text names, in nanoseconds; None if it names none."""
-    span = _SPAN.fullmatch(text)
-    if span is not None:
-        return now_ns - round(float(span[1]) * _SECONDS[span[2]] * 1e9)
-    if text.isdecimal():
-        # A position, although ISO 8601 also writes dates without dashes.
-        return None
-    today = datetime.fromtimestamp(now_ns / 1e9, UTC).date()
-    try:
-        named = datetime.fromisoformat(f"{today}T{text:0>5}" if _TODAY.fullmatch(text) else text)
-    except ValueError:
-        return None
-    return round((named if named.tzinfo else named.replace(tzinfo=UTC)).timestamp() * 1e9)
-
-
 def show_time(wall_ns: int) -> str:
     """A time in UTC, to the millisecond."""
     shown = datetime.fromtimestamp(wall_ns / 1e9, UTC).isoformat(timespec="milliseconds")
@@ -81,7 +61,7 @@ async def find_position(text: str, pool: PoolLog, what: str) -> int:
         return bounds.first if text == "start" else bounds.last
     if text.isdecimal():
         return _within(int(text), bounds, f"{what} {text}")
-    wall_ns = read_time(text, pool.now_ns())
+    wall_ns = time_ns(text, pool.now_ns())
     if wall_ns is not None:
         return await pool.log.position_at(wall_ns)
     bookmarks = await pool.store.bookmarks.all()

@@ -4,7 +4,8 @@ import pytest
 
 from headwater.events.snapshot_store import SnapshotStore
 from headwater.ops.config.setting import ConfigError
-from headwater.ops.debug.places import find_position, open_log, read_time, show_time
+from headwater.ops.debug.places import find_position, open_log, show_time
+from headwater.ops.process.moments import time_ns
 from tests.support.worlds.clock import WALL_NS
 from tests.support.worlds.told_fleet import clock_of, told_fleet
 
@@ -27,17 +28,17 @@ SECOND = 1_000_000_000
     ],
 )
 def test_times(text: str, before_s: float) -> None:
-    assert read_time(text, WALL_NS) == WALL_NS - round(before_s * SECOND)
+    assert time_ns(text, WALL_NS) == WALL_NS - round(before_s * SECOND)
 
 
 @pytest.mark.parametrize("text", ["5", "20270115", "-5", "-5x", "5m", "yesterday", "25:00", ""])
 def test_what_is_no_time(text: str) -> None:
-    assert read_time(text, WALL_NS) is None
+    assert time_ns(text, WALL_NS) is None
 
 
 def test_a_time_is_shown_as_it_is_read() -> None:
     assert show_time(WALL_NS + 1_500_000) == "2027-01-15T08:00:00.001Z"
-    assert read_time(show_time(WALL_NS), WALL_NS + SECOND) == WALL_NS
+    assert time_ns(show_time(WALL_NS), WALL_NS + SECOND) == WALL_NS
 
 
 async def test_positions() -> None:

@@ -3,6 +3,7 @@
 Each is a function of the history and the position alone, so that who opens the same link sees the same.
 """
 
+from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any, Final
@@ -12,10 +13,11 @@ import numpy as np
 
 from headwater.ops.console.query import Query, not_found
 from headwater.ops.history import series
-from headwater.ops.history.findings import BEFORE_NS, RECENT_NS, findings, is_stuck
+from headwater.ops.history.findings import BEFORE_NS, RECENT_NS, STUCK_NS, findings, is_stuck
 from headwater.ops.history.fleet import FleetAt, Mark
 from headwater.ops.history.history import History, Moment
 from headwater.ops.history.requests import Request
+from headwater.ops.history.stuck import OpenRequests, Stuck, Surroundings, stuck_requests
 from headwater.router.fold.worker import Worker
 from headwater.router.index.tree import TokenRun, tree
 
@@ -370,42 +372,46 @@ def _worker_at(row: Request, time_ns: int) -> str:
 
 
 async def stuck_view(history: History, query: Query) -> Document:
-    """Open requests without progress, and what each waits for."""
+    """Open requests without progress, and what each waits for, as `headwater stuck` says it."""
     moment = await history.moment(query.optional("at"))
     now_ns = moment.stored_ns
-    fleet = await history.fleet_at(moment)
     rows = [row for row in history.requests.open_at(now_ns) if is_stuck(row, now_ns)]
-    return {**head(moment, notice_of(history)), "stuck": [_stuck(row, fleet) for row in rows]}
-
-
-def _stuck(row: Request, fleet: FleetAt) -> Document:
-    now_ns = fleet.stored_ns
-    state, name = row.state_at(now_ns), _worker_at(row, now_ns)
-    worker = fleet.loads.workers.get(name)
-    if state == "routing":
-        waits, remedy = "a worker", f"{_why_waiting(fleet)}; see the queue"
-    elif worker is None:
-        waits = f"{name}, which is gone"
-        remedy = "its edge tries another worker when it notices; if it does not, look at the edge's log"
-    else:
-        what = {"prefill": "its prompt's KV from", "handoff": "a decode worker for the KV on"}.get(
-            state, "tokens from"
-        )
-        waits = f"{what} {name}"
-        remedy = (
-            f"{name} has {worker.waiting} requests waiting in its engine; drain it if its load does not change"
-            if worker.waiting
-            else f"look at {name}: its engine may hang (`headwater ctl {name} status`)"
-        )
-    since_ns = row.since_ns(now_ns)
+    folded = OpenRequests()
+    if rows:
+        log = history.log_of_requests
+        until = await log.position_at(now_ns)
+        async for piece in log.scan(min(row.log_position for row in rows) - 1, until):
+            for record in piece.records:
+                folded.fold(record)
+    fleet = await history.fleet_at(moment)
+    around = Surroundings(
+        history.pool,
+        now_ns,
+        fleet.loads.workers,
+        reported_ns={
+            name: samples.times[at]
+            for name, samples in history.fleet.samples.items()
+            if (at := bisect_right(samples.times, now_ns) - 1) >= 0
+        },
+    )
+    known = [folded.open[row.id] for row in rows if row.id in folded.open]
     return {
-        "request": row.id,
-        "state": state,
-        "since_ms": ms(since_ns),
-        "for_ms": (now_ns - since_ns) / 1e6,
-        "waits_for": waits,
-        "worker": name,
-        "remedy": remedy,
+        **head(moment, notice_of(history)),
+        "stuck": [_stuck(one) for one in stuck_requests(known, around, STUCK_NS)],
+    }
+
+
+def _stuck(one: Stuck) -> Document:
+    """A request without progress; of several choices the first is shown."""
+    waiting = one.waiting[0] if one.waiting else None
+    return {
+        "request": one.request,
+        "state": waiting.state if waiting else "ended",
+        "since_ms": ms(waiting.since_ns if waiting else one.accepted_ns),
+        "for_ms": one.quiet_ns / 1e6,
+        "waits_for": "; ".join([waiting.waits_for, *waiting.facts]) if waiting else "its end",
+        "worker": waiting.worker if waiting else "",
+        "remedy": waiting.remedy if waiting else "look at its edge",
     }
 
 

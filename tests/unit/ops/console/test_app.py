@@ -14,9 +14,11 @@ from headwater.actors.edge.admit.keys import KeyRing, digest_of, key_text, new_i
 from headwater.actors.edge.admit.principal import parse_scopes
 from headwater.actors.runtime.persistence import Ports
 from headwater.actors.runtime.tables import ApiKeyTable
+from headwater.engines.sim.engine import SimEngine
 from headwater.ops.console.access import ConsoleAccess
 from headwater.ops.console.app import ConsoleApp, without_tenants
 from headwater.ops.console.pools import Pools
+from headwater.ops.sim import fleet as sim_fleet
 from headwater.ops.sim import loop
 from headwater.ops.sim.fleet import SimFleet
 from headwater.ops.sim.loop import VirtualLoop
@@ -24,6 +26,7 @@ from headwater.router.fold.state import RouterState
 from headwater.router.replay import Recorded, Replay
 from headwater.schemas.events.route import Decision
 from headwater.schemas.tables import ApiKey, SecretDigest
+from tests.sim.disaggregated import ask, fleet_of
 from tests.support.worlds.told import ask_many, ports_of, records_of, told
 
 TOKEN = "a-token-of-an-operator"
@@ -324,3 +327,35 @@ def test_tenants_have_no_names_without_the_scope() -> None:
         "rows": [{"tenant": "", "id": 1}],
         "by": {"tenant": ""},
     }
+
+
+def test_a_request_without_progress_is_shown_with_what_it_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its worker hangs: the overview finds it, and the view names the worker and the remedy."""
+
+    class Hanging(SimEngine):
+        hangs = False
+
+        def submit(self, *request: Any) -> None:
+            if not Hanging.hangs:
+                super().submit(*request)
+
+    async def run(clock: VirtualLoop) -> None:
+        async with fleet_of(clock, roles=("both",)) as fleet:
+            app = open_app(fleet)
+            await ask_many(fleet, random.Random(2), 3)
+            Hanging.hangs = True
+            asked = asyncio.ensure_future(ask(fleet, [3] * 40, 50))
+            await asyncio.sleep(30)
+            await call(app, "/api/fleet")
+            await asyncio.sleep(2)
+            view = (await call(app, "/api/stuck")).document
+            titles = [one["title"] for one in (await call(app, "/api/fleet")).document["findings"]]
+            asked.cancel()
+            assert "A request makes no progress" in titles
+            [stuck] = view["stuck"]
+            assert stuck["worker"] == fleet.engines[0]
+            assert fleet.engines[0] in stuck["waits_for"]
+            assert stuck["remedy"]
+
+    monkeypatch.setattr(sim_fleet, "SimEngine", Hanging)
+    loop.run(run)

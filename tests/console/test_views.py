@@ -150,6 +150,7 @@ async def fill_token(shown: ConsolePage, token: str) -> None:
     await shown.page.get_by_role("button", name="Continue").click()
 
 
+@pytest.mark.soak
 async def test_a_worker_is_drained_after_a_token_and_a_confirmation(guarded: Console) -> None:
     async with guarded.page() as shown:
         shown.expected.append("401")
@@ -179,6 +180,7 @@ async def test_who_may_not_control_sees_no_commands(console: Console) -> None:
         assert await panel.get_by_role("button", name="Drain").count() == 0
 
 
+@pytest.mark.soak
 async def test_a_seed_of_64_bits_is_shown_exactly(console: Console) -> None:
     _, decision = await ended_request(console)
     seed = (await console.ask("decision", id=decision))["seed"]

@@ -62,6 +62,19 @@ async def case(server: NatsServer, unique: str) -> AsyncIterator[Case]:
         yield Case(NatsSettings(server.url, namespace=unique), ports, log, fleet, snapshot)
 
 
+async def minutes_after(case: Case, request: str) -> float:
+    """The time that the logs go on after a request was accepted: half of it is captured on each side, however fast it was written."""
+    last = (await case.ports.requests.bounds()).last
+    times = [
+        (record.stored_ns, getattr(event, "request", ""))
+        async for piece in case.ports.requests.scan(0, last)
+        for record in piece.records
+        for event in record.batch.events
+    ]
+    accepted_ns = next(time_ns for time_ns, name in times if name == request)
+    return (times[-1][0] - accepted_ns) / 60e9
+
+
 async def printed(capsys: pytest.CaptureFixture[str], work: Awaitable[int]) -> str:
     """What a command prints, and its exit code."""
     capsys.readouterr()
@@ -98,7 +111,9 @@ async def test_a_capture_of_a_moment_begins_at_the_snapshot_before_it(
     """And ends with the moment; every decision in it is verified, and the request is explained as on the server."""
     path = tmp_path / "moment.hwc"
     request = case.fleet.requests[len(case.fleet.requests) * 2 // 3]
-    shown = await printed(capsys, capture(case.nats, POOL, Order(request, 0.0002, path)))
+    shown = await printed(
+        capsys, capture(case.nats, POOL, Order(request, await minutes_after(case, request), path))
+    )
     assert f"with the snapshot at position {case.snapshot}" in shown
     async with capture_ports(path) as ports:
         bounds = await (await ports.pool_log(POOL)).bounds()
@@ -118,7 +133,7 @@ async def test_a_capture_of_a_moment_begins_at_the_snapshot_before_it(
     )
     assert str(case.snapshot) in await printed(capsys, snapshots(file, ""))
     again = tmp_path / "again.hwc"
-    assert await capture(file, "", Order(request, 0.0001, again)) == 0
+    assert await capture(file, "", Order(request, await minutes_after(case, request) / 2, again)) == 0
     async with capture_ports(again) as ports:
         assert (await (await ports.pool_log(POOL)).bounds()).last <= bounds.last
     assert "equal" in await printed(capsys, replay(NatsSettings(capture=str(again)), "", verify=True))
@@ -135,7 +150,9 @@ async def test_without_an_older_snapshot_the_log_before_is_folded_into_one(
     for most, start in ((10, "positions 1 to "), (1_000_000, "with no snapshot")):
         monkeypatch.setattr(command, "PREFIX_MESSAGES_MAX", most)
         path = tmp_path / f"{most}.hwc"
-        assert start in await printed(capsys, capture(case.nats, POOL, Order(request, 0.0002, path)))
+        assert start in await printed(
+            capsys, capture(case.nats, POOL, Order(request, await minutes_after(case, request), path))
+        )
         verified = await printed(capsys, replay(NatsSettings(capture=str(path)), "", verify=True))
         assert verified.endswith("decisions: equal\n0")
         states.add(verified.partition("workers")[2].splitlines()[0])
@@ -193,7 +210,7 @@ async def test_the_console_shows_a_capture_as_it_shows_the_server(case: Case, tm
     """At the positions that are in both: workers, decisions, and the tree of blocks."""
     path = tmp_path / "moment.hwc"
     request = case.fleet.requests[len(case.fleet.requests) * 2 // 3]
-    assert await capture(case.nats, POOL, Order(request, 0.0005, path)) == 0
+    assert await capture(case.nats, POOL, Order(request, await minutes_after(case, request), path)) == 0
     served = History(case.ports, POOL, case.log)
     await served.open()
     await served.follow()
@@ -227,7 +244,7 @@ async def test_the_debuggers_commands_read_a_capture_that_begins_at_a_snapshot(
     """They know who was there when it begins, take its end for the present, and wait for nothing after it."""
     path = tmp_path / "moment.hwc"
     request = case.fleet.requests[len(case.fleet.requests) * 2 // 3]
-    assert await capture(case.nats, POOL, Order(request, 0.0005, path)) == 0
+    assert await capture(case.nats, POOL, Order(request, await minutes_after(case, request), path)) == 0
     file = NatsSettings(capture=str(path))
     async with capture_ports(path) as ports:
         log = await ports.pool_log(POOL)

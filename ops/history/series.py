@@ -6,7 +6,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from headwater.ops.history.fleet import Samples
+from headwater.ops.history.fleet import SECOND_NS, Samples
 from headwater.ops.history.requests import Request, RequestTable
 
 F64 = NDArray[np.float64]
@@ -64,10 +64,12 @@ class Lane(NamedTuple):
 def lane(samples: Samples, window: Window, left_ns: int = 0) -> Lane:
     """A worker's load over a window, from its samples in order. After `left_ns`, when it left, it has none."""
     ends = window.from_ns + np.arange(1, window.columns + 1) * window.step_ns
-    if not samples.times:
+    times = np.array(samples.times, np.int64)
+    # A later sample may have taken the place of one of the second in which the window ends.
+    times = times[: np.searchsorted(times, window.to_ns // SECOND_NS * SECOND_NS)]
+    if not len(times):
         nothing = np.full(window.columns, np.nan)
         return Lane(nothing, nothing, nothing)
-    times = np.array(samples.times, np.int64)
     at = np.searchsorted(times, ends, side="right") - 1
     reported = times[np.maximum(at, 0)]
     known = (at >= 0) & (ends - reported <= REPORT_NS_MAX + window.step_ns)

@@ -142,29 +142,33 @@ async def check_requests(app: ConsoleApp) -> None:
 
 
 def test_a_position_shows_nothing_of_what_came_later() -> None:
-    """Every view at a position is the same before and after more has happened."""
+    """Every view at a position is the same before and after more has happened, also where requests were open then."""
 
     async def run(clock: VirtualLoop) -> None:
         async with told(clock, bursts=2) as fleet:
             app = open_app(fleet)
             await call(app, "/api/fleet")
             await asyncio.sleep(2)
+            asked = asyncio.ensure_future(ask_many(fleet, random.Random(1), 20))
+            await asyncio.sleep(0.3)
+            # Both logs are read up to here, and no further until this turn ends.
+            history = await app._pools.history("")
+            await history.follow()
             last = (await call(app, "/api/log")).document["last"]
-            targets = [
-                f"/api/{view}at={last - back}"
-                for back in (0, 11)
-                for view in (
-                    "fleet?",
-                    "requests?",
-                    "queue?",
-                    "stuck?",
-                    "handoffs?",
-                    "series?columns=20&",
-                    "lanes?columns=20&",
-                )
-            ]
+            views = (
+                "fleet?",
+                "requests?",
+                "queue?",
+                "stuck?",
+                "handoffs?",
+                "series?columns=20&",
+                "lanes?columns=20&",
+            )
+            targets = [f"/api/{view}at={last - back}" for back in (0, 11) for view in views]
             before = [(await call(app, target)).document for target in targets]
-            await ask_many(fleet, random.Random(1), 20)
+            assert any(row["state"] != "ended" for row in before[1]["requests"])
+            await asked
+            await ask_many(fleet, random.Random(3), 5)
             await asyncio.sleep(3)
             assert (await call(app, "/api/log")).document["last"] > last
             after = [(await call(app, target)).document for target in targets]

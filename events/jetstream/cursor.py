@@ -375,6 +375,7 @@ class JetStreamReader:
         until = min(until, (await self.bounds()).last)
         # The server takes thirty times as long for a message that passes one of several filters than for one that passes the only one,
         # and more than it takes to receive it (2.15, 3,000 subjects): then all are received, and the others dropped unread.
+        only = subjects[0] if len(subjects) == 1 else ">"
         cursor = Cursor(self._client, self._stream, subjects=subjects if len(subjects) == 1 else ())
         wanted = _Wanted(subjects)
         try:
@@ -384,8 +385,11 @@ class JetStreamReader:
                 run = [message for message in raw if message.position <= until and wanted[message.subject]]
                 if run:
                     yield run
-                # An empty list is also what a live server sends that has nothing to deliver, though it counted deleted messages.
-                if not raw or not raw[-1].pending or raw[-1].position >= until:
+                after = raw[-1].position if raw else after
+                if after >= until:
+                    return
+                # That nothing comes may mean that a server is slow, and that nothing is pending that the consumer's replica lags.
+                if (not raw or not raw[-1].pending) and not await self._has_message(after, until, only):
                     return
         except StreamReplaced as replaced:
             raise LogUnavailable(f"{replaced}: read it again") from replaced
@@ -442,6 +446,17 @@ class JetStreamReader:
                 raise
             return max(after, last)
         return int(answer["message"]["seq"]) - 1
+
+    async def _has_message(self, after: int, until: int, subject: str) -> bool:
+        """Whether the leader has a message of `subject` after position `after` and up to `until`."""
+        wanted = {"seq": after + 1, "next_by_subj": subject}
+        try:
+            answer = await api(self._client, f"STREAM.MSG.GET.{self._stream}", wanted)
+        except LogRefused as error:
+            if error.code != MESSAGE_NOT_FOUND:
+                raise
+            return False
+        return int(answer["message"]["seq"]) <= until
 
     async def _bounds(self, *, follow: bool) -> Bounds:
         """Bounds; with `follow`, waits for an unreachable server."""

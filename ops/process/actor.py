@@ -58,6 +58,8 @@ def compile_kernels(
         _call_kernels()
     finally:
         notice.cancel()
+        # `up` forks right after this, and a thread that still ends may hold a lock for ever in the child.
+        notice.join()
 
 
 def _call_kernels() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
 
 import msgspec
 import pytest
@@ -9,6 +10,7 @@ from nats.aio.client import Client
 
 from headwater.events.jetstream import JetStreamLog
 from headwater.events.jetstream.api import api
+from headwater.events.jetstream.cursor import Cursor, RawMessage
 from headwater.events.jetstream.stream_spec import log_stream
 from headwater.events.jetstream.streams import ensure, ensure_pool
 from headwater.events.ports import Fenced, LogFull, LogRefused, Slice, Stored, StreamMissing
@@ -58,6 +60,31 @@ async def test_headers_of_strangers_are_no_signals(client: Client, server: NatsS
         pieces = await read_all(case.log)
         assert [one.position for piece in pieces for one in piece.unreadable] == [1]
         assert [record.position for piece in pieces for record in piece.records] == [2]
+
+
+async def test_a_scan_does_not_end_where_a_slow_server_pauses(
+    monkeypatch: pytest.MonkeyPatch, server: NatsServer, unique: str
+) -> None:
+    """A server that has not yet come to the next message reports that nothing arrived, as an idle one does."""
+    messages = Cursor.messages
+
+    async def slow(self: Cursor, after: int, **options: bool) -> AsyncIterator[list[RawMessage]]:
+        async for run in messages(self, after, **options):
+            yield []
+            for one in run:
+                # A replica that lags counts nothing as pending either.
+                yield [one._replace(pending=0)]
+                yield []
+
+    async with jetstream_case(server, unique) as case:
+        for seq in range(1, 7):
+            await stored(case.log, case.subject, batch(seq))
+        monkeypatch.setattr(Cursor, "messages", slow)
+        for after, until, wanted in ((0, 100, ()), (1, 5, ()), (2, 6, (case.subject,))):
+            pieces = [piece async for piece in case.log.scan(after, until, wanted)]
+            found = [record.position for piece in pieces for record in piece.records]
+            assert found == list(range(after + 1, min(until, 6) + 1))
+        assert [piece async for piece in case.log.scan(0, 6, (case.subject + "x",))] == []
 
 
 async def test_batch_too_large_for_the_server_is_refused(server: NatsServer, unique: str) -> None:

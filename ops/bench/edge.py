@@ -21,10 +21,12 @@ import msgspec
 
 from headwater.actors.edge.admit.keys import key_text
 from headwater.actors.runtime.tables import ApiKeyTable
-from headwater.ops.bench.report import NO_SETTINGS, Measure, Report, cpu_seconds, percentile, running
+from headwater.engines.sim.defaults import ZERO
+from headwater.ops.bench.report import Measure, Report, cpu_seconds, percentile
 from headwater.ops.config.setting import ConfigError
 from headwater.ops.nats.connect import ports_of
 from headwater.ops.operator.keys import WantedKey, new_key
+from headwater.ops.start.temporary import temporary_fleet
 from headwater.ops.start.up import LocalFleet
 
 END = b"0\r\n\r\n"
@@ -95,7 +97,8 @@ async def bench_with_keys() -> Report:
 
 async def bench(*, keys: bool = False) -> Report:
     """One-token requests over 32 connections, then 64 streams of 512 tokens each, four times over."""
-    async with running(WORKERS, {"auth.mode": "keys"} if keys else NO_SETTINGS) as fleet:
+    settings = {"sim.step_time": ZERO, "fleet.workers": WORKERS, "auth.mode": "keys" if keys else "none"}
+    async with temporary_fleet(settings) as fleet:
         host, _, port = fleet.url.removeprefix("http://").rpartition(":")
         key = await _create_key(fleet, host, int(port)) if keys else ""
         pid = fleet.pid("edge")

@@ -14,7 +14,8 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from headwater.ops.bench.report import Measure, Report, percentile, running
+from headwater.ops.bench.report import Measure, Report, percentile
+from headwater.ops.start.temporary import temporary_fleet
 
 STREAMS: Final = 16
 PHASE_S: Final = 8.0
@@ -43,8 +44,8 @@ class Gaps(NamedTuple):
 
 async def bench() -> Report:
     """Largest gaps in each phase."""
-    settings = {"sim.step_time": "default", "edge.client.policies": ("direct",)}
-    async with running(2, settings) as fleet:
+    settings = {"fleet.workers": 2, "edge.client.policies": ("direct",)}
+    async with temporary_fleet(settings) as fleet:
         host, _, port = fleet.url.removeprefix("http://").rpartition(":")
         probes = fleet.probe_url.removeprefix("http://").rpartition(":")
         ports = int(port), int(probes[2])

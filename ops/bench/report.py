@@ -3,22 +3,18 @@
 import asyncio
 import os
 import platform
-import shutil
 import subprocess
-import tempfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
-from headwater.ops.config.processes import LocalFleetSettings, with_settings
 from headwater.ops.nats.server import binary, wait_until_up, write_config
 from headwater.ops.process.signals import die_with_parent
 from headwater.ops.process.sockets import free_port
 from headwater.ops.process.text_table import table
-from headwater.ops.start.up import LocalFleet
 
 
 class Measure(msgspec.Struct):
@@ -107,40 +103,3 @@ def _start(folder: Path, port: int, name: str, settings: dict[str, object]) -> "
         return subprocess.Popen(
             [binary(), "-c", str(config)], stdout=output, stderr=subprocess.STDOUT, preexec_fn=die_with_parent
         )
-
-
-# A temporary fleet of simulated engines for the benchmarks of edge and router.
-
-READY_S = 120.0
-"""How long a fleet may take to start; a busy machine takes more than half a minute."""
-
-
-NO_SETTINGS: Final[Mapping[str, Any]] = {}
-
-
-@asynccontextmanager
-async def running(workers: int, settings: Mapping[str, Any] = NO_SETTINGS) -> AsyncIterator[LocalFleet]:
-    """A fleet whose engine steps take no time, on its own server and ports. `settings` are further ones, by key."""
-    folder = tempfile.mkdtemp(prefix="headwater-bench-")
-    fleet = LocalFleet(
-        with_settings(
-            LocalFleetSettings(data_dir=folder),
-            {
-                "worker.engine": "sim",
-                "sim.step_time": "zero",
-                "fleet.workers": workers,
-                "http.port": 0,
-                "nats.port": 0,
-                "log.level": "error",
-                **settings,
-            },
-        )
-    )
-    try:
-        await fleet.start()
-        async with asyncio.timeout(READY_S):
-            await fleet.ready()
-        yield fleet
-    finally:
-        await fleet.stop()
-        shutil.rmtree(folder, ignore_errors=True)

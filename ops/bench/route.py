@@ -27,13 +27,14 @@ from headwater.engines.sim.defaults import ZERO
 from headwater.engines.sim.engine import SimEngine, SimSettings
 from headwater.engines.sim.model import sim_model_files
 from headwater.events.ports import Record
-from headwater.ops.bench.report import Measure, Report, cpu_seconds, percentile, running
+from headwater.ops.bench.report import Measure, Report, cpu_seconds, percentile
 from headwater.ops.config.nats import NatsSettings
 from headwater.ops.config.processes import MetricsSettings
 from headwater.ops.nats.server import open_ports
 from headwater.ops.process import logging, signals
 from headwater.ops.process.actor import Host, run_one
 from headwater.ops.process.signals import die_with_parent
+from headwater.ops.start.temporary import temporary_fleet
 from headwater.router.decision.context import DecisionContext
 from headwater.router.decision.decide import decide, prompt_of
 from headwater.router.fold.state import RouterState
@@ -225,7 +226,7 @@ async def bench_over_nats(workers: int = WORKERS) -> Report:
     fleet, which limits the duration.
     """
     async with (
-        running(min(workers, WORKERS)) as fleet,
+        temporary_fleet({"sim.step_time": ZERO, "fleet.workers": min(workers, WORKERS)}) as fleet,
         open_ports(fleet.nats.url, NAMESPACE, "bench") as ports,
         hosted(fleet.nats.url, ports, max(0, workers - WORKERS)),
     ):

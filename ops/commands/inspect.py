@@ -116,7 +116,8 @@ def replay(
     into: Annotated[
         str,
         Meta(
-            description="send the recorded requests to this endpoint, with made-up prompts of the same lengths and common beginnings"
+            description="send the recorded requests to this endpoint, or to a simulated fleet like the recorded one (sim), with made-up "
+            "prompts of the same lengths and common beginnings"
         ),
     ] = "",
     api_key_file: Annotated[str, Meta(description="with --into: file with an API key of the endpoint")] = "",

@@ -1,7 +1,7 @@
 """Settings of workers: the model, the engine that serves it, and the fleet of a machine."""
 
 import shlex
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 from msgspec import Meta
@@ -10,9 +10,10 @@ from headwater.actors.worker.settings import LoraLoading
 from headwater.engines import registry
 from headwater.engines.engine import EngineUnavailable
 from headwater.engines.limits import EMBEDDINGS_MIB, LORA_CACHE_MIB, LORA_FETCH_S, LORA_MIB
-from headwater.engines.sim.defaults import TOTAL_BLOCKS
+from headwater.engines.sim.defaults import TOTAL_BLOCKS, StepTime
 from headwater.engines.tensorrt_llm.settings import HandoffMode
 from headwater.ops.config.setting import Flag, Prefix, Text
+from headwater.ops.config.step_time import DESCRIPTION, METAVAR, read_step_time, write_step_time
 from headwater.schemas.events.fleet import Role
 from headwater.schemas.tables import MIGRATIONS_MAX
 
@@ -326,8 +327,10 @@ class SimOptions(NamedTuple):
     """Options of the simulated engine."""
 
     step_time: Annotated[
-        Literal["default", "zero"], Meta(description="simulated engine: default step times, or zero")
-    ] = "default"
+        StepTime,
+        Text(read_step_time, write_step_time, METAVAR, Any),
+        Meta(description=f"simulated engine: {DESCRIPTION}", examples=["zero"]),
+    ] = StepTime()
     blocks: Annotated[int, Meta(ge=16, description="simulated engine: KV blocks per worker")] = TOTAL_BLOCKS
 
 

@@ -14,7 +14,7 @@ from headwater.engines.engine import Engine, EngineUnavailable
 from headwater.engines.model_files import ModelFiles, content_digest, read_model_files
 from headwater.engines.sglang import config as sglang_arguments
 from headwater.engines.sglang.config import SglangSettings
-from headwater.engines.sim.defaults import BLOCK_SIZE, EMBEDDING_WIDTH, ZERO, StepTime
+from headwater.engines.sim.defaults import BLOCK_SIZE, EMBEDDING_WIDTH
 from headwater.engines.sim.encoder import SimEncoder
 from headwater.engines.sim.engine import SimEngine, SimSettings
 from headwater.engines.sim.model import media_support, script, sim_model_files
@@ -160,7 +160,7 @@ def sim_settings(worker: WorkerSettings, options: SimOptions, files: ModelFiles)
         block_size=worker.block_size or BLOCK_SIZE,
         total_blocks=options.blocks,
         context_length=worker.max_model_len or files.context_length,
-        step_time=ZERO if options.step_time == "zero" else StepTime(),
+        step_time=options.step_time,
         script=script(files),
         eos_token_id=files.eos_token_ids[0] if files.eos_token_ids else -1,
         media=MediaSupport() if worker.model else media_support(),

@@ -1,4 +1,4 @@
-"""`headwater replay --into URL`: the recorded arrivals of a log, sent into an endpoint.
+"""`headwater replay --into URL`: the recorded arrivals of a log, sent into an endpoint, or into a simulated fleet made for them.
 
 A request has the length, the arrival, and the most output tokens of the recorded one. Its prompt is made up: token ids that follow from the hashes of
 its blocks, so two prompts begin alike as far as the recorded ones did. What the log does not say is not replayed: texts, sampling, media (a
@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, get_args
 from urllib.parse import urlsplit
 
 import msgspec
@@ -26,11 +26,19 @@ from headwater.ops.nats.connect import operator_ports
 from headwater.ops.nats.pool_choice import choose_pool
 from headwater.ops.process.progress import Progress
 from headwater.ops.process.text_table import table
+from headwater.ops.start.temporary import temporary_fleet
 from headwater.ops.whatif.recording import Recording, recording
 from headwater.ops.whatif.trace import TraceRequest, mix
+from headwater.router.decision.names import DEFAULT_POLICY, PolicyName
+from headwater.schemas.events.route import Weights
 
 CONCURRENT_MAX: Final = 256
 """Requests in flight. Beyond them arrivals are late, which is reported."""
+
+SIMULATED: Final = "sim"
+"""Stands for a temporary fleet of simulated engines like the recorded one."""
+
+SIM_BLOCKS_MIN: Final = 16
 
 TIMEOUT_S: Final = 600.0
 LATE_S: Final = 0.1
@@ -55,7 +63,7 @@ class Endpoint:
     def __init__(self, url: str, key: str = "") -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(f"--into {url}: write it as http://HOST:PORT")
+            raise ConfigError(f"--into {url}: write it as http://HOST:PORT, or {SIMULATED}")
         self._secure, self._host, self._port = parts.scheme == "https", parts.hostname, parts.port
         self._prefix = parts.path.rstrip("/").removesuffix("/v1")
         self._headers = {"authorization": f"Bearer {key}"} if key else {}
@@ -128,20 +136,50 @@ def prompt_of(request: TraceRequest) -> list[int]:
 async def replay_into(
     nats: NatsSettings, pool: str, url: str, speed: float, *, key_file: str = "", as_json: bool = False
 ) -> int:
-    """Send the recorded requests, `speed` times as fast as they came. 1 if one failed."""
+    """Send the recorded requests, `speed` times as fast as they came, to a URL or to `SIMULATED`. 1 if one failed."""
     try:
         key = Path(key_file).read_text(encoding="utf-8").strip() if key_file else ""
     except OSError as error:
         raise ConfigError(f"--api-key-file {key_file}: {error.strerror}") from error
-    endpoint = Endpoint(url, key)
+    endpoint = Endpoint(url, key) if url != SIMULATED else None
     async with operator_ports(nats, "replay") as ports:
         pool = await choose_pool(ports, pool)
         recorded = await recording(pool, await ports.pool_log(pool), ports.requests)
-    model = await asyncio.to_thread(endpoint.model)
-    sent = await send(endpoint, model, recorded.trace.faster(speed).requests)
+    if endpoint is None:
+        async with temporary_fleet(simulated_settings(recorded)) as fleet:
+            sent = await _send_all(Endpoint(fleet.url), recorded, speed)
+    else:
+        sent = await _send_all(endpoint, recorded, speed)
     data = as_data(recorded, speed, sent)
     print(msgspec.json.encode(data).decode() if as_json else "\n".join(lines_of(recorded, speed, sent)))
     return 1 if any(one.error for one in sent) else 0
+
+
+def simulated_settings(recorded: Recording) -> dict[str, Any]:
+    """Settings, by key, of a fleet of simulated engines with the recorded roles, cache sizes, routing and, where they are known, step times.
+
+    Media are replaced by tokens, so nothing has to be encoded.
+    """
+    setup, usual = recorded.setup, Weights()
+    requests = recorded.trace.requests
+    longest = max(request.prompt_tokens + request.output_tokens for request in requests)
+    weights = {name: getattr(setup.weights, name) for name in Weights.__struct_fields__}
+    return {
+        "fleet.workers": setup.workers,
+        "fleet.prefill_workers": setup.prefill_workers,
+        "fleet.decode_workers": setup.decode_workers,
+        "worker.block_size": setup.block_size,
+        "worker.max_model_len": longest + setup.block_size,
+        "sim.blocks": max(setup.blocks, 2 + longest // setup.block_size, SIM_BLOCKS_MIN),
+        "sim.step_time": setup.step_time,
+        "router.policy": setup.policy if setup.policy in get_args(PolicyName) else DEFAULT_POLICY,
+        "router.weights": {name: value for name, value in weights.items() if value != getattr(usual, name)},
+    }
+
+
+async def _send_all(endpoint: Endpoint, recorded: Recording, speed: float) -> list[Sent]:
+    model = await asyncio.to_thread(endpoint.model)
+    return await send(endpoint, model, recorded.trace.faster(speed).requests)
 
 
 async def send(endpoint: Endpoint, model: str, requests: Sequence[TraceRequest]) -> list[Sent]:

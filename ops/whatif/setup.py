@@ -3,7 +3,6 @@
 Light to import: the command line reads types, defaults and descriptions from here.
 """
 
-from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple, get_args
 
 import msgspec
@@ -19,6 +18,7 @@ from headwater.engines.sim.defaults import (
 )
 from headwater.ops.config.router import read_weights, write_weights
 from headwater.ops.config.setting import Choices, Flag, Text
+from headwater.ops.config.step_time import DESCRIPTION, METAVAR, read_step_time, write_step_time
 from headwater.ops.whatif.speed import (
     Slowdown,
     read_slowdowns,
@@ -54,30 +54,6 @@ class RoutersSetup(NamedTuple):
 
 EMBEDDING_BYTES_PER_TOKEN: Final = 7_168
 """Bytes of an image's embedding for an 8B-class model: 3,584 values of 16 bits per token."""
-
-
-def read_step_time(text: str) -> StepTime:
-    """Step times from six or nine numbers or the name of a JSON file. Raises `ValueError`."""
-    parts = text.split(",")
-    if len(parts) in (6, 9):
-        numbers = list(map(float, parts))
-        each = [(a, b, c) for a, b, c in zip(numbers[::3], numbers[1::3], numbers[2::3], strict=True)]
-        return StepTime(*each)
-    try:
-        return msgspec.json.decode(Path(text).read_bytes(), type=_StepTimeFile).step_time()
-    except (OSError, msgspec.DecodeError) as error:
-        raise ValueError(
-            f"neither six or nine numbers separated by commas nor a file of step times: {error}"
-        ) from error
-
-
-class _StepTimeFile(msgspec.Struct, forbid_unknown_fields=True):
-    prefill_ms: tuple[float, float, float]
-    decode_ms: tuple[float, float, float]
-    encode_ms: tuple[float, float, float] = StepTime().encode_ms
-
-    def step_time(self) -> StepTime:
-        return StepTime(self.prefill_ms, self.decode_ms, self.encode_ms)
 
 
 class Setup(msgspec.Struct, frozen=True):
@@ -130,12 +106,8 @@ class Setup(msgspec.Struct, frozen=True):
     ] = -1.0
     step_time: Annotated[
         StepTime,
-        Text(read_step_time, str, "FILE|A,B,C,D,E,F[,G,H,I]", Any),
-        Meta(
-            description="milliseconds of a step: prefill A·x² + B·x + C for x tokens, decode D·p² + E·p + F at p of the "
-            "blocks in use, and for the images that it encodes G·n² + H·n for each of n tokens and I once; six or nine numbers, or a "
-            "JSON file with prefill_ms, decode_ms and encode_ms"
-        ),
+        Text(read_step_time, write_step_time, METAVAR, Any),
+        Meta(description=DESCRIPTION),
     ] = StepTime()
     worker_speeds: Annotated[
         tuple[float, ...],

@@ -6,8 +6,13 @@ from pathlib import Path
 
 import numpy as np
 
-from headwater.ops.whatif.live import FIRST_TOKEN, TOKENS, prompt_of
-from headwater.ops.whatif.trace import TraceRequest
+from headwater.engines.sim.defaults import StepTime
+from headwater.ops.config.processes import LocalFleetSettings, with_settings
+from headwater.ops.whatif.live import FIRST_TOKEN, TOKENS, prompt_of, simulated_settings
+from headwater.ops.whatif.recording import Recording
+from headwater.ops.whatif.setup import Setup
+from headwater.ops.whatif.trace import Trace, TraceRequest
+from headwater.schemas.events.route import Weights
 from tests.support.processes.fleet import fleet
 
 PROMPT = "Where does a river begin? Answer in one sentence, please, and name the source. "
@@ -23,6 +28,27 @@ def test_prompts_begin_alike_as_far_as_their_blocks_do() -> None:
     assert tokens[32:48] != others[32:48]
     assert np.min(tokens) >= FIRST_TOKEN
     assert np.max(tokens) < FIRST_TOKEN + TOKENS
+
+
+def test_a_simulated_fleet_is_as_the_recorded_one_was() -> None:
+    """Roles, sizes, routing and step times; each setting is one that a fleet has."""
+    setup = Setup(
+        policy="kv",
+        workers=0,
+        prefill_workers=2,
+        decode_workers=3,
+        blocks=4,
+        block_size=32,
+        weights=Weights(crowding=0.5),
+        step_time=StepTime((1, 2, 3), (4, 5, 6)),
+    )
+    trace = Trace("t", (TraceRequest("a", 0, 700, 50, (1,), 32), TraceRequest("b", 9, 60, 500, (2,), 32)))
+    values = simulated_settings(Recording(trace, setup, {}, 1, 1, 0, 0, fitted=True))
+    settings = with_settings(LocalFleetSettings(), values)
+    assert settings.fleet[:3] == (0, 2, 3)
+    assert settings.sim == (StepTime((1, 2, 3), (4, 5, 6)), 25)
+    assert (settings.worker.block_size, settings.worker.max_model_len) == (32, 782)
+    assert settings.router.weights == {"crowding": 0.5}
 
 
 async def test_a_recorded_run_is_sent_again(tmp_path: Path) -> None:
@@ -48,6 +74,10 @@ async def test_a_recorded_run_is_sent_again(tmp_path: Path) -> None:
         code, output = await up.command("replay", "--into", up.url, "--file", str(path), "--speed", "20")
         assert code == 0, output
         assert "12 requests, 20 times as fast; 0 failed" in output
+        # A fleet made for the purpose has the recorded workers, which had the default step times.
+        code, output = await up.command("replay", "--into", "sim", "--file", str(path), "--speed", "5")
+        assert code == 0, output
+        assert "12 requests, 5 times as fast; 0 failed" in output
         code, output = await up.command("replay", "--into", "http://127.0.0.1:9", "--file", str(path))
         assert code == 2
         assert "is out of reach" in output

@@ -18,11 +18,12 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from headwater.ops.bench.report import Measure, percentile, running
+from headwater.ops.bench.report import Measure, percentile
 from headwater.ops.config.nats import NatsSettings
 from headwater.ops.config.processes import EdgeProcess, with_settings
 from headwater.ops.process.edge import run_edge
 from headwater.ops.process.sockets import free_port
+from headwater.ops.start.temporary import temporary_fleet
 from tests.bench.media.event_loop import GAP_MS_TARGET, LoopProbe
 from tests.bench.media.picture import large_png
 
@@ -57,8 +58,11 @@ class TimedValue(NamedTuple):
 
 async def measure() -> list[Measure]:
     """The longest gap between tokens, and the most that the edge's thread computed at once, in each phase."""
-    settings = {"sim.step_time": "default"}
-    async with running(2, settings) as fleet, _edge(fleet.nats) as port, LoopProbe() as probe:
+    async with (
+        temporary_fleet({"fleet.workers": 2}) as fleet,
+        _edge(fleet.nats) as port,
+        LoopProbe() as probe,
+    ):
         gaps, spans = await asyncio.to_thread(_clients, port)
     turns = [TimedValue(at, cpu) for at, cpu in zip(probe.at_s, probe.cpu_s, strict=True)]
     late = [TimedValue(at, late) for at, late in zip(probe.at_s, probe.late_s, strict=True)]

@@ -9,6 +9,7 @@ import pytest
 from headwater.actors.edge.settings import ClientLimits
 from headwater.actors.http.limits import BodyLimits, ConnectionLimits
 from headwater.actors.worker.settings import HealthSettings
+from headwater.engines.sim.defaults import StepTime
 from headwater.ops.commands.application import parse
 from headwater.ops.commands.reference import commands
 from headwater.ops.config.command import Command
@@ -54,6 +55,7 @@ def other(one: Setting) -> tuple[str, Any]:
         "sglang.native": ("--tp-size 2", ("--tp-size", "2")),
         "sglang.logits_processors": ("a=m:A, b=n:B", {"a": "m:A", "b": "n:B"}),
         "router.weights": ("crowding=0.5,apart=true", {"crowding": 0.5, "apart": True}),
+        "sim.step_time": ("1,2,3,4,5,6,7,8,9", StepTime((1.0, 2.0, 3.0), (4.0, 5.0, 6.0), (7.0, 8.0, 9.0))),
         "streams.replicas": ("3", 3),
         "edge.client.choices_max": ("7", 7),
         "fleet.workers": ("3", 3),
@@ -265,6 +267,8 @@ def test_one_file_serves_all_commands(tmp_path: Path) -> None:
         ("streams.replicas", "0"),
         ("streams.replicas", "7"),
         ("sim.blocks", "3"),
+        ("sim.step_time", "1,2,3"),
+        ("sim.step_time", "1,2,3,4,5,nan"),
         ("worker.engine", "cuda"),
         ("drain_timeout", "soon"),
         ("drain_timeout", "-1"),

@@ -8,12 +8,13 @@ from typing import Literal
 import msgspec
 import pytest
 
-from headwater.engines.sim.defaults import StepTime
+from headwater.engines.sim.defaults import ZERO, StepTime
 from headwater.engines.sim.scheduler import MediaSpan
 from headwater.ops.config.setting import ConfigError
+from headwater.ops.config.step_time import read_step_time, write_step_time
 from headwater.ops.whatif.report import as_table, report_of
 from headwater.ops.whatif.run import RunResult, run
-from headwater.ops.whatif.setup import Setup, read_step_time
+from headwater.ops.whatif.setup import Setup
 from headwater.ops.whatif.trace import TRACE_BLOCK, Trace, TraceRequest, read
 
 TOKENS = 1_225
@@ -204,5 +205,9 @@ def test_step_times_may_have_those_of_images(tmp_path: Path) -> None:
     path = tmp_path / "times.json"
     path.write_text('{"prefill_ms":[1,2,3],"decode_ms":[4,5,6],"encode_ms":[7,8,9]}')
     assert read_step_time(str(path)).encode_ms == (7, 8, 9)
+    for value in (StepTime(), ZERO, StepTime((0.1, 2e-9, 3), (4, 5, 6))):
+        assert read_step_time(write_step_time(value)) == value
+    with pytest.raises(ValueError, match="finite"):
+        read_step_time("1,2,3,4,5,inf")
     with pytest.raises(ValueError, match="six or nine numbers"):
         read_step_time("1,2,3")

@@ -90,7 +90,7 @@ class Ports(NamedTuple):
     the table of stored responses, `videos` that of video jobs; only edges use these.
     `pool_log` opens the log of a pool and creates it where it is missing; `ids` makes short unique names. `cache`
     is this machine's copy of the newest snapshot's bulk data, None for none. `pool_logs` lists the pools that have a log, also those
-    whose model is no longer served.
+    whose model is no longer served. `server` is the name and version of the server that stores all this, "" if it is none.
     """
 
     ns: str
@@ -108,6 +108,7 @@ class Ports(NamedTuple):
     ids: Callable[[], str]
     cache: SnapshotCache | None = None
     pool_logs: Callable[[], Awaitable[list[str]]] | None = None
+    server: str = ""
 
 
 # Restoration of a router's state from the newest snapshot of a pool; shadow routers use it too.

@@ -244,6 +244,11 @@ class Connection(Client):
         self.violations = Violations(name, inbox)
 
     @property
+    def server(self) -> str:
+        """Name and version of the server's software."""
+        return f"nats-server {self._server_info.get('version', 'of unknown version')}"
+
+    @property
     def logged_in(self) -> bool:
         """Does the server require authentication?"""
         return bool(self._server_info.get("auth_required"))

@@ -104,6 +104,7 @@ class Contents(msgspec.Struct, frozen=True, kw_only=True):
     release: str
     schema: int
     platform: str
+    server: str = ""
     made_ns: int
     namespace: str
     pool: str

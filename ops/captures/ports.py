@@ -272,6 +272,7 @@ async def capture_ports(path: Path) -> AsyncIterator[Ports]:
             clock=clock,
             ids=lambda: f"captured{next(numbers)}",
             pool_logs=pool_logs,
+            server=contents.server,
         )
     finally:
         file.close()

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -32,6 +33,9 @@ from headwater.schemas.addresses import host_port, reachable
 
 CONNECTIONS_MAX: Final = 256
 
+NICENESS: Final = 5
+"""By how much the process lowers its priority."""
+
 _log = structlog.get_logger("headwater.console")
 
 
@@ -39,6 +43,8 @@ async def console(settings: ConsoleProcess, stop: asyncio.Event) -> int:
     """Serve the console of a fleet until stopped."""
     own = settings.console
     check_console(own, settings.auth)
+    # On a machine that has not enough processors, what serves requests goes first.
+    os.nice(NICENESS)
     async with AsyncExitStack() as stack:
         ports = await stack.enter_async_context(
             ports_of(settings.nats, "console", settings.name or "console")
@@ -49,7 +55,7 @@ async def console(settings: ConsoleProcess, stop: asyncio.Event) -> int:
             tokens = TokenAuthenticator(read_tokens(own.token_file, "--console-token-file"), ports.clock)
             controlling = await stack.enter_async_context(ports_of(settings.nats, "admin", "console-admin"))
             admin = AdminApp(controlling, tokens)
-        keys, loops = _keys(settings.auth, ports)
+        keys, loops = keys_of(settings.auth, ports)
         access = ConsoleAccess(
             tokens, keys, is_open=is_loopback(own.host) and tokens is None and keys is None
         )
@@ -70,7 +76,9 @@ async def open_capture(file: str, own: ConsoleSettings, stop: asyncio.Event) -> 
             return await serve(ConsoleApp(pools, access), own, stop, announce=f"{path.name} is shown at")
 
 
-def _keys(auth: AccessSettings, ports: Ports) -> tuple[AccessControl | None, list[Coroutine[Any, Any, None]]]:
+def keys_of(
+    auth: AccessSettings, ports: Ports
+) -> tuple[AccessControl | None, list[Coroutine[Any, Any, None]]]:
     """Verification of an edge's API keys and OIDC tokens, as `--auth` says, with what keeps it current."""
     kinds = auth.mode.split(",")
     ring = KeyRing(ports.api_keys, ports.clock) if "keys" in kinds else None

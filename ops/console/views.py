@@ -55,6 +55,7 @@ async def log_view(history: History) -> Document:
     """The bounds of the log and of the history."""
     first = history.fleet.rungs[0]
     kept = history.first_moment
+    ladder = await history.ladder()
     return {
         **head(history.last, notice_of(history)),
         "first": history.indexed_from,
@@ -64,8 +65,8 @@ async def log_view(history: History) -> Document:
         "indexed": history.indexed,
         "indexed_from": history.indexed_from,
         "head": history.head,
-        "snapshots": await history.snapshots.positions(),
-        "bookmarks": await history.snapshots.bookmarks.all(),
+        "snapshots": ladder.snapshots,
+        "bookmarks": ladder.bookmarks,
     }
 
 

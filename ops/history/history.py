@@ -27,6 +27,9 @@ FOLDED_KINDS: Final[tuple[PoolKind, ...]] = ("fleet", "load", "route", "shadow")
 TIMES_EVERY: Final = 16
 """Of every so many messages one is kept to find the time of a position."""
 
+LADDER_S: Final = 5.0
+"""How long a list of the snapshots is used: each costs a request to the object store, and a router saves one every 30 s at most."""
+
 MODEL_BLOCKS: Final = 1
 """Block size assumed of a worker whose joining the log does not have."""
 
@@ -42,6 +45,14 @@ class Moment(NamedTuple):
 
     position: int
     stored_ns: int
+
+
+class Ladder(NamedTuple):
+    """The positions of a pool's snapshots, ascending, and its bookmarks by name; listed at `listed_s` of the event loop's clock."""
+
+    snapshots: list[int]
+    bookmarks: dict[str, int]
+    listed_s: float
 
 
 class History:
@@ -72,6 +83,8 @@ class History:
         self._state: RouterState | None = None
         self._fleet: FleetAt | None = None
         self._states = asyncio.Lock()
+        self._following = asyncio.Lock()
+        self._ladder = Ladder([], {}, -LADDER_S)
         self.subjects = [subjects.pool_subject(ports.ns, pool, kind, ANY) for kind in FOLDED_KINDS]
 
     @property
@@ -119,7 +132,11 @@ class History:
         return 0
 
     async def follow(self) -> bool:
-        """Read what the logs have beyond what was read. False if there was nothing."""
+        """Read what the logs have beyond what was read. False if there was nothing. Calls are made one after the other."""
+        async with self._following:
+            return await self._follow()
+
+    async def _follow(self) -> bool:
         bounds = await self.log.bounds()
         if bounds.last < self.indexed or await self.log.identity() != self.identity:
             raise NotKept("the log was replaced by another one of the same name")
@@ -139,8 +156,9 @@ class History:
                 for record in piece.records:
                     self._fold(record)
                 await asyncio.sleep(0)
-            stored_ns = await self._stored_ns(bounds.last) or self.fleet.stored_ns
-            self.last = Moment(bounds.last, max(stored_ns, self.last.stored_ns))
+            if self.last.position < bounds.last:
+                stored_ns = await self._stored_ns(bounds.last) or self.fleet.stored_ns
+                self.last = Moment(bounds.last, max(stored_ns, self.last.stored_ns))
             self._times.append(self.last)
             # What was left out does not change the fleet.
             self.fleet.position, self.fleet.stored_ns = self.last
@@ -182,6 +200,14 @@ class History:
     async def position_at(self, wall_ns: int) -> int:
         """The last position that was stored at a time or before it."""
         return max(await self.log.position_at(wall_ns), self.indexed_from)
+
+    async def ladder(self) -> Ladder:
+        """The pool's snapshots and bookmarks, as they were at most `LADDER_S` ago. Raises `LogError`."""
+        now_s = asyncio.get_running_loop().time()
+        if now_s - self._ladder.listed_s >= LADDER_S:
+            snapshots = await self.snapshots.positions()
+            self._ladder = Ladder(snapshots, await self.snapshots.bookmarks.all(), now_s)
+        return self._ladder
 
     async def fleet_at(self, moment: Moment) -> FleetAt:
         """The fleet at a position. Raises `NotKept`.

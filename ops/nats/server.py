@@ -131,15 +131,12 @@ async def open_ports(
     Two connections: tokens never wait behind log traffic in a socket. Raises `LogUnavailable`, `AccessDenied`
     and, when streams are missing that this client may not create, `StreamMissing`.
     """
-    core = await connect(
-        url, f"{name} bus", inbox=subjects.inbox(ns, kind, name, "bus"), credentials=credentials
-    )
+    inbox = partial(subjects.inbox, ns, kind, name)
+    core = await connect(url, f"{name} bus", inbox=inbox("bus"), credentials=credentials)
     clients = [core]
     clock = SystemClock()
     try:
-        store = await connect(
-            url, f"{name} log", inbox=subjects.inbox(ns, kind, name, "log"), credentials=credentials
-        )
+        store = await connect(url, f"{name} log", inbox=inbox("log"), credentials=credentials)
         clients.append(store)
         # Who logs in as an actor may not alter streams, and each try would be a violation in the server's log.
         alter = kind == "operator" or not store.logged_in
@@ -169,6 +166,7 @@ async def open_ports(
             ids=unique_ids(clock),
             cache=FolderCache(cache_dir / ns) if cache_dir else None,
             pool_logs=partial(_pool_logs, store, ns),
+            server=store.server,
         )
     finally:
         for client in clients:

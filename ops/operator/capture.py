@@ -143,6 +143,7 @@ async def collect(ports: Ports, pool: str, order: Order, span: Span, writer: Cap
         release=__version__,
         schema=SCHEMA_VERSION,
         platform=f"{platform.python_implementation()} {platform.python_version()} on {platform.platform()}",
+        server=ports.server,
         made_ns=ports.clock.wall_ns(),
         namespace=ports.ns,
         pool=pool,

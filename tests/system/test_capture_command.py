@@ -2,8 +2,14 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+import re
+import socket
+import zipfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import closing, contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any, NamedTuple
 
 import pytest
@@ -11,6 +17,7 @@ import pytest
 from headwater.actors.runtime.persistence import Ports
 from headwater.events.ports import Log
 from headwater.events.snapshot_store import SnapshotStore
+from headwater.ops.captures.file import CaptureFile
 from headwater.ops.captures.ports import capture_ports
 from headwater.ops.commands.application import parse
 from headwater.ops.config.nats import NatsSettings
@@ -103,6 +110,52 @@ async def test_commands_read_a_capture_of_all_as_they_read_the_server(
         assert await printed(capsys, one(file)) == await printed(capsys, one(case.nats))
     explained = await printed(capsys, explain(file, "", request, every=True, as_json=True))
     assert explained == await printed(capsys, explain(case.nats, "", request, every=True, as_json=True))
+
+
+@contextmanager
+def metrics_of(text: bytes) -> Iterator[str]:
+    """A process whose metrics are `text`; its address."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200 if self.path == "/metrics" else 404)
+            self.end_headers()
+            self.wfile.write(text)
+
+        def log_message(self, *_: object) -> None:
+            """Nothing on the test's output."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+        thread.start()
+        try:
+            yield f"127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+async def test_a_capture_has_the_metrics_of_processes_and_the_versions(case: Case, tmp_path: Path) -> None:
+    """Of those that answer; a process that has ended does not keep it from being made."""
+    path, again = tmp_path / "all.hwc", tmp_path / "again.hwc"
+    around = case.fleet.requests[-1]
+    with metrics_of(b"headwater_up 1\n") as address, socket.create_server(("127.0.0.1", 0)) as gone:
+        groups = [
+            {"targets": [address], "labels": {"name": "router-0"}},
+            {"targets": [f"127.0.0.1:{gone.getsockname()[1]}"], "labels": {"name": "edge-0"}},
+        ]
+        gone.close()
+        (tmp_path / "prometheus-targets.json").write_text(json.dumps(groups))
+        assert await capture(case.nats, "", Order(around, 5.0, path, data_dir=tmp_path)) == 0
+    # Of a capture another is made where the folder is elsewhere.
+    assert await capture(NatsSettings(capture=str(path)), "", Order(around, 5.0, again)) == 0
+    with closing(CaptureFile(path)) as one, closing(CaptureFile(again)) as other:
+        [(name, member)] = one.contents.metrics.items()
+        assert name == f"router-0 ({address})"
+        assert zipfile.ZipFile(path).read(member) == b"headwater_up 1\n"
+        assert re.fullmatch(r"nats-server 2\.\d+\.\d+", one.contents.server)
+        assert other.contents.server == one.contents.server
+        assert other.contents.metrics == {}
 
 
 async def test_a_capture_of_a_moment_begins_at_the_snapshot_before_it(

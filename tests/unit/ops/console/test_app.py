@@ -12,12 +12,15 @@ from headwater.actors.admin import AdminApp, TokenAuthenticator, parse_tokens
 from headwater.actors.edge.admit.control import AccessControl
 from headwater.actors.edge.admit.keys import KeyRing, digest_of, key_text, new_id, new_secret
 from headwater.actors.edge.admit.principal import parse_scopes
+from headwater.actors.edge.settings import AccessSettings, OidcSettings
+from headwater.actors.http.errors import ApiError
 from headwater.actors.runtime.persistence import Ports
 from headwater.actors.runtime.tables import ApiKeyTable
 from headwater.engines.sim.engine import SimEngine
-from headwater.ops.console.access import ConsoleAccess
+from headwater.ops.console.access import EVERYTHING, READ, ConsoleAccess
 from headwater.ops.console.app import ConsoleApp, without_tenants
 from headwater.ops.console.pools import Pools
+from headwater.ops.console.process import keys_of
 from headwater.ops.sim import fleet as sim_fleet
 from headwater.ops.sim import loop
 from headwater.ops.sim.fleet import SimFleet
@@ -27,7 +30,11 @@ from headwater.router.replay import Recorded, Replay
 from headwater.schemas.events.route import Decision
 from headwater.schemas.tables import ApiKey, SecretDigest
 from tests.sim.disaggregated import ask, fleet_of
+from tests.support.worlds.clock import ManualClock
+from tests.support.worlds.memory import memory_world
 from tests.support.worlds.told import ask_many, ports_of, records_of, told
+from tests.unit.actors.edge.admit.test_jwks_over_http import NEW, OLD, Issuer
+from tests.unit.actors.edge.admit.test_oidc import ISSUER
 
 TOKEN = "a-token-of-an-operator"
 HOST = (b"host", b"localhost:8001")
@@ -283,6 +290,36 @@ def test_what_each_credential_may_see() -> None:
                 task.cancel()
 
     loop.run(run)
+
+
+async def test_tokens_of_an_identity_provider_are_admitted_by_their_scopes() -> None:
+    """As an edge admits them, with its settings: keys of the provider are read over HTTP."""
+    issuer, clock = Issuer(), ManualClock()
+    oidc = OidcSettings(ISSUER, ("headwater",), issuer.url)
+    control, loops = keys_of(AccessSettings(mode="oidc", oidc=oidc), memory_world(clock))
+    assert control is not None
+    access = ConsoleAccess(None, control, is_open=False)
+
+    async def admitted(token: bytes) -> Any:
+        scope = {"headers": [(b"host", b"console.example"), (b"authorization", b"Bearer " + token)]}
+        try:
+            return await access.admit(scope)
+        except ApiError as error:
+            return error.status
+
+    now_s = clock.wall_ns() // 10**9
+    try:
+        assert await admitted(issuer.token(OLD, "old", "EdDSA", scope="admin")) == EVERYTHING
+        assert await admitted(issuer.token(OLD, "old", "EdDSA", scope="metrics endpoints:*")) == READ
+        assert await admitted(issuer.token(OLD, "old", "EdDSA", scope="endpoints:*")) == 403
+        assert await admitted(issuer.token(OLD, "old", "EdDSA", scope="admin", aud="other")) == 401
+        assert await admitted(issuer.token(OLD, "old", "EdDSA", scope="admin", exp=now_s - 60)) == 401
+        assert await admitted(issuer.token(NEW, "old", "ES256", scope="admin")) == 401
+        assert await admitted(b"a-token-of-an-operator") == 401
+    finally:
+        issuer.close()
+        for one in loops:
+            one.close()
 
 
 async def _key(ports: Ports, scopes: list[str]) -> str:

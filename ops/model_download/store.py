@@ -203,18 +203,19 @@ KNOWN: Final = (
 def download(url: str, cache: Path, *, weights: bool) -> Path:
     """The folder of a model's files at `url`. Raises `DownloadFailed`."""
     parts = urlsplit(url)
-    secure = parts.scheme != "http"
-    store = from_url(url, client_options={"allow_http": not secure}) if not secure else from_url(url)
+    options: dict[str, Any] = {"client_options": {"allow_http": True}} if parts.scheme == "http" else {}
     stem = f"{parts.path.strip('/').rpartition('/')[2] or parts.netloc}-{hashlib.sha256(url.encode()).hexdigest()[:8]}"
     place = cache / "models"
     latest = place / f"{stem}.json"
     try:
+        # Wrong settings of a cloud, such as no account, show here already.
+        store = from_url(url, **options)
         with locked(place / f".{stem}.lock", url):
             return _StoreDownload(store, url, place, stem, weights).run()
     except obstore.exceptions.BaseError as error:
         return _before(latest, url, weights, _short(error))
     except OSError as error:
-        return _before(latest, url, weights, f"{type(error).__name__}: {error}")
+        return _before(latest, url, weights, f"{type(error).__name__}: {_short(error)}")
 
 
 def _before(latest: Path, url: str, weights: bool, reason: str) -> Path:
@@ -320,7 +321,7 @@ class _StoreDownload:
             return
         result = obstore.get(self._store, one.name, options={"range": {"offset": there}} if there else None)
         tag = str(result.meta["e_tag"] or result.meta["last_modified"])
-        if one.digest and tag != one.digest:
+        if one.digest and _opaque(tag) != _opaque(one.digest):
             path.unlink(missing_ok=True)
             raise DownloadFailed(f"{one.name} changed while it was downloaded: start again")
         with path.open("ab") as file:
@@ -335,6 +336,11 @@ class _StoreDownload:
         new.replace(latest)
         for part in self._place.glob(f".{self._stem}-*.part"):
             shutil.rmtree(part, ignore_errors=True)
+
+
+def _opaque(tag: str) -> str:
+    """An entity tag without what is around it: Azure's listings, unlike its headers, have tags without quotes."""
+    return tag.removeprefix("W/").strip('"')
 
 
 def _short(error: BaseException) -> str:

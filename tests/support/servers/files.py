@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, unquote
 
 Answer = tuple[int, dict[str, str], bytes]
 
@@ -49,6 +49,16 @@ class FileServer:
         )
         return f"<ListBucketResult><IsTruncated>false</IsTruncated>{objects}</ListBucketResult>".encode()
 
+    def azure_listing(self, container: str, prefix: str) -> bytes:
+        """The blobs of a container as Azure lists them: their entity tags have no quotes here, though `GET` has them."""
+        blobs = "".join(
+            f"<Blob><Name>{path.removeprefix(f'{container}/')}</Name><Properties><Content-Type>text/plain</Content-Type><Content-Length>{len(data)}</Content-Length>"
+            f"<Etag>{hashlib.sha256(data).hexdigest()}</Etag><Last-Modified>Sat, 21 Nov 2026 00:00:00 GMT</Last-Modified></Properties></Blob>"
+            for path, data in sorted(self.files.items())
+            if path.startswith(f"{container}/{prefix}")
+        )
+        return f"<EnumerationResults><Blobs>{blobs}</Blobs><NextMarker/></EnumerationResults>".encode()
+
     def redirect(self, path: str, to: str) -> None:
         """Send those who ask for `path` elsewhere."""
         self.answers[path] = lambda: (302, {"location": to}, b"")
@@ -63,13 +73,17 @@ def file_server() -> Iterator[FileServer]:
 
         def do_GET(self) -> None:
             path, _, query = self.path.partition("?")
+            path = unquote(path)
             asked = dict(parse_qsl(query))
             if "list-type" in asked:
                 headers: dict[str, str] = {}
                 status, body = 200, made.listing(path.strip("/"), asked.get("prefix", ""))
+            elif asked.get("comp") == "list":
+                headers = {}
+                status, body = 200, made.azure_listing(path, asked.get("prefix", ""))
             else:
                 status, headers, body = made.answer(path)
-            begin = self.headers.get("range", "")
+            begin = self.headers.get("range", "") or self.headers.get("x-ms-range", "")
             if begin and status == 200 and self.command == "GET":
                 made.ranges.append(begin)
                 start, whole = int(begin.partition("=")[2].partition("-")[0]), len(body)

@@ -1,7 +1,7 @@
 """The console's HTTP application: the page, its API, and control commands, which it passes to the admin application.
 
     GET  /                    the page; /assets/… its files
-    GET  /api/…               JSON views (ops.console.views, ops.console.records)
+    GET  /api/…               JSON views (ops.console.views, .requests, .records)
     GET  /api/live            server-sent events: how far the history reaches
     POST /admin/workers/…     control commands, for an operator's token
 
@@ -25,7 +25,7 @@ from headwater.actors.http.asgi import Asgi, ClientGone, Headers, Receive, Scope
 from headwater.actors.http.decoding import require_method
 from headwater.actors.http.errors import ApiError
 from headwater.events.ports import LogError
-from headwater.ops.console import records, views
+from headwater.ops.console import records, requests, views
 from headwater.ops.console.access import ConsoleAccess, Scopes
 from headwater.ops.console.pools import Pools
 from headwater.ops.console.query import Query, not_found
@@ -63,7 +63,7 @@ VIEWS: Final[dict[str, View]] = {
     "handoffs": views.handoffs_view,
     "stuck": views.stuck_view,
     "diff": views.diff_view,
-    "requests": records.requests_view,
+    "requests": requests.requests_view,
     "decision": records.decision_view,
     "position": records.position_view,
     "step": records.step_view,
@@ -170,7 +170,7 @@ class ConsoleApp:
     async def _view(self, name: str, history: History, query: Query, scopes: Scopes) -> views.Document:
         contents = "contents" in scopes
         if name == "request":
-            document = await records.request_view(history, query, contents=contents)
+            document = await requests.request_view(history, query, contents=contents)
         elif name == "events":
             document = await records.events_view(history, query, contents=contents)
         elif name == "replicas":

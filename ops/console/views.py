@@ -279,7 +279,11 @@ async def queue_view(history: History, query: Query) -> Document:
     for row in waiting:
         by_tenant[tenant_of(row)].append(row)
     recent = history.requests.accepted_between(now_ns - BEFORE_NS, now_ns)
-    waits = [float(row.waited_ms) for row in recent if row.decisions]
+    waits = [
+        float(row.waited_at(moment.position))
+        for row in recent
+        if row.decisions and row.decisions[0] <= moment.position
+    ]
     return {
         **head(moment, notice_of(history)),
         "waiting": [

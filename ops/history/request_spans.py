@@ -64,13 +64,14 @@ class Waterfall(NamedTuple):
     marks: list[PointMark]
 
 
-async def events_of(log: Log, row: Request) -> list[Stamped]:
-    """All events of a request. Those that its edge wrote for others are read too, so this takes as long as the request lasted."""
+async def events_of(log: Log, row: Request, now_ns: int) -> list[Stamped]:
+    """The events of a request up to a time. Those that its edge wrote for others are read too, so this takes as long as the request lasted."""
     until = row.end_position or (await log.bounds()).last
     return [
         Stamped(record.stored_ns, record.position, event)
         async for piece in log.scan(row.log_position - 1, until, [row.subject])
         for record in piece.records
+        if record.stored_ns <= now_ns
         for event in record.batch.events
         if getattr(event, "request", None) == row.id
     ]

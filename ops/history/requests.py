@@ -37,13 +37,23 @@ SLOW_SHARE: Final = 0.95
 """Requests are slow whose time to the first token is above that of this share of the window's requests."""
 
 
+class Decided(NamedTuple):
+    """A decision, the position at which the pool log stores it, and the block size of its worker."""
+
+    position: int
+    decision: Decision
+    block_size: int
+
+
 class Request(msgspec.Struct):
     """One request. Times are the log server's, in ns; 0 is "not yet". `steps` are (time, state of the saga) in order, `beats` when
     it was known to have generated more.
 
     `log_position` and `end_position` are those of its first and last event in the request log, on `subject`.
-    `decisions` are the positions at which the pool log stores its decisions. Expected values are those of its last decision for
-    a prompt: `expected_ms` to the first token, and tokens of it that the router knew to be cached.
+    `decisions` are the positions at which the pool log stores its decisions, `waits` how long each waited in the queue (ms).
+    `attempts` are the names of those that were followed until the first token, without the request's: decode legs first, and last
+    the one that led to that token. Expected values are of this one: `expected_ms` to the first token, and tokens of the prompt that
+    the router knew to be cached. `waited_ms` is the longest wait of all of them. `noted` has decisions until the first token.
     """
 
     id: str
@@ -63,7 +73,10 @@ class Request(msgspec.Struct):
     workers: tuple[tuple[int, str], ...] = ()
     failures: tuple[int, ...] = ()
     decisions: tuple[int, ...] = ()
+    waits: tuple[int, ...] = ()
     beats: tuple[int, ...] = ()
+    attempts: tuple[str, ...] = ()
+    noted: tuple[Decided, ...] = ()
     started_ns: int = 0
     ttft_ms: float = 0.0
     found_tokens: int = -1
@@ -100,13 +113,10 @@ class Request(msgspec.Struct):
         """Was it accepted and not ended at a time?"""
         return self.accepted_ns <= now_ns and not (self.ended_ns and self.ended_ns <= now_ns)
 
-
-class Decided(NamedTuple):
-    """A decision, the position at which the pool log stores it, and the block size of its worker."""
-
-    position: int
-    decision: Decision
-    block_size: int
+    def waited_at(self, position: int) -> int:
+        """Its longest wait in the router's queue, of the decisions up to a position of the pool log, in ms."""
+        known = zip(self.decisions, self.waits, strict=True)
+        return max((waited for decided, waited in known if decided <= position), default=0)
 
 
 class RequestQuery(NamedTuple):
@@ -149,12 +159,16 @@ class RequestTable:
                 case RequestRouted():
                     row.steps += ((now_ns, "prefill" if event.leg == "prefill" else "decode"),)
                     row.workers += ((now_ns, intern(event.worker)),)
+                    if not row.started_ns:
+                        own = (intern(attempt_of(event.attempt, row.id)),)
+                        row.attempts = own + row.attempts if event.leg == "decode" else row.attempts + own
                 case RequestPrefilled():
                     row.steps += ((now_ns, "handoff"),)
                 case RequestStarted():
                     if not row.started_ns:
                         row.started_ns, row.ttft_ms = now_ns, event.ttft_ms
                         row.found_tokens = event.cached_tokens
+                        _settle(row, event.choice)
                 case RequestStepped():
                     row.steps += ((now_ns, event.after),)
                     row.failures += (now_ns,)
@@ -196,6 +210,7 @@ class RequestTable:
         row.ended_ns, row.reason, row.error = now_ns, intern(event.reason), event.error
         row.completion_tokens, row.cached_tokens = event.completion_tokens, event.cached_tokens
         row.migrations, row.duration_ms = event.migrations, event.duration_ms
+        row.noted = ()
         row.ttft_ms = row.ttft_ms or event.ttft_ms
         self.ended.append(row)
         self._open.pop(row.id, None)
@@ -254,11 +269,38 @@ def request_of(decision: str) -> str:
     return str(found[1]) if found is not None else decision
 
 
+def attempt_of(decision: str, request: str) -> str:
+    """What a decision's name has behind that of its request: the choice and the attempt."""
+    return decision.removeprefix(request)
+
+
 def _note_decision(row: Request, known: Decided) -> None:
-    decision = known.decision
     row.decisions += (known.position,)
+    row.waits += (known.decision.waited_ms,)
+    row.tenant = row.tenant or known.decision.tenant
+    if not row.started_ns and not row.ended_ns:
+        row.noted += (known,)
+        _expect(row, known)
+    elif attempt_of(known.decision.request, row.id) in row.attempts:
+        _expect(row, known)
+
+
+def _settle(row: Request, choice: int) -> None:
+    """The first token came, of a choice: what was expected of it is what its own attempt expected, whichever log was read first."""
+    row.attempts = tuple(sorted(row.attempts, key=lambda one: one.startswith(f"-{choice}-")))
+    noted, row.noted = row.noted, ()
+    row.expected_ms, row.expected_tokens, row.waited_ms = 0.0, -1, 0
+    for known in noted:
+        if attempt_of(known.decision.request, row.id) in row.attempts:
+            _expect(row, known)
+
+
+def _expect(row: Request, known: Decided) -> None:
+    """Take what a decision expected of the first token."""
+    decision = known.decision
     row.waited_ms = max(row.waited_ms, decision.waited_ms)
-    row.tenant = row.tenant or decision.tenant
+    if row.started_ns and attempt_of(decision.request, row.id) != row.attempts[-1]:
+        return
     if decision.leg != "decode" and "encode" not in decision.constraints.needs:
         chosen = decision.chosen
         row.expected_ms = chosen.ttft_ms if chosen.prefill_ms else 0.0

@@ -143,6 +143,15 @@ async def test_a_position_without_data_says_so(console: Console) -> None:
         await expect(shown.page.locator("main")).to_contain_text("No request was accepted")
         await shown.open("decision", pool=console.pool, at=1)
         await expect(shown.page.locator("main")).to_contain_text("no decision up to this position")
+        request, _ = await ended_request(console)
+        await shown.open("request", pool=console.pool, at=1, id=request)
+        await expect(shown.page.locator("main")).to_contain_text("not accepted yet")
+        decided = (await console.ask("request", id=request))["decided_position"]
+        shown.expected.append("404")
+        await shown.open("request", pool=console.pool, at=decided, id=request)
+        await expect(shown.page.locator("main")).to_contain_text("It is open at this position")
+        await shown.page.get_by_role("link", name="See all that is known").click()
+        await expect(shown.page.locator("ol li", has_text="ended")).to_be_visible()
 
 
 async def fill_token(shown: ConsolePage, token: str) -> None:

@@ -18,7 +18,7 @@ function depthOf(spans, index) {
 function extent(request, until) {
   const ends = request.spans.flatMap((span) => [span.start_ms, span.end_ms ?? until]).concat(request.marks.map((mark) => mark.time_ms));
   const known = ends.filter(format.isNumber);
-  const from = Math.min(request.time_ms ?? Infinity, ...known);
+  const from = Math.min(request.accepted_ms ?? Infinity, ...known);
   return { from, to: Math.max(from + 1, ...known) };
 }
 

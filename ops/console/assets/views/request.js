@@ -1,5 +1,5 @@
 /** One request: where its time went, what decided it, how it ended. */
-import { html, useEffect, useSignal, useState } from '../library.js';
+import { html, useEffect, useSignal } from '../library.js';
 import { useAnswer } from '../answers.js';
 import { Badge, Empty, Fields, Link, Panel, PositionLink, SmallTable, StateBadge, Time, View, WorkerLink } from '../parts.js';
 import { Waterfall } from '../waterfall.js';
@@ -9,7 +9,7 @@ import * as state from '../state.js';
 function Facts({ request }) {
   const media = request.media?.length ? request.media.map((one) => `${one.kind} ${one.id} (${one.tokens} tokens)`).join(', ') : undefined;
   return html`<${Fields} className="facts" entries=${[
-    ['Accepted', html`<${Time} value=${request.time_ms} precise=${true} />`],
+    ['Accepted', html`<${Time} value=${request.accepted_ms} precise=${true} />`],
     ['State', html`<${StateBadge} state=${request.state} />${request.reason ? html` <${StateBadge} state=${request.reason} />` : null}`],
     ['First token', format.duration(request.ttft_ms)],
     ['Duration', format.duration(request.duration_ms)],
@@ -23,7 +23,7 @@ function Facts({ request }) {
     ['Streamed', format.anything(request.stream)],
     ['Trace', request.trace ? html`<span class="code">${request.trace}</span>` : undefined],
     ['Media', media],
-    ['Positions', html`<${PositionLink} position=${request.position} /> to <${PositionLink} position=${request.position_end} />`],
+    ['Positions', html`<${PositionLink} position=${request.decided_position} /> to <${PositionLink} position=${request.position_end} />`],
   ]} />`;
 }
 
@@ -69,12 +69,12 @@ function readable(text) {
 }
 
 function Content({ data }) {
-  const moment = useSignal(state.moment);
-  const first = format.isNumber(data.position) ? data.position : null;
+  const first = format.isNumber(data.decided_position) ? data.decided_position : null;
   return html`
+    ${data.state === 'ended' ? null : html`<p class="muted">It is open at this position: what came later is not shown. <${Link} view="request" values=${{ id: data.id }} at=${null}>See all that is known<//></p>`}
     ${data.error ? html`<p class="problem" role="note"><strong>It failed:</strong> ${data.error}</p>` : null}
     <${Panel} title="Facts" actions=${first ? html`<button type="button" onClick=${() => state.goTo(first)}>Go to its decision</button>` : null}><${Facts} request=${data} /><//>
-    <${Panel} title="Where its time went" note="open a span for its details">${data.spans.length ? html`<${Waterfall} request=${data} time=${moment.time} />` : html`<${Empty} title="The log holds no leg of this request." />`}<//>
+    <${Panel} title="Where its time went" note="open a span for its details">${data.spans.length ? html`<${Waterfall} request=${data} time=${data.time_ms} />` : html`<${Empty} title="The log holds no leg of this request." />`}<//>
     <div class="columns"><${Panel} title="Marks"><${Marks} marks=${data.marks} /><//><${Panel} title="Decisions"><${Decisions} decisions=${data.decisions} /><//></div>
     ${data.explanation?.length ? html`<${Panel} title="Explanation" note="as headwater explain prints it"><pre class="explanation" tabindex="0" aria-label="Explanation">${data.explanation.join('\n')}</pre><//>` : null}
     ${data.contents ? html`<${Contents} contents=${data.contents} />` : null}`;
@@ -83,12 +83,15 @@ function Content({ data }) {
 function Named({ id }) {
   const live = useSignal(state.live);
   const position = useSignal(state.position);
-  const [ended, setEnded] = useState(false);
-  const answer = useAnswer('request', { id, ...(live && !ended ? { at: position } : {}) });
-  const done = answer.data?.state === 'ended';
-  useEffect(() => setEnded(done), [done]);
-  return html`<${View} title="Request" subtitle=${html`<span class="code">${id}</span>`} answer=${answer} actions=${html`<${Link} view="requests" className="button">All requests<//>`}>
-    ${answer.data && html`<${Content} data=${answer.data} />`}
+  // The request log may have its end before the pool's log has a newer position: while live, all that is known is asked for.
+  const answer = useAnswer('request', { id, ...(live ? {} : { at: position }) });
+  const ended = answer.data?.state === 'ended';
+  useEffect(() => {
+    if (live && !ended) answer.retry();
+  }, [position]);
+  const early = answer.error?.code === 'not_yet';
+  return html`<${View} title="Request" subtitle=${html`<span class="code">${id}</span>`} answer=${early ? undefined : answer} actions=${html`<${Link} view="requests" className="button">All requests<//>`}>
+    ${early ? html`<${Empty} title="This request is not accepted yet at the position shown.">Move the slider to a later position, or <${Link} view="request" values=${{ id }} at=${null}>see all that is known<//>.<//>` : answer.data && html`<${Content} data=${answer.data} />`}
   <//>`;
 }
 

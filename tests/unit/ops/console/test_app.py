@@ -172,8 +172,11 @@ def test_a_position_shows_nothing_of_what_came_later() -> None:
                 "lanes?columns=20&",
             )
             targets = [f"/api/{view}at={last - back}" for back in (0, 11) for view in views]
+            listed = (await call(app, f"/api/requests?at={last - 11}")).document["requests"]
+            opened = [row["id"] for row in listed if row["state"] != "ended"]
+            assert opened
+            targets += [f"/api/request?at={last - back}&id={name}" for back in (0, 11) for name in opened]
             before = [(await call(app, target)).document for target in targets]
-            assert any(row["state"] != "ended" for row in before[1]["requests"])
             await asked
             await ask_many(fleet, random.Random(3), 5)
             await asyncio.sleep(3)
@@ -181,6 +184,51 @@ def test_a_position_shows_nothing_of_what_came_later() -> None:
             after = [(await call(app, target)).document for target in targets]
             for target, was, now in zip(targets, before, after, strict=True):
                 assert now == was, target
+
+    loop.run(run)
+
+
+def test_a_request_is_shown_as_it_was_known_at_the_position() -> None:
+    """At each position of its life it has the events until then and no later one; before its acceptance there is none."""
+
+    async def run(clock: VirtualLoop) -> None:
+        async with told(clock) as fleet:
+            app = open_app(fleet)
+            await call(app, "/api/fleet")
+            await asyncio.sleep(2)
+            rows = (await call(app, "/api/requests?window_s=3600&state=migrated")).document["requests"]
+            for row in rows:
+                whole = (await call(app, f"/api/request?id={row['id']}")).document
+                assert whole["state"] == "ended"
+                first, last = whole["decided_position"], whole["position_end"]
+                seen = []
+                for at in range(first - 1, last + 1):
+                    answer = await call(app, f"/api/request?id={row['id']}&at={at}")
+                    if answer.status == 404:
+                        assert (answer.document["error"]["code"], at) == ("not_yet", first - 1)
+                        continue
+                    shown = answer.document
+                    now_ms = shown["time_ms"]
+                    assert shown["position"] == at
+                    assert shown["marks"] == [one for one in whole["marks"] if one["time_ms"] <= now_ms]
+                    assert shown["decisions"] == [one for one in whole["decisions"] if one["stored"] <= at]
+                    assert all(span["start_ms"] <= now_ms for span in shown["spans"])
+                    assert all((span["end_ms"] or 0) <= now_ms for span in shown["spans"])
+                    if at < last:
+                        assert shown["state"] != "ended"
+                        assert [shown[name] for name in ("reason", "duration_ms", "position_end")] == [
+                            "",
+                            None,
+                            None,
+                        ]
+                        assert any(span["end_ms"] is None for span in shown["spans"])
+                        assert not any(line.startswith("req.ended") for line in shown["explanation"])
+                    seen.append((shown["state"], len(shown["decisions"]), shown["migrations"]))
+                assert seen == sorted(seen, key=lambda one: one[1:])
+                assert seen[-1] == ("ended", len(whole["decisions"]), whole["migrations"])
+                assert seen[0][1:] == (1, 0)
+            early = await call(app, f"/api/request?id={row['id']}&at=1")
+            assert (early.status, early.document["error"]["code"]) == (404, "not_yet")
 
     loop.run(run)
 

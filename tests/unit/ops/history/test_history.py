@@ -94,7 +94,7 @@ def test_a_request_is_shown_as_it_was() -> None:
                     assert (row in history.requests.open_at(now_ns)) == is_open
                 assert row.state_at(row.accepted_ns) == "routing"
                 assert row.state_at(row.ended_ns) == "ended"
-                shown = waterfall(await events_of(fleet.store.requests, row), [])
+                shown = waterfall(await events_of(fleet.store.requests, row, row.ended_ns), [])
                 spans = sorted(shown.spans, key=lambda span: span.start_ns)
                 assert spans[0].start_ns == row.accepted_ns
                 assert spans[-1].end_ns == row.ended_ns
@@ -102,7 +102,7 @@ def test_a_request_is_shown_as_it_was() -> None:
                     assert early.end_ns == late.start_ns
                 assert [mark.kind for mark in shown.marks][:: len(shown.marks) - 1] == ["accepted", "ended"]
             for row in lost:
-                shown = waterfall(await events_of(fleet.store.requests, row), [])
+                shown = waterfall(await events_of(fleet.store.requests, row, row.ended_ns), [])
                 assert any(span.outcome for span in shown.spans)
                 assert len({span.worker for span in shown.spans if span.worker}) == 2
 
@@ -141,6 +141,34 @@ def test_any_decision_can_be_made_again(roles: Any) -> None:
             other = await decisions.what_if(history, found, "kv", {"memory": 1e6, "estimate": False})
             assert other.decision is not None
             assert other.decision.digest != one.digest
+
+    loop.run(run)
+
+
+@pytest.mark.parametrize("roles", [("both", "both", "both"), ("prefill", "prefill", "decode", "decode")])
+def test_which_log_is_read_first_makes_no_difference(roles: Any) -> None:
+    """What is known of a request, and what was expected of its first token, also where later decisions moved it to another worker."""
+
+    async def run(clock: VirtualLoop) -> None:
+        async with told(clock, roles) as fleet:
+            requests = [one async for piece in fleet.store.requests.scan(0, 1 << 62) for one in piece.records]
+            both = sorted([*requests, *await records_of(fleet)], key=lambda one: one.stored_ns)
+            tables = []
+            for order in (both, [*requests, *(one for one in both if one not in requests)]):
+                table = RequestTable()
+                for record in order:
+                    if record.subject.split(".")[2] == "req":
+                        table.fold(record)
+                    for event in record.batch.events:
+                        if isinstance(event, Decision):
+                            table.decide(event, record.position, 16)
+                tables.append(table)
+            assert tables[0].rows == tables[1].rows
+            rows = [row for row in tables[0].rows if row.failures and row.failures[0] > row.started_ns]
+            assert any(len(row.decisions) > len(row.attempts) for row in rows), (
+                "no one moved after its first token"
+            )
+            assert all(row.expected_tokens >= 0 and not row.noted for row in tables[0].rows)
 
     loop.run(run)
 

@@ -65,7 +65,7 @@ class RawMessage(NamedTuple):
     stored_ns: int
     subject: str
     data: bytes
-    headers: dict[str, str] | None
+    headers: Mapping[str, str] | None
 
 
 def parse_ack(reply: str) -> tuple[int, int, int, int]:
@@ -241,10 +241,10 @@ class Cursor:
             raise _Lost(str(error)) from error
 
     async def _on_message(self, message: Msg) -> None:
-        headers = message.headers
-        status = headers.get("Status") if headers and not message.reply.startswith("$JS.ACK") else None
-        if status is not None and headers is not None:
-            await self._on_status(status, headers)
+        # A stored message may have any header, also one that looks like a status.
+        headers = None if message.reply.startswith("$JS.ACK") else message.headers
+        if headers and "Status" in headers:
+            await self._on_status(headers["Status"], headers)
         else:
             self._on_data(message)
         self._wake.set()
@@ -264,7 +264,7 @@ class Cursor:
             )
         )
 
-    async def _on_status(self, status: str, headers: dict[str, str]) -> None:
+    async def _on_status(self, status: str, headers: Mapping[str, str]) -> None:
         if status == "100":
             self._idle = True
             return

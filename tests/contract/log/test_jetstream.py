@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from nats.aio.client import Client
 
-from headwater.events.jetstream import JetStreamLog
+from headwater.events.jetstream import Connection, JetStreamLog
 from headwater.events.jetstream.api import api
 from headwater.events.jetstream.cursor import Cursor, RawMessage
 from headwater.events.jetstream.stream_spec import log_stream
@@ -60,6 +60,20 @@ async def test_headers_of_strangers_are_no_signals(client: Client, server: NatsS
         pieces = await read_all(case.log)
         assert [one.position for piece in pieces for one in piece.unreadable] == [1]
         assert [record.position for piece in pieces for record in piece.records] == [2]
+
+
+async def test_reading_a_log_parses_no_headers(
+    monkeypatch: pytest.MonkeyPatch, server: NatsServer, unique: str
+) -> None:
+    """Each message has those with which it was appended, and they cost more than half of what receiving it costs otherwise."""
+    async with jetstream_case(server, unique) as case:
+        for seq in (1, 2):
+            await stored(case.log, case.subject, batch(seq))
+        parsed: list[bytes] = []
+        monkeypatch.setattr(Connection, "_parse_header_lines", staticmethod(parsed.append))
+        assert len(await records_of(case.log)) == 2
+        assert [run async for run in case.log.scan_raw(0, 2)]
+        assert parsed == []
 
 
 async def test_a_scan_does_not_end_where_a_slow_server_pauses(

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
+from nats.aio.client import Client
 from nats.aio.msg import Msg
 from structlog.testing import capture_logs
 
@@ -171,3 +172,26 @@ async def test_a_refusal_at_the_first_login_is_named(server: RefusingServer) -> 
     server.refusal = "maximum connections exceeded"
     with pytest.raises(Exception, match="maximum connections exceeded"):
         await connect(server.url, "me", wait_s=1.5)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        None,
+        b"",
+        b"NATS/1.0\r\n\r\n",
+        b"NATS/1.0\r\nNats-Msg-Id: a/1\r\nStatus: 404\r\n\r\n",
+        b"NATS/1.0\r\nA:b\r\nA: c\r\nname with space: x\r\n\xff: y\r\nno colon\r\nz: \xc3\xa9\xff\r\n\r\n",
+        b"NATS/1.0 503\r\n\r\n",
+        b"NATS/1.0 409 Batch Completed\r\nNats-Pending-Messages: 3\r\n\r\n",
+        b"NATS/1.0 100 Idle Heartbeat\r\nNats-Last-Consumer: 1016\r\n\r\n",
+    ],
+)
+async def test_headers_are_those_of_the_client_library(raw: bytes | None) -> None:
+    """Whether they are parsed at once or when they are asked for; none are no headers."""
+    wanted = await Client()._process_headers(raw)
+    got = await Connection("test", "i")._process_headers(raw)
+    assert dict(got or {}) == (wanted or {})
+    assert bool(got) is bool(wanted)
+    for name, value in (wanted or {}).items():
+        assert got[name] == got.get(name) == value

@@ -160,6 +160,7 @@ def snapshots(
         int | None, Meta(description="position of the snapshot for --bookmark (default: the newest)")
     ] = None,
     drop: Annotated[str, Meta(description="delete a bookmark")] = "",
+    as_json: Annotated[bool, Flag("json"), Meta(description="print JSON")] = False,
 ) -> int:
     """List a pool's snapshots, or bookmark one."""
     from headwater.ops.operator import log as operator
@@ -167,11 +168,13 @@ def snapshots(
 
     if bookmark and drop:
         raise ConfigError("--bookmark and --drop exclude each other: give one")
+    if as_json and (bookmark or drop):
+        raise ConfigError("--json is for the list: give it without --bookmark and --drop")
     if position is not None and not bookmark:
         raise ConfigError("--position is for --bookmark: give both")
     return signals.run_command(
         lambda: operator.snapshots(
-            settings.nats, settings.pool, bookmark=bookmark, position=position, drop=drop
+            settings.nats, settings.pool, bookmark=bookmark, position=position, drop=drop, as_json=as_json
         )
     )
 
@@ -195,6 +198,9 @@ def capture(
         bool, Meta(description="keep prompts and answers that were recorded (--record-payloads full)")
     ] = False,
     data_dir: Annotated[str, Key("data_dir")],
+    as_json: Annotated[
+        bool, Flag("json"), Meta(description="print JSON: what the file has, as its capture.json")
+    ] = False,
 ) -> int:
     """Write what the logs have around a request or a time into one file, which other commands read with --file."""
     from pathlib import Path
@@ -203,7 +209,7 @@ def capture(
     from headwater.ops.process import signals
 
     order = operator.Order(around, minutes, Path(output), with_contents, Path(data_dir))
-    return signals.run_command(lambda: operator.capture(settings.nats, settings.pool, order))
+    return signals.run_command(lambda: operator.capture(settings.nats, settings.pool, order, as_json=as_json))
 
 
 @command

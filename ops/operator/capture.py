@@ -66,7 +66,7 @@ class Span(NamedTuple):
     end_ns: int
 
 
-async def capture(nats: NatsSettings, pool: str, order: Order) -> int:
+async def capture(nats: NatsSettings, pool: str, order: Order, *, as_json: bool = False) -> int:
     """Write the file. Raises `ConfigError` if the request or time is not in the log, or the file cannot be written."""
     if order.output.is_dir() or not order.output.parent.is_dir():
         raise ConfigError(f"--output {order.output}: name a file in a folder that exists")
@@ -79,7 +79,11 @@ async def capture(nats: NatsSettings, pool: str, order: Order) -> int:
                 size = writer.close(contents)
         except PermissionError as error:
             raise ConfigError(f"--output {order.output}: {error.strerror}") from error
-    print("\n".join(described(order.output, size, contents)))
+    if as_json:
+        file = {"file": str(order.output), "bytes": size}
+        print(msgspec.json.encode(file | msgspec.to_builtins(contents)).decode())
+    else:
+        print("\n".join(described(order.output, size, contents)))
     return 0
 
 

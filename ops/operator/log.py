@@ -174,7 +174,13 @@ async def folded(log: Log, store: SnapshotStore) -> RouterState:
 
 
 async def snapshots(
-    nats: NatsSettings, pool: str, *, bookmark: str = "", position: int | None = None, drop: str = ""
+    nats: NatsSettings,
+    pool: str,
+    *,
+    bookmark: str = "",
+    position: int | None = None,
+    drop: str = "",
+    as_json: bool = False,
 ) -> int:
     """List, or name one (the newest, where no position is given), or drop a name. Raises `ConfigError`."""
     async with operator_ports(nats, "snapshots") as ports:
@@ -192,7 +198,11 @@ async def snapshots(
                 return 0
         except InvalidName as error:
             raise ConfigError(str(error)) from error
-        print(listing(pool, await store.listing(), await store.bookmarks.all(), time.time_ns()))
+        kept, bookmarks = await store.listing(), await store.bookmarks.all()
+        if as_json:
+            print(msgspec.json.encode(as_data(pool, kept, bookmarks)).decode())
+        else:
+            print(listing(pool, kept, bookmarks, time.time_ns()))
         return 0
 
 
@@ -222,6 +232,27 @@ async def name(store: SnapshotStore, bookmark: str, position: int | None = None)
 async def _known(store: SnapshotStore) -> str:
     names = ", ".join(sorted(await store.bookmarks.all()))
     return f"no such bookmark; there are {names}" if names else "no such bookmark; there are none"
+
+
+def as_data(pool: str, kept: list[Kept], bookmarks: dict[str, int]) -> dict[str, Any]:
+    """Snapshots for programs, newest last; sizes in bytes, times in ns since 1970. An unreadable one has a `problem`."""
+    return {
+        "pool": pool,
+        "snapshots": [
+            {"position": one.position, "bytes": one.size}
+            | (
+                {"problem": one.problem}
+                if one.manifest is None
+                else {
+                    "made_ns": one.manifest.made_ns,
+                    "blocks": one.manifest.facts.get("rows"),
+                    "digest": one.manifest.digest,
+                }
+            )
+            for one in kept
+        ],
+        "bookmarks": bookmarks,
+    }
 
 
 def listing(pool: str, kept: list[Kept], bookmarks: dict[str, int], now_ns: int) -> str:

@@ -135,7 +135,9 @@ def metrics_of(text: bytes) -> Iterator[str]:
             thread.join()
 
 
-async def test_a_capture_has_the_metrics_of_processes_and_the_versions(case: Case, tmp_path: Path) -> None:
+async def test_a_capture_has_the_metrics_of_processes_and_the_versions(
+    case: Case, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Of those that answer; a process that has ended does not keep it from being made."""
     path, again = tmp_path / "all.hwc", tmp_path / "again.hwc"
     around = case.fleet.requests[-1]
@@ -148,7 +150,10 @@ async def test_a_capture_has_the_metrics_of_processes_and_the_versions(case: Cas
         (tmp_path / "prometheus-targets.json").write_text(json.dumps(groups))
         assert await capture(case.nats, "", Order(around, 5.0, path, data_dir=tmp_path)) == 0
     # Of a capture another is made where the folder is elsewhere.
-    assert await capture(NatsSettings(capture=str(path)), "", Order(around, 5.0, again)) == 0
+    capturing = capture(NatsSettings(capture=str(path)), "", Order(around, 5.0, again), as_json=True)
+    told = json.loads((await printed(capsys, capturing)).removesuffix("0"))
+    assert (told["file"], told["bytes"]) == (str(again), again.stat().st_size)
+    assert json.loads(zipfile.ZipFile(again).read("capture.json")).items() <= told.items()
     with closing(CaptureFile(path)) as one, closing(CaptureFile(again)) as other:
         [(name, member)] = one.contents.metrics.items()
         assert name == f"router-0 ({address})"

@@ -1,5 +1,6 @@
 """`headwater snapshots` and `headwater replay --from` against a server with a real pool log."""
 
+import json
 from collections.abc import AsyncIterator
 from typing import NamedTuple
 
@@ -44,6 +45,27 @@ async def case(server: NatsServer, unique: str) -> AsyncIterator[Case]:
                 await store.save(state.snapshot(made_ns=world.clock.wall_ns() - 90_000_000_000))
         nats = NatsSettings(server.url, namespace=unique)
         yield Case(nats, world, store, state.digest())
+
+
+async def test_the_listing_for_programs_has_the_same(case: Case, capsys: pytest.CaptureFixture[str]) -> None:
+    """And tells what is unreadable."""
+    await case.store.bookmarks.put("before", 20)
+    old, new = await case.store.listing()
+    assert old.manifest is not None
+    await case.world.blobs.put(snapshot_name("p", 40), b"no manifest")
+    assert await snapshots(case.nats, "p", as_json=True) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["pool"], shown["bookmarks"]) == ("p", {"before": 20})
+    first, second = shown["snapshots"]
+    assert first == {
+        "position": 20,
+        "bytes": old.size,
+        "made_ns": old.manifest.made_ns,
+        "blocks": old.manifest.facts["rows"],
+        "digest": old.manifest.digest,
+    }
+    assert second["position"] == new.position
+    assert second["problem"]
 
 
 async def test_the_listing_shows_what_is_kept(case: Case, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,7 +1,7 @@
 """The console's HTTP application: the page, its API, and control commands, which it passes to the admin application.
 
     GET  /                    the page; /assets/… its files
-    GET  /api/…               JSON views (ops.console.views, .requests, .records)
+    GET  /api/…               JSON views (ops.console.views, .requests, .prefixes, .records)
     GET  /api/live            server-sent events: how far the history reaches
     POST /admin/workers/…     control commands, for an operator's token
 
@@ -25,7 +25,7 @@ from headwater.actors.http.asgi import Asgi, ClientGone, Headers, Receive, Scope
 from headwater.actors.http.decoding import require_method
 from headwater.actors.http.errors import ApiError
 from headwater.events.ports import LogError
-from headwater.ops.console import records, requests, views
+from headwater.ops.console import prefixes, records, requests, views
 from headwater.ops.console.access import ConsoleAccess, Scopes
 from headwater.ops.console.pools import Pools
 from headwater.ops.console.query import Query, not_found
@@ -58,7 +58,8 @@ VIEWS: Final[dict[str, View]] = {
     "fleet": views.fleet_view,
     "lanes": views.lanes_view,
     "series": views.series_view,
-    "tree": views.tree_view,
+    "tree": prefixes.tree_view,
+    "origin": prefixes.origin_view,
     "queue": views.queue_view,
     "handoffs": views.handoffs_view,
     "stuck": views.stuck_view,

@@ -8,10 +8,9 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any, Final
 
-import msgspec
 import numpy as np
 
-from headwater.ops.console.query import Query, not_found
+from headwater.ops.console.query import Query
 from headwater.ops.history import series
 from headwater.ops.history.findings import BEFORE_NS, RECENT_NS, STUCK_NS, findings, is_stuck
 from headwater.ops.history.fleet import FleetAt, Mark
@@ -19,7 +18,6 @@ from headwater.ops.history.history import History, Moment
 from headwater.ops.history.requests import Request
 from headwater.ops.history.stuck import OpenRequests, Stuck, Surroundings, stuck_requests
 from headwater.router.fold.worker import Worker
-from headwater.router.index.tree import TokenRun, tree
 
 Document = dict[str, Any]
 
@@ -27,8 +25,6 @@ WINDOW_S_MAX: Final = 24 * 3600
 COLUMNS_MAX: Final = 2_000
 LEFT_NS: Final = 30 * 60 * 1_000_000_000
 LANES_MAX: Final = 2_000
-RUNS_MAX: Final = 5_000
-TIERS: Final = ("gpu", "cpu", "disk")
 
 
 def ms(time_ns: int) -> float | None:
@@ -232,39 +228,6 @@ async def series_view(history: History, query: Query) -> Document:
         "series": {**series.request_series(history.requests, window), **series.load_series(lanes, window)},
         "units": series.UNITS,
         "marks": _marks(marks),
-    }
-
-
-async def tree_view(history: History, query: Query) -> Document:
-    """What is cached where, from the whole state at the position."""
-    moment = await history.moment(query.optional("at"))
-    worker, depth = query.text("worker"), query.integer("depth", -1, -1, 1 << 31)
-    limit = query.integer("limit", 200, 1, RUNS_MAX)
-    state = await history.state_at(moment.position)
-    try:
-        found = tree(state.index, worker=worker, depth=depth, limit=limit)
-    except LookupError as error:
-        raise not_found(f"{error.args[0]}.") from error
-    sizes = {one.block_size for one in state.loads.workers.values()}
-    return {
-        **head(moment, notice_of(history)),
-        "blocks": found.blocks,
-        "workers": found.workers,
-        "total": found.total,
-        "refused": found.refused,
-        "cold": sorted(state.cold),
-        "block_size": min(sizes) if len(sizes) == 1 else None,
-        "held": dict(sorted(state.index.blocks.items())),
-        "runs": [_run(run) for run in found.runs],
-    }
-
-
-def _run(run: TokenRun) -> Document:
-    """A run of blocks with its holders, one for each worker and tier."""
-    holders = [{"worker": worker, "tier": tier} for tier, workers in run.held.items() for worker in workers]
-    return {
-        **{name: value for name, value in msgspec.structs.asdict(run).items() if name != "held"},
-        "holders": holders,
     }
 
 

@@ -10,6 +10,7 @@ from typing import Final, Literal, NamedTuple
 import msgspec
 
 from headwater.events.ports import Record
+from headwater.ops.history.prefix_uses import PrefixUses
 from headwater.schemas.events.request import (
     RequestAccepted,
     RequestCheckpoint,
@@ -140,6 +141,7 @@ class RequestTable:
         self.ended: list[Request] = []
         self.dropped_ns = 0
         """When the newest request was accepted that is not kept any more."""
+        self.uses = PrefixUses()
         self._open: dict[str, Request] = {}
         self._longest_ns = 0
         self._early: dict[str, list[Decided]] = {}
@@ -218,6 +220,7 @@ class RequestTable:
 
     def decide(self, decision: Decision, position: int, block_size: int) -> None:
         """Take a decision that is stored at a position of the pool log."""
+        self.uses.decide(decision, position)
         request = request_of(decision.request)
         known = Decided(position, decision, block_size)
         row = self.by_id.get(request)

@@ -16,6 +16,7 @@ from headwater.router.index.hash_table import NONE, seek
 from headwater.router.index.prefix_index import WORD_BITS, PrefixIndex
 from headwater.router.index.update import TOP
 from headwater.schemas.events.kv import TIER_NAMES
+from headwater.schemas.hashing import U64
 from headwater.schemas.jit import kernel
 
 LIMIT = 50
@@ -23,14 +24,17 @@ NAMES_MAX = 6
 _0, _1, _2 = np.uint64(0), np.uint64(1), np.uint64(2)
 
 Rows = NDArray[np.int64]
+Used = tuple[U64, Rows]
+"""Hashes of blocks, and a time in ns of each."""
 
 
-class TokenRun(msgspec.Struct, frozen=True):
+class TokenRun(msgspec.Struct, frozen=True, omit_defaults=True):
     """`blocks` blocks from `first` to `last` (hex). `parent`: the block before it, "" at the start of a prompt.
 
     `depth`: blocks before it in its prompt; -1 if unknown, because no worker holds the block before it: the run is
     parked, or starts the tree of a salt or LoRA adapter. `below`: blocks after it, on all branches.
-    `level`: its number of ancestors. `held`: workers by tier name.
+    `level`: its number of ancestors. `held`: workers by tier name. `uses`: how many of the given uses are of a block in it or
+    below it, and `used_ns` the latest of them (0: none).
     """
 
     first: str
@@ -41,6 +45,8 @@ class TokenRun(msgspec.Struct, frozen=True):
     blocks: int
     below: int
     held: dict[str, tuple[str, ...]]
+    uses: int = 0
+    used_ns: int = 0
 
 
 class Tree(msgspec.Struct, frozen=True):
@@ -53,17 +59,23 @@ class Tree(msgspec.Struct, frozen=True):
     runs: tuple[TokenRun, ...]
 
 
-def tree(index: PrefixIndex, *, worker: str = "", depth: int = -1, limit: int = LIMIT) -> Tree:
+def tree(
+    index: PrefixIndex, *, worker: str = "", depth: int = -1, limit: int = LIMIT, used: Used | None = None
+) -> Tree:
     """The `limit` runs with the most blocks in and below them, so that no run is shown without its ancestors.
 
-    `worker`: only runs that it holds, and their ancestors. `depth`: only runs that start before this depth (-1: all). Raises
-    LookupError for a worker that is not in the index.
+    `worker`: only runs that it holds, and their ancestors. `depth`: only runs that start before this depth (-1: all). `used`:
+    blocks that prompts used, and when, for the `uses` of the runs. Raises LookupError for a worker that is not in the index.
     """
     if worker and worker not in index.slots:
         known = ", ".join(sorted(index.slots)) or "none"
         raise LookupError(f"no worker {worker} in this index; workers: {known}")
-    first, last, length, under, order = _runs(index)
+    first, last, length, under, order, run_of = _runs(index)
     count = len(first)
+    uses: Rows = np.zeros(count, np.int64)
+    used_ns: Rows = np.zeros(count, np.int64)
+    if used is not None:
+        _count_uses(index.slab, index.table, run_of, *used, uses, used_ns)
     below: Rows = np.zeros(count, np.int64)
     depths: Rows = np.full(count, -1, np.int64)
     levels: Rows = np.zeros(count, np.int64)
@@ -81,6 +93,8 @@ def tree(index: PrefixIndex, *, worker: str = "", depth: int = -1, limit: int = 
         parent = under[run]
         if parent >= 0:
             below[parent] += length[run] + below[run]
+            uses[parent] += uses[run]
+            used_ns[parent] = max(used_ns[parent], used_ns[run])
             wanted[parent] |= wanted[run]
     if depth >= 0:
         wanted = np.logical_and(wanted, depths < depth)
@@ -98,6 +112,8 @@ def tree(index: PrefixIndex, *, worker: str = "", depth: int = -1, limit: int = 
             int(length[run]),
             int(below[run]),
             _holders(index, int(first[run]), by_slot),
+            int(uses[run]),
+            int(used_ns[run]),
         )
         for run in _walk(under, length + below, shown)
     )
@@ -160,8 +176,8 @@ def _walk(under: Rows, weight: Rows, shown: set[int]) -> list[int]:
     return found
 
 
-def _runs(index: PrefixIndex) -> tuple[Rows, Rows, Rows, Rows, Rows]:
-    """Return for each run its first row, last row, length and parent run (-1: none); and an order with parents first."""
+def _runs(index: PrefixIndex) -> tuple[Rows, Rows, Rows, Rows, Rows, Rows]:
+    """Return for each run its first row, last row, length and parent run (-1: none); an order with parents first; and the run of each row."""
     top = int(index.scratch[TOP])
     up: Rows = np.full(top, -1, np.int64)
     only: Rows = np.full(top, -1, np.int64)
@@ -179,7 +195,21 @@ def _runs(index: PrefixIndex) -> tuple[Rows, Rows, Rows, Rows, Rows]:
     order: list[int] = by_parent[starts[0] : starts[1]].tolist() if count else []
     for run in order:
         order += by_parent[starts[run + 1] : starts[run + 2]].tolist()
-    return first, last, length, under, np.array(order, np.int64)
+    return first, last, length, under, np.array(order, np.int64), run_of
+
+
+@kernel
+def _count_uses(
+    slab: Any, table: Any, run_of: Any, hashes: Any, times_ns: Any, uses: Any, used_ns: Any
+) -> None:
+    """Count to `uses` the blocks in each run, and note the latest time of one; blocks that are not in the index are left out."""
+    for number in range(hashes.shape[0]):
+        row = seek(table, slab, hashes[number])[0]
+        # Rows of a ring are in no run.
+        if row != NONE and run_of[row] >= 0:
+            run = run_of[row]
+            uses[run] += 1
+            used_ns[run] = max(used_ns[run], times_ns[number])
 
 
 @kernel

@@ -13,7 +13,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from headwater.ops.bench.report import machine
-from headwater.ops.console import records, requests, views
+from headwater.ops.console import prefixes, records, requests, views
 from headwater.ops.console.query import Query
 from headwater.ops.history.history import History
 from headwater.ops.nats.server import open_ports
@@ -75,7 +75,7 @@ async def main(url: str, ns: str, pool: str, whole: int) -> int:
         )
         if whole:
             await measure(
-                "prefix tree, any position", anywhere[:whole], lambda p: views.tree_view(history, at(p))
+                "prefix tree, any position", anywhere[:whole], lambda p: prefixes.tree_view(history, at(p))
             )
     return 0
 

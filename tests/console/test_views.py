@@ -28,10 +28,12 @@ FORMS = {
 async def test_every_view_fits_and_is_accessible_in_every_form(console: Console) -> None:
     request, decision = await ended_request(console)
     at = (await console.ask("log"))["last"]
+    run = next(one for one in (await console.ask("tree", at=at))["runs"] if one["uses"])
     views: list[tuple[str, dict[str, str]]] = [(name, {}) for name in VIEWS] + [
         ("request", {"id": request}),
         ("decision", {"id": decision, "policy": "random"}),
         ("fleet", {"panel": "worker-0"}),
+        ("tree", {"open": run["first"], "holder": run["holders"][0]["worker"]}),
     ]
     async with console.page() as shown:
         await shown.open("overview", pool=console.pool, at=at)

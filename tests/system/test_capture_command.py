@@ -22,9 +22,10 @@ from headwater.ops.captures.ports import capture_ports
 from headwater.ops.commands.application import parse
 from headwater.ops.config.nats import NatsSettings
 from headwater.ops.config.setting import ConfigError
+from headwater.ops.console.prefixes import tree_view
 from headwater.ops.console.query import Query
 from headwater.ops.console.records import decision_view
-from headwater.ops.console.views import fleet_view, tree_view
+from headwater.ops.console.views import fleet_view
 from headwater.ops.debug.stuck import stuck
 from headwater.ops.debug.tail import Wanted, tail
 from headwater.ops.debug.why_not import why_not

@@ -170,6 +170,7 @@ def test_a_position_shows_nothing_of_what_came_later() -> None:
                 "handoffs?",
                 "series?columns=20&",
                 "lanes?columns=20&",
+                "tree?",
             )
             targets = [f"/api/{view}at={last - back}" for back in (0, 11) for view in views]
             listed = (await call(app, f"/api/requests?at={last - 11}")).document["requests"]
@@ -234,13 +235,13 @@ def test_a_request_is_shown_as_it_was_known_at_the_position() -> None:
 
 
 VIEWS = (
-    b"fleet lanes series requests request decision tree queue handoffs stuck events diff step position replicas log pools policies "
+    b"fleet lanes series requests request decision tree origin queue handoffs stuck events diff step position replicas log pools policies "
     b"nothing ../../etc/passwd %00"
 ).split()
 
 PARAMETERS = (
     b"at window_s columns limit offset id worker text state sort pool a b kind event writer direction by time_ms depth policy "
-    b"weight.memory weight.x all"
+    b"weight.memory weight.x all block"
 ).split()
 
 VALUES = (

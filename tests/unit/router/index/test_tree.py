@@ -57,6 +57,20 @@ def test_runs_end_at_branches_and_where_holders_change() -> None:
     ]
 
 
+def test_uses_are_counted_in_all_runs_that_lead_to_a_block() -> None:
+    """With the latest; of blocks that are not in the index, and of a ring, there are none."""
+    index = forked()
+    index.store("a", 0, 401, names(400, 1))
+    index.store("a", 0, 400, names(401, 1))
+    used = (np.array([5, 10, 202, 206, 999, 400], np.uint64), np.array([9, 2, 3, 4, 8, 8], np.int64))
+    found = tree(index, used=used)
+    assert [(int(run.first, 16), run.uses, run.used_ns) for run in found.runs] == [
+        *((1, 4, 9), (200, 2, 4), (205, 1, 4)),
+        *((100, 0, 0), (300, 0, 0)),
+    ]
+    assert b"uses" not in msgspec.json.encode(tree(index))
+
+
 def test_a_limit_keeps_the_largest_and_what_they_hang_under() -> None:
     """By all that is in and below them."""
     assert [told(run)[0] for run in tree(forked(), limit=2).runs] == [1, 200]

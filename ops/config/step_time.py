@@ -10,12 +10,12 @@ from headwater.engines.sim.defaults import ZERO, StepTime
 
 NAMED: Final = {"default": StepTime(), "zero": ZERO}
 
-METAVAR: Final = "default|zero|FILE|A,B,C,D,E,F[,G,H,I]"
+METAVAR: Final = "TIMES"
 
 DESCRIPTION: Final = (
     "milliseconds of a step: prefill A·x² + B·x + C for x tokens, decode D·p² + E·p + F at p of the blocks in use, and for the images "
-    "that it encodes G·n² + H·n for each of n tokens and I once; a name, six or nine numbers, or a JSON file with prefill_ms, "
-    "decode_ms and encode_ms"
+    "that it encodes G·n² + H·n for each of n tokens and I once; A,B,C,D,E,F or A,B,C,D,E,F,G,H,I, a JSON file with prefill_ms, "
+    "decode_ms and encode_ms, or a name: default, zero"
 )
 
 

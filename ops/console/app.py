@@ -10,6 +10,7 @@ for a page of another site are refused, as are those under another host name on 
 """
 
 import asyncio
+import contextlib
 import hashlib
 import mimetypes
 from collections.abc import Awaitable, Callable
@@ -113,6 +114,11 @@ class ConsoleApp:
         self._access = access
         self._admin: Asgi | None = admin
         self._assets = Assets()
+        self._closing = asyncio.Event()
+
+    def close(self) -> None:
+        """End the streams of pages that follow the log: a server waits for them when it stops."""
+        self._closing.set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Respond to one request. Raises nothing."""
@@ -202,7 +208,7 @@ class ConsoleApp:
         ]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         told, quiet_s = None, 0.0
-        while True:
+        while not self._closing.is_set():
             now = {
                 "last": history.last.position,
                 "last_ms": views.ms(history.last.stored_ns),
@@ -218,8 +224,10 @@ class ConsoleApp:
             if body:
                 await send({"type": "http.response.body", "body": body, "more_body": True})
             self._pools.watch(history.pool)
-            await asyncio.sleep(LIVE_S)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._closing.wait(), LIVE_S)
             quiet_s += LIVE_S
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 def without_tenants(value: Any) -> Any:

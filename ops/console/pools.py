@@ -19,7 +19,7 @@ from headwater.ops.nats.pool_choice import choose_pool, live_pools
 from headwater.schemas import subjects
 from headwater.schemas.events.route import StateDigest
 
-POLL_S: Final = 0.25
+POLL_S: Final = 0.5
 """How often a log that someone watches is asked for news."""
 
 WATCHED_S: Final = 30.0

@@ -120,6 +120,7 @@ async def serve(app: ConsoleApp, own: ConsoleSettings, stop: asyncio.Event, anno
         print(f"{announce} {url}", flush=True)
     try:
         await asyncio.wait({work, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        app.close()
         server.stop()
         await asyncio.wait({work}, timeout=STOP_S)
         return 0 if stop.is_set() else 1

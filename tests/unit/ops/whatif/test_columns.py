@@ -77,7 +77,7 @@ def test_prefill_and_decode_workers_replace_the_default_ones() -> None:
             "--routing-weights crowding: crowding: give NAME=VALUE; names are prefill",
         ),
         (["--routing-weights", "crowding=much"], "--routing-weights crowding=much"),
-        (["--step-time", "1,2"], "--step-time 1,2: neither six or nine numbers"),
+        (["--step-time", "1,2"], "--step-time 1,2: neither default nor zero, nor six or nine numbers"),
         (["--workers", "0"], "at least one worker is needed"),
         (["--prefill-workers", "2"], "no worker would decode"),
         (["--blocks", "0"], "--blocks 0: expected `int` >= 1"),

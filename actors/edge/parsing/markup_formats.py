@@ -126,10 +126,10 @@ _KIMI_TYPES: Final = ("string", "number", "boolean", "null", "array", "object")
 KIMI_K3: Final = ToolFormat(
     calls={
         "<|open|>call ": XmlCalls(
-            name=Header(ends=("<|sep|>",), pattern=r"\s*tool=\"(?P<name>[^\"]+)\".*"),
+            name=Header(ends=("<|sep|>",), pattern=r"\s*tool=\"(?P<name>[^\"<]+)\"[^<]*"),
             parameter="<|open|>argument ",
             key=Header(
-                ends=("<|sep|>",), pattern=r"\s*key=\"(?P<key>[^\"]*)\"(?:\s+type=\"(?P<type>\w+)\")?.*"
+                ends=("<|sep|>",), pattern=r"\s*key=\"(?P<key>[^\"]*)\"(?:\s+type=\"(?P<type>\w+)\")?[^<]*"
             ),
             value_end="<|close|>argument<|sep|>",
             close=("<|close|>call<|sep|>",),

@@ -215,8 +215,13 @@ class Reader:
 
         With `behind`, it is looked for that many characters further on.
         """
-        _end, marker = yield from self._find_after_space(markers, behind)
+        _behind, marker = yield from self.find_after_space(markers, behind)
         return marker
+
+    def find_after_space(self, markers: Markers, behind: int = 0) -> Steps[tuple[int, str]]:
+        """Do what `look_after_space` does, and return too how many characters further on the marker, or whatever follows, begins."""
+        end, marker = yield from self._find_after_space(markers, behind)
+        return end - self.at, marker
 
     def only_space_follows(self, behind: int = 0) -> bool:
         """Return whether the answer has ended, but for whitespace, that many characters further on."""

@@ -172,7 +172,7 @@ class _XmlCall:
             ends = markers(end)
         while marker := (yield from reader.copy_value_until(ends, take)):
             if marker in self._opening.literals:
-                nested += yield from self._nests_call()
+                nested += yield from self._call_follows()
             elif marker == end:
                 if (yield from self._ends_value(nested)):
                     return True
@@ -205,8 +205,11 @@ class _XmlCall:
         reader, following = self._context.reader, self._missing_end[marker]
         reader.at -= len(marker)
         if following.literals:
-            found = yield from reader.look_after_space(following, len(marker))
-            ends = bool(found) or reader.only_space_follows(len(marker))
+            behind, found = yield from reader.find_after_space(following, len(marker))
+            if found in self._opening.literals:
+                ends = yield from self._call_follows(behind + len(found), whole=True)
+            else:
+                ends = bool(found) or reader.only_space_follows(len(marker))
         else:
             key = yield from self._next_key()
             ends = key is not None and key not in self._keys and self._has(key)
@@ -240,25 +243,37 @@ class _XmlCall:
                 return _CUT
             yield
 
-    def _nests_call(self) -> Steps[int]:
-        """Return whether the value contains a call here: a name and a parameter follow its opening marker, which was read. Consumes nothing."""
+    def _call_follows(self, behind: int = 0, *, whole: bool = False) -> Steps[bool]:
+        """Return whether a call follows, that many characters further on: a name and a parameter. Consumes nothing.
+
+        With `whole` one without parameters is a call too, and so is one whose name the answer's end cuts off; but its tool must be offered.
+        """
         reader, grammar = self._context.reader, self._grammar
         ends = markers(*grammar.name.ends)
+        nexts = self._next.literals if whole else (grammar.parameter,)
         while True:
-            end, marker = ends.find(reader.text, reader.at, ended=reader.ended)
-            text = reader.text[reader.at : end]
+            at = reader.at + behind
+            end, marker = ends.find(reader.text, at, ended=reader.ended)
+            text = reader.text[at:end]
             if marker:
-                if re.fullmatch(grammar.name.pattern, text, re.DOTALL) is None:
-                    return 0
-                start = end if marker == grammar.parameter else end + len(marker)
+                found = re.fullmatch(grammar.name.pattern, text, re.DOTALL)
+                if found is None or (whole and not self._is_offered(grammar.unescape(found["name"]))):
+                    return False
+                start = end if marker in (grammar.parameter, *grammar.close) else end + len(marker)
                 following = reader.text[start:].lstrip(WHITESPACE)
-                if following.startswith(grammar.parameter):
-                    return 1
-                if reader.ended or not grammar.parameter.startswith(following):
-                    return 0
-            elif reader.ended or len(text) > HEADER_MAX or not grammar.name.begins(text):
-                return 0
+                if following.startswith(nexts):
+                    return True
+                if not any(one.startswith(following) for one in nexts):
+                    return False
+            elif len(text) > HEADER_MAX or not grammar.name.begins(text[: ends.find_cut(text, 0)]):
+                return False
+            if reader.ended:
+                return whole
             yield
+
+    def _is_offered(self, name: str) -> bool:
+        """Return whether a tool of this name is offered, as far as it is known which are."""
+        return name in self._context.offered or not self._context.offered
 
     def _only_ends_follow(self) -> Steps[bool]:
         """Return whether only the call's end markers follow, up to the answer's end. Consumes nothing."""

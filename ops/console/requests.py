@@ -9,7 +9,7 @@ import msgspec
 from headwater.actors.http.errors import ApiError
 from headwater.events.ports import Record
 from headwater.ops.console.query import Query, not_found
-from headwater.ops.console.views import Document, head, ms, notice_of, tenant_of
+from headwater.ops.console.views import NO_TENANT, Document, head, ms, notice_of, tenant_text
 from headwater.ops.history import series
 from headwater.ops.history.explanation import describe, event_line
 from headwater.ops.history.history import History, Moment
@@ -58,10 +58,12 @@ async def requests_view(history: History, query: Query) -> Document:
 
 
 def _matches(row: Request, query: Query, now_ns: int) -> bool:
-    model, worker, endpoint, text = (query.text(name) for name in ("model", "worker", "endpoint", "text"))
+    names = ("model", "worker", "endpoint", "tenant", "text")
+    model, worker, endpoint, tenant, text = (query.text(name) for name in names)
     return (
         (not model or row.model == model)
         and (not endpoint or row.endpoint == endpoint)
+        and (not tenant or (tenant_text(row.tenant) or NO_TENANT) == tenant)
         and (not worker or any(name == worker and time_ns <= now_ns for time_ns, name in row.workers))
         and (not text or text.lower() in f"{row.id} {row.model} {_error(row, now_ns)}".lower())
     )
@@ -131,7 +133,8 @@ def _row(row: Request, moment: Moment) -> Document:
         "choices": row.choices,
         "stream": row.stream,
         "media": row.media,
-        "tenant": tenant_of(row) if decided else "",
+        "tenant": tenant_text(row.tenant),
+        "priority": row.priority,
         "position": row.decisions[0] if decided else None,
     }
 

@@ -1,4 +1,4 @@
-"""The views of a fleet at a position: workers, lanes, rates, queue, hand-offs, the prefix tree, and what two positions differ in.
+"""The views of a fleet at a position: workers, lanes, queue, hand-offs, and what two positions differ in.
 
 Each is a function of the history and the position alone, so that who opens the same link sees the same.
 """
@@ -139,14 +139,16 @@ def _worker(one: Worker, history: History, hits: dict[str, float | None], moment
     }
 
 
-async def _window(history: History, query: Query) -> tuple[Moment, series.Window]:
+async def asked_window(history: History, query: Query) -> tuple[Moment, series.Window]:
+    """The position that a query names, and the window before it."""
     moment = await history.moment(query.optional("at"))
     seconds = query.number("window_s", 300, 1, WINDOW_S_MAX)
     columns = query.integer("columns", 240, 1, COLUMNS_MAX)
     return moment, series.Window(moment.stored_ns - int(seconds * 1e9), moment.stored_ns, columns)
 
 
-def _marks(marks: Sequence[Mark]) -> list[Document]:
+def marks_shown(marks: Sequence[Mark]) -> list[Document]:
+    """Changes of the fleet for people."""
     return [
         {
             "time_ms": ms(mark.time_ns),
@@ -159,7 +161,7 @@ def _marks(marks: Sequence[Mark]) -> list[Document]:
     ]
 
 
-def _lanes(history: History, window: series.Window, marks: Sequence[Mark]) -> dict[str, series.Lane]:
+def lanes_between(history: History, window: series.Window, marks: Sequence[Mark]) -> dict[str, series.Lane]:
     """The lanes of the workers that have samples in a window, by name."""
     left: dict[str, int] = {}
     for mark in marks:
@@ -177,14 +179,14 @@ def _lanes(history: History, window: series.Window, marks: Sequence[Mark]) -> di
 
 async def lanes_view(history: History, query: Query) -> Document:
     """The load of each worker over the window before the position."""
-    moment, window = await _window(history, query)
+    moment, window = await asked_window(history, query)
     marks = history.fleet.marks_between(window.from_ns, window.to_ns)
     by_worker: defaultdict[str, list[Mark]] = defaultdict(list)
     for mark in marks:
         by_worker[mark.worker].append(mark)
     fleet = await history.fleet_at(moment)
     roles = {name: worker.role for name, worker in fleet.loads.workers.items()}
-    lanes = _lanes(history, window, marks)
+    lanes = lanes_between(history, window, marks)
     limit, worker = query.integer("limit", 200, 1, LANES_MAX), query.text("worker")
     shown = [name for name in lanes if not worker or name == worker]
     if len(shown) > limit:
@@ -193,7 +195,7 @@ async def lanes_view(history: History, query: Query) -> Document:
         shown = sorted(busiest[:limit])
     return {
         **head(moment, notice_of(history)),
-        **_axis(window),
+        **axis_of(window),
         "total": len(lanes),
         "workers": [
             {
@@ -201,33 +203,20 @@ async def lanes_view(history: History, query: Query) -> Document:
                 "engine": history.engines.get(name, ""),
                 "role": roles.get(name, ""),
                 **{field: values.tolist() for field, values in lanes[name]._asdict().items()},
-                "marks": _marks(by_worker[name]),
+                "marks": marks_shown(by_worker[name]),
             }
             for name in shown
         ],
     }
 
 
-def _axis(window: series.Window) -> Document:
+def axis_of(window: series.Window) -> Document:
+    """The times of a window's columns."""
     return {
         "from_ms": window.from_ns / 1e6,
         "to_ms": window.to_ns / 1e6,
         "step_ms": window.step_ns / 1e6,
         "columns": window.columns,
-    }
-
-
-async def series_view(history: History, query: Query) -> Document:
-    """Rates and latencies over the window before the position."""
-    moment, window = await _window(history, query)
-    marks = history.fleet.marks_between(window.from_ns, window.to_ns)
-    lanes = list(_lanes(history, window, marks).values())
-    return {
-        **head(moment, notice_of(history)),
-        **_axis(window),
-        "series": {**series.request_series(history.requests, window), **series.load_series(lanes, window)},
-        "units": series.UNITS,
-        "marks": _marks(marks),
     }
 
 
@@ -240,7 +229,7 @@ async def queue_view(history: History, query: Query) -> Document:
     reason = _why_waiting(fleet)
     by_tenant: defaultdict[str, list[Request]] = defaultdict(list)
     for row in waiting:
-        by_tenant[tenant_of(row)].append(row)
+        by_tenant[tenant_text(row.tenant)].append(row)
     recent = history.requests.accepted_between(now_ns - BEFORE_NS, now_ns)
     waits = [
         float(row.waited_at(moment.position))
@@ -252,7 +241,7 @@ async def queue_view(history: History, query: Query) -> Document:
         "waiting": [
             {
                 "request": row.id,
-                "tenant": tenant_of(row),
+                "tenant": tenant_text(row.tenant),
                 "priority": None,
                 "waited_ms": (now_ns - row.since_ns(now_ns)) / 1e6,
                 "prompt_tokens": row.prompt_tokens,
@@ -269,9 +258,13 @@ async def queue_view(history: History, query: Query) -> Document:
     }
 
 
-def tenant_of(row: Request) -> str:
-    """The digest of a request's tenant; "" without one."""
-    return f"{row.tenant & (1 << 64) - 1:016x}" if row.tenant else ""
+NO_TENANT: Final = "none"
+"""Selects requests without a tenant."""
+
+
+def tenant_text(digest: int) -> str:
+    """A tenant as the page names it; "" for none."""
+    return f"{digest & (1 << 64) - 1:016x}" if digest else ""
 
 
 def _why_waiting(fleet: FleetAt) -> str:
@@ -290,7 +283,7 @@ def _why_waiting(fleet: FleetAt) -> str:
 
 async def handoffs_view(history: History, query: Query) -> Document:
     """The hand-offs of KV between prefill and decode workers."""
-    moment, window = await _window(history, query)
+    moment, window = await asked_window(history, query)
     found = []
     for row in history.requests.accepted_between(window.from_ns, window.to_ns):
         found += _handoffs(row, moment.stored_ns)

@@ -23,8 +23,8 @@ from headwater.schemas.media_kind import ONE
 from headwater.schemas.messages.inference import Leg
 from headwater.schemas.tables import ENCODE_NEEDS
 
-HIDDEN = frozenset({"request", "payload", "body", "answers", "tokens"})
-"""Fields of a request's events that are not for a line of text."""
+HIDDEN = frozenset({"request", "payload", "body", "answers", "tokens", "tenant", "answered"})
+"""Fields of events that are not for a line of text."""
 
 ENCODED: dict[EncodeOutcome, str] = {
     "computed": "computed by {worker}",
@@ -246,7 +246,7 @@ def event_line(event: Event) -> str:
     fields = [
         f"{name.removesuffix('_ms').removesuffix('_tokens').replace('_', ' ')} {_text(name, value)}"
         for name, value in msgspec.structs.asdict(event).items()
-        if name not in HIDDEN and value not in ("", (), b"", -1)
+        if name not in HIDDEN and value not in ("", (), b"", -1) and (name != "priority" or value)
     ]
     kind = type(event).__struct_config__.tag
     return f"{kind}: {', '.join(fields)}" if fields else str(kind)

@@ -90,6 +90,7 @@ class Request(msgspec.Struct):
     duration_ms: float = 0.0
     waited_ms: int = 0
     tenant: int = 0
+    priority: int = 0
     expected_ms: float = 0.0
     expected_tokens: int = -1
 
@@ -198,6 +199,8 @@ class RequestTable:
             intern(record.subject),
             record.position,
             trace=event.trace,
+            tenant=event.tenant,
+            priority=event.priority,
         )
         self.rows.append(row)
         self.by_id[event.request] = self._open[event.request] = row
@@ -280,7 +283,6 @@ def attempt_of(decision: str, request: str) -> str:
 def _note_decision(row: Request, known: Decided) -> None:
     row.decisions += (known.position,)
     row.waits += (known.decision.waited_ms,)
-    row.tenant = row.tenant or known.decision.tenant
     if not row.started_ns and not row.ended_ns:
         row.noted += (known,)
         _expect(row, known)

@@ -136,15 +136,35 @@ def rates(table: RequestTable, from_ns: int, to_ns: int) -> Rates:
     )
 
 
-def request_series(table: RequestTable, window: Window) -> dict[str, list[float | None]]:
+class Selection(NamedTuple):
+    """The requests that were accepted, that started, and that ended in a window."""
+
+    accepted: Sequence[Request]
+    started: Sequence[Request]
+    ended: Sequence[Request]
+
+    def only(self, keep: Callable[[Request], bool]) -> "Selection":
+        """Some of them."""
+        return Selection(*([row for row in rows if keep(row)] for rows in self))
+
+
+def selection(table: RequestTable, from_ns: int, to_ns: int) -> Selection:
+    """The requests of a span of time."""
+    # Requests that started in it were accepted in it, or not long before.
+    earlier = table.accepted_between(from_ns - 10 * 60 * 1_000_000_000, to_ns)
+    return Selection(
+        table.accepted_between(from_ns, to_ns),
+        [row for row in earlier if from_ns < row.started_ns <= to_ns],
+        table.ended_between(from_ns, to_ns),
+    )
+
+
+def request_series(rows: Selection, window: Window) -> dict[str, list[float | None]]:
     """The series of `UNITS` that requests give."""
     seconds = window.step_ns / 1e9
-    accepted = _by_column(table.accepted_between(window.from_ns, window.to_ns), window, "accepted_ns")
-    ended = _by_column(table.ended_between(window.from_ns, window.to_ns), window, "ended_ns")
-    # Requests that started in the window were accepted in it, or not long before.
-    earlier = table.accepted_between(window.from_ns - 10 * 60 * 1_000_000_000, window.to_ns)
-    begun = [row for row in earlier if window.from_ns < row.started_ns <= window.to_ns]
-    started = _by_column(begun, window, "started_ns")
+    accepted = _by_column(rows.accepted, window, "accepted_ns")
+    ended = _by_column(rows.ended, window, "ended_ns")
+    started = _by_column(rows.started, window, "started_ns")
 
     def each(
         rows: Sequence[list[Request]], value: Callable[[list[Request]], float | None]
@@ -190,6 +210,31 @@ def load_series(lanes: Sequence[Lane], window: Window) -> dict[str, list[float]]
         "waiting": total(waiting).tolist(),
         "kv_used": (total(used) / np.maximum(count, 1)).tolist(),
     }
+
+
+class Usage(NamedTuple):
+    """What requests came to. `open` are those at the end of the span, the tokens those of the requests that ended in it."""
+
+    accepted: int
+    ended: int
+    failed: int
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    open: int
+
+
+def usage(rows: Selection, opened: Sequence[Request]) -> Usage:
+    """The usage by the requests of a span of time, of which `opened` are open at its end."""
+    return Usage(
+        len(rows.accepted),
+        len(rows.ended),
+        sum(row.reason == "error" for row in rows.ended),
+        sum(row.prompt_tokens for row in rows.ended),
+        sum(row.cached_tokens for row in rows.ended),
+        sum(row.completion_tokens for row in rows.ended),
+        len(opened),
+    )
 
 
 def _by_column(rows: Sequence[Request], window: Window, time: str) -> list[list[Request]]:

@@ -41,7 +41,8 @@ class RequestAccepted(Event, frozen=True, tag="req.accepted"):
     """The edge accepted a request, and will write exactly one `RequestEnded`. `body` is the client's request.
 
     `media` are the items of its prompt, in order. A recording that is transcribed has no tokens in a prompt and is not among
-    them. `trace` is the W3C trace id that the client sent, "" without one.
+    them. `trace` is the W3C trace id that the client sent, "" without one. `tenant` is a digest of its tenant, 0 without one, as
+    in its decisions, and `priority` that with which it waits for a worker: lower ones are served first.
     """
 
     request: str
@@ -55,6 +56,8 @@ class RequestAccepted(Event, frozen=True, tag="req.accepted"):
     body: bytes = b""
     media: tuple[MediaPlace, ...] = ()
     trace: str = ""
+    tenant: int = 0
+    priority: int = 0
 
 
 class RequestRouted(Event, frozen=True, tag="req.routed"):

@@ -13,7 +13,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from headwater.ops.bench.report import machine
-from headwater.ops.console import prefixes, records, requests, views
+from headwater.ops.console import prefixes, rates, records, requests, views
 from headwater.ops.console.query import Query
 from headwater.ops.history.history import History
 from headwater.ops.nats.server import open_ports
@@ -61,7 +61,9 @@ async def main(url: str, ns: str, pool: str, whole: int) -> int:
         neighbours = list(range(start, start + STEPS))
         await measure("fleet, the next position", neighbours, lambda p: views.fleet_view(history, at(p)))
         await measure("lanes, any position", anywhere, lambda p: views.lanes_view(history, at(p)))
-        await measure("rates, any position", anywhere, lambda p: views.series_view(history, at(p)))
+        await measure(
+            "rates, any position", anywhere, lambda p: rates.series_view(history, at(p), tenants=True)
+        )
         await measure("requests, any position", anywhere, lambda p: requests.requests_view(history, at(p)))
         await measure(
             "events, any position", anywhere, lambda p: records.events_view(history, at(p), contents=False)

@@ -33,6 +33,7 @@ async def test_every_view_fits_and_is_accessible_in_every_form(console: Console)
         ("request", {"id": request}),
         ("decision", {"id": decision, "policy": "random"}),
         ("fleet", {"panel": "worker-0"}),
+        ("rates", {"split": "tenant", "model": "sim"}),
         ("tree", {"open": run["first"], "holder": run["holders"][0]["worker"]}),
     ]
     async with console.page() as shown:
@@ -89,11 +90,24 @@ async def test_hostile_names_are_shown_as_text(console: Console) -> None:
         await route.fulfill(response=response, json=hostile(await response.json()))
 
     async with console.page() as shown:
-        for path in ("fleet", "lanes", "requests", "request", "decision", "events", "queue", "diff", "tree"):
+        for path in (
+            "fleet",
+            "lanes",
+            "requests",
+            "request",
+            "decision",
+            "events",
+            "queue",
+            "diff",
+            "tree",
+            "series",
+            "usage",
+        ):
             await shown.page.route(f"**/api/{path}?*", spoil)
         await shown.open("overview", pool=console.pool, at=60)
         for view, parameters in (
             ("overview", {}), ("fleet", {}), ("requests", {}), ("events", {}), ("request", {"id": request}), ("decision", {"id": decision}), ("diff", {}),
+            ("rates", {"split": "model"}),
         ):  # fmt: skip
             await shown.turn_to(view, pool=console.pool, at=(await console.ask("log"))["last"], **parameters)
             assert "<img src=x" in await shown.page.locator("main").inner_text(), view

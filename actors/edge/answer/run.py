@@ -536,6 +536,7 @@ class Generator:
             max_tokens=prepared.sampling.max_tokens,
             stream=request.stream,
             media=prepared.media,
+            flow=hints.flow,
         )
         client = Disconnect(call.receive)
         try:

@@ -306,7 +306,7 @@ class PoolingApi:
         call.quota.reserve(tokens, 0)
         record = self._serving.record(job.request, job.model, endpoint, call.trace)
         media = job.media[0] if job.media else ()
-        record.accepted(tokens, len(job.prompts), call.body, media=media)
+        record.accepted(tokens, len(job.prompts), call.body, media=media, flow=job.hints.flow)
         with self._serving.workers.media.hold(held):
             return await self._serving.compute(call, record, tokens, self._vectors(job, record))
 

@@ -129,7 +129,8 @@ class VideoWork:
             payload=parts.payload,
             trace=job.trace,
         )
-        record.accepted(job.tokens, 1, msgspec.json.encode({"model": job.model, "prompt": order.prompt}))
+        body = msgspec.json.encode({"model": job.model, "prompt": order.prompt})
+        record.accepted(job.tokens, 1, body, flow=job.flow)
         hints = RoutingHints(job.constraints, job.preferences, job.flow)
         generation = FileGeneration(
             parts.workers, FileJob(order, job.pool, job.tokens, hints), self._take, self._placed, stays=True

@@ -8,6 +8,7 @@ from headwater.actors import metrics
 from headwater.actors.edge.saga.open_requests import OpenRequests
 from headwater.actors.http.decoding import whole_body
 from headwater.schemas.clock import Clock
+from headwater.schemas.constraints import NO_FLOW_CONTROL, FlowControl
 from headwater.schemas.events.request import (
     MediaPlace,
     PayloadKind,
@@ -18,7 +19,7 @@ from headwater.schemas.events.request import (
     RequestRouted,
     RequestStarted,
 )
-from headwater.schemas.hashing import pack_tokens
+from headwater.schemas.hashing import pack_tokens, tenant_digest
 from headwater.schemas.messages.media import PromptMedia
 
 CHECKPOINT_TOKENS: Final = 64
@@ -65,8 +66,12 @@ class RequestLogWriter:
         max_tokens: int = 0,
         stream: bool = False,
         media: Sequence[PromptMedia] = (),
+        flow: FlowControl = NO_FLOW_CONTROL,
     ) -> None:
-        """The edge must end this request, whatever happens. `choices` counts prompts where it pools; `media` is the first one's."""
+        """The edge must end this request, whatever happens. `choices` counts prompts where it pools; `media` is the first one's.
+
+        `flow` says for whom it waits for a worker, and with which priority.
+        """
         self._prompt_tokens = prompt_tokens
         metrics.ACTIVE.inc()
         self.write(
@@ -88,6 +93,8 @@ class RequestLogWriter:
                     ]
                 ),
                 trace=self._trace,
+                tenant=tenant_digest(flow.tenant),
+                priority=flow.priority,
             )
         )
 

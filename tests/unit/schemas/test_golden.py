@@ -101,7 +101,11 @@ EVENTS: tuple[Event, ...] = (
     WorkerLeft("w1", 4, "stopped"),
     EnginesWeighted({"vllm": 0.95, "sglang": 0.05}, "someone"),
     RequestAccepted(
-        "r", "m", "chat", 10, 20, True, media=(MediaPlace("image", "0a" * 16, 3, 56),), trace="t"
+        *("r", "m", "chat", 10, 20, True),
+        media=(MediaPlace("image", "0a" * 16, 3, 56),),
+        trace="t",
+        tenant=7,
+        priority=2,
     ),
     RequestRouted("r", 1, "r-1-1", "w1", 4, 5),
     RequestStarted("r", 1, "w1", 4, 16, 12.5),
@@ -164,6 +168,17 @@ def test_events_are_written_and_read_as_they_always_were(event: Event) -> None:
 def test_every_event_type_is_pinned() -> None:
     """Whoever adds an event type pins its bytes here."""
     assert {type(event) for event in EVENTS} == set(EVENT_TYPES)
+
+
+def test_a_request_accepted_before_its_tenant_was_recorded_is_read() -> None:
+    """As one without."""
+    data = (
+        "9a01a277310407cf18fae27693b40000919cac7265712e6163636570746564a172a16da4636861740a14c301a36f6666c4009194a5696d616765d920"
+        "30613061306130613061306130613061306130613061306130613061306130610338a174a9686561647761746572a174c4083132333435363738c4083c6fd32aec1fd978"
+    )
+    [read] = decode_batch(bytes.fromhex(data)).events
+    assert isinstance(read, RequestAccepted)
+    assert (read.trace, read.tenant, read.priority) == ("t", 0, 0)
 
 
 class _GapV0(Event, frozen=True, tag="kv.gap.0"):

@@ -54,11 +54,12 @@ function Filters({ values, facets }) {
     <${Select} label="State" value=${values.state || 'all'} options=${STATES} onChange=${(chosen) => state.adjust({ state: chosen === 'all' ? '' : chosen })} />
     <${FacetSelect} label="Model" name="model" value=${values.model || ''} facet=${facets?.models} />
     <${FacetSelect} label="Worker" name="worker" value=${values.worker || ''} facet=${facets?.workers} />
+    ${values.tenant ? html`<span class="field">Tenant <span class="code">${format.shortened(values.tenant, 18)}</span> <button type="button" onClick=${() => state.adjust({ tenant: '' })}>Any tenant</button></span>` : null}
     <${FacetSelect} label="Endpoint" name="endpoint" value=${values.endpoint || ''} facet=${facets?.endpoints} />
   </div>`;
 }
 
-const FILTERS = ['text', 'state', 'model', 'worker', 'endpoint'];
+const FILTERS = ['text', 'state', 'model', 'worker', 'endpoint', 'tenant'];
 
 function NoRequests({ filtered, seconds }) {
   if (filtered) {

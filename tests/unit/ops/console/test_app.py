@@ -168,7 +168,8 @@ def test_a_position_shows_nothing_of_what_came_later() -> None:
                 "queue?",
                 "stuck?",
                 "handoffs?",
-                "series?columns=20&",
+                "series?columns=20&split=model&",
+                "usage?",
                 "lanes?columns=20&",
                 "tree?",
             )
@@ -235,13 +236,13 @@ def test_a_request_is_shown_as_it_was_known_at_the_position() -> None:
 
 
 VIEWS = (
-    b"fleet lanes series requests request decision tree origin queue handoffs stuck events diff step position replicas log pools policies "
+    b"fleet lanes series requests request decision tree origin usage queue handoffs stuck events diff step position replicas log pools policies "
     b"nothing ../../etc/passwd %00"
 ).split()
 
 PARAMETERS = (
     b"at window_s columns limit offset id worker text state sort pool a b kind event writer direction by time_ms depth policy "
-    b"weight.memory weight.x all block"
+    b"weight.memory weight.x all block split tenant"
 ).split()
 
 VALUES = (
@@ -411,8 +412,14 @@ def test_pages_of_other_sites_get_nothing(headers: list[tuple[bytes, bytes]], st
 
 def test_tenants_have_no_names_without_the_scope() -> None:
     """At any depth."""
-    document = {"tenant": "a", "rows": [{"tenant": "b", "id": 1}], "by": {"tenant": "c"}}
+    document = {
+        "answered": [[9, 7]],
+        "tenant": "a",
+        "rows": [{"tenant": "b", "id": 1}],
+        "by": {"tenant": "c"},
+    }
     assert without_tenants(document) == {
+        "answered": "",
         "tenant": "",
         "rows": [{"tenant": "", "id": 1}],
         "by": {"tenant": ""},

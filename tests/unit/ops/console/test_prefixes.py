@@ -142,7 +142,7 @@ def test_every_block_of_a_fleet_is_traced_to_a_request_that_its_worker_ran() -> 
 
     async def run(clock: VirtualLoop) -> None:
         for roles in (("both", "both", "both"), ("prefill", "prefill", "decode", "decode")):
-            async with told(clock, roles) as fleet:  # type: ignore[arg-type]
+            async with told(clock, roles) as fleet:
                 app = open_app(fleet)
                 await view(app, "tree?")
                 shown = await view(app, "tree?limit=5000")

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Final, Literal, NamedTuple
 
+from headwater.ops.history.fallen_hits import LEAST_REQUESTS, UNEXPECTED, fallen_hits
 from headwater.ops.history.fleet import FleetAt, Mark
 from headwater.ops.history.requests import Request, RequestTable
-from headwater.ops.history.series import hit_rate, quantile
+from headwater.ops.history.series import quantile
 from headwater.router.fold.worker import Worker
 
 Severity = Literal["critical", "warning", "info"]
@@ -22,13 +23,12 @@ STUCK_NS: Final = 10_000_000_000
 LONG_NS: Final = 60_000_000_000
 """While it generates, a request has an event every 64 tokens; slower ones are not stuck."""
 
-LEAST_REQUESTS: Final = 20
-"""Fewer requests say nothing of a rate."""
+JOINED_NS: Final = 30_000_000_000
+"""A worker that joined so shortly before or after the hit rate fell is taken for its cause."""
 
 FEW: Final = 8
 
 SLOW: Final = 1.5
-HITS_LOST: Final = 0.15
 ERRORS: Final = 0.02
 TTFT_GROWN: Final = 2.0
 KV_FULL: Final = 0.95
@@ -56,7 +56,7 @@ def findings(fleet: FleetAt, table: RequestTable, marks: Sequence[Mark]) -> list
         *_missing(workers, marks, now_ns),
         *_slow_workers(workers),
         *_full_workers(workers),
-        *_requests(table, now_ns),
+        *_requests(table, marks, now_ns),
         *_stuck(table, fleet, now_ns),
         *_not_ready(workers),
     ]
@@ -157,7 +157,7 @@ def _full_workers(workers: Sequence[Worker]) -> list[Finding]:
     ]
 
 
-def _requests(table: RequestTable, now_ns: int) -> list[Finding]:
+def _requests(table: RequestTable, marks: Sequence[Mark], now_ns: int) -> list[Finding]:
     """Errors, lost cache hits and grown latencies of the latest requests."""
     from_ns = now_ns - RECENT_NS
     ended = table.ended_between(from_ns, now_ns)
@@ -179,37 +179,60 @@ def _requests(table: RequestTable, now_ns: int) -> list[Finding]:
                 position=newest.decisions[-1] if newest.decisions else None,
             )
         )
+    found += _fallen(recent, before, marks)
     if len(recent) >= LEAST_REQUESTS and len(before) >= LEAST_REQUESTS:
         found += _compared(recent, before)
     return found
 
 
 def _compared(recent: Sequence[Request], before: Sequence[Request]) -> list[Finding]:
-    found = []
-    hits, hits_before = hit_rate(recent), hit_rate(before)
-    if hits is not None and hits_before is not None and hits < hits_before - HITS_LOST:
-        found.append(
-            Finding(
-                "warning",
-                "The cache hit rate fell",
-                f"{hits:.0%} of prompt tokens were cached in the last two minutes, {hits_before:.0%} in the fifteen before",
-                "look for workers that left or restarted with an empty cache, for other prompts, and at the prefix tree",
-                position=recent[0].decisions[0] if recent[0].decisions else None,
-            )
-        )
     now_ms = quantile([row.ttft_ms for row in recent], 0.5) or 0.0
     then_ms = quantile([row.ttft_ms for row in before], 0.5) or 0.0
-    if now_ms > TTFT_GROWN * then_ms and now_ms > then_ms + 50:
-        found.append(
-            Finding(
-                "warning",
-                "The first token takes longer",
-                f"{now_ms:.0f} ms in the median of the last two minutes, {then_ms:.0f} ms in the fifteen before",
-                "compare queue, prefill and hit rate over time; add workers if all are busy",
-                position=recent[0].decisions[0] if recent[0].decisions else None,
-            )
+    if not (now_ms > TTFT_GROWN * then_ms and now_ms > then_ms + 50):
+        return []
+    return [
+        Finding(
+            "warning",
+            "The first token takes longer",
+            f"{now_ms:.0f} ms in the median of the last two minutes, {then_ms:.0f} ms in the fifteen before",
+            "compare queue, prefill and hit rate over time; add workers if all are busy",
+            position=recent[0].decisions[0] if recent[0].decisions else None,
         )
-    return found
+    ]
+
+
+def _fallen(recent: Sequence[Request], before: Sequence[Request], marks: Sequence[Mark]) -> list[Finding]:
+    """A cache hit rate that fell, and what it points to: a worker with an empty cache, lost blocks, or other prompts."""
+    fallen = fallen_hits(recent, before)
+    if fallen is None:
+        return []
+    first = fallen.first
+    position = first.decisions[0] if first.decisions else None
+    restarts = [
+        mark
+        for mark in marks
+        if mark.kind == "joined" and (not fallen.worker or mark.worker == fallen.worker)
+    ]
+    began_ns = first.accepted_ns - JOINED_NS
+    restart = next(
+        (mark for mark in restarts if began_ns < mark.time_ns < first.accepted_ns + JOINED_NS), None
+    )
+    unexpected = fallen.expected is not None and fallen.expected - fallen.now > UNEXPECTED
+    worker, where = fallen.worker, f", most of it on {fallen.worker}" if fallen.worker else ""
+    if restart is not None:
+        worker, position = restart.worker, restart.position
+        cause = f"{restart.worker} joined with an empty cache"
+        remedy = "it recovers as the cache fills; if the worker was not restarted on purpose, read its log"
+    elif unexpected:
+        cause = f"the router expected {fallen.expected:.0%}: engines lost blocks that it counted on"
+        remedy = "look at the events kv.removed and kv.gap and at KV in use; a full cache evicts what is asked for again"
+    else:
+        cause = (
+            "the router expected no more: prompts begin otherwise than before, or their blocks were removed"
+        )
+        remedy = "compare prompts before and since (a changed system prompt or template?); the prefix tree has what is cached, with its use"
+    text = f"{fallen.now:.0%} of prompt tokens are cached since request {first.id}, {fallen.before:.0%} before{where}; {cause}"
+    return [Finding("warning", "The cache hit rate fell", text, remedy, worker, first.id, position)]
 
 
 def _stuck(table: RequestTable, fleet: FleetAt, now_ns: int) -> list[Finding]:

@@ -243,6 +243,8 @@ def _parameter(one: Setting, default: Any) -> inspect.Parameter:
         show_default=_shown(one, default),
         show_choices="|" not in one.metavar,
         allow_repeating=True,
+        # A value of several fields is one setting, with a notation of its own.
+        accepts_keys=False,
     )
     return inspect.Parameter(
         one.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[hint, details]

@@ -12,7 +12,7 @@ import json
 import random
 import statistics
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -156,10 +156,14 @@ async def measure(rate: float, seconds: float, turns: int, tokens: int, workers:
 
 def report(found: dict[bool, list[Turn]]) -> None:
     """Percentiles with and without a page, and their ratios."""
-    for name, pick in (("gap between tokens", 0), ("time to the first token", 1)):
+    times: dict[str, Callable[[Turn], list[float]]] = {
+        "gap between tokens": lambda turn: turn.gaps,
+        "time to the first token": lambda turn: turn.firsts,
+    }
+    for name, pick in times.items():
         for percent in (50, 99):
             without, following = (
-                statistics.median(statistics.quantiles(turn[pick], n=100)[percent - 1] for turn in found[way])
+                statistics.median(statistics.quantiles(pick(turn), n=100)[percent - 1] for turn in found[way])
                 for way in (False, True)
             )
             print(

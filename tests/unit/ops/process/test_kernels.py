@@ -68,6 +68,8 @@ def test_the_first_start_says_that_it_compiles_and_can_be_interrupted(tmp_path: 
             line = process.stderr.readline()
             process.send_signal(signal.SIGINT)
             rest = process.stderr.read()
+            # Its standard error ends before it does.
+            process.wait(60)
         finally:
             process.kill()
     assert line == f"headwater: {COMPILING} …\n"

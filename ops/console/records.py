@@ -5,15 +5,16 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from headwater.actors.http.errors import bad_request
+from headwater.actors.http.errors import ApiError, bad_request
 from headwater.events.ports import Record
 from headwater.ops.console.query import Query, not_found
-from headwater.ops.console.requests import request_named
+from headwater.ops.console.requests import known_moment, request_named
 from headwater.ops.console.views import Document, head, ms, notice_of, tenant_text
 from headwater.ops.history import decision as decisions
+from headwater.ops.history import series
 from headwater.ops.history.explanation import event_line
 from headwater.ops.history.history import History, Moment
-from headwater.ops.history.requests import Request, request_of
+from headwater.ops.history.requests import Request, attempt_of, request_of
 from headwater.router.decision.decide import RECOMPUTABLE
 from headwater.router.decision.names import DEFAULT_POLICY, PolicyName
 from headwater.router.decision.policies import POLICIES
@@ -39,12 +40,17 @@ StepKind = Literal["message", "decision", "request", "fleet"]
 
 
 async def decision_view(history: History, query: Query) -> Document:
-    """A decision with every candidate's cost, and what another policy or weights would have chosen."""
+    """A decision with every candidate's cost, what another policy or weights would have chosen, and what was known by the position of its outcome."""
     name = query.required("id")
     row = request_named(history, name)
     found = await decisions.find(history, name)
     if found is None:
         raise not_found(f"The request {row.id} has no decision {name[:100]}.")
+    moment = await known_moment(history, row, query.optional("at"))
+    if found.stored > moment.position:
+        raise ApiError(
+            404, f"The decision {name[:100]} is not made yet at position {moment.position}.", code="not_yet"
+        )
     decision = found.decision
     fleet = await history.fleet_at(await history.moment(decision.position))
     sizes = {worker.name: worker.block_size for worker in fleet.loads.workers.values()}
@@ -57,11 +63,13 @@ async def decision_view(history: History, query: Query) -> Document:
         **_decided(history, found),
         "candidates": _candidates(history, decision, candidates, sizes),
         "margin": decisions.margin_of(decision, candidates),
-        "later": await decisions.later(history, found),
-        "found": _found(row, decision, sizes.get(decision.worker, 0)),
+        "later": await decisions.later(history, found, moment.position),
+        "found": _found(row, decision, sizes.get(decision.worker, 0), moment.stored_ns),
+        "settled": not row.is_open(moment.stored_ns),
         "shadow": [
             {name: value for name, value in msgspec.structs.asdict(one).items() if name != "request"}
-            for one in history.shadows.get(decision.request, ())
+            for position, one in history.shadows.get(decision.request, ())
+            if position <= moment.position
         ],
         "what_if": await _what_if(history, query, found, sizes),
     }
@@ -122,15 +130,20 @@ def _candidates(
     ]
 
 
-def _found(row: Request, decision: Decision, block_size: int) -> Document:
-    """What the engine found, beside what the router expected."""
-    is_last = bool(row.started_ns) and decision.leg != "decode"
+def _found(row: Request, decision: Decision, block_size: int, now_ns: int) -> Document:
+    """What the engine found by a time, beside what the router expected, of the decision that led to the first token."""
+    started = 0 < row.started_ns <= now_ns
+    led = started and bool(row.attempts) and row.attempts[-1] == attempt_of(decision.request, row.id)
     return {
         "cached_blocks": row.found_tokens // block_size
-        if is_last and row.found_tokens >= 0 and block_size
+        if led and row.found_tokens >= 0 and block_size
         else None,
-        "ttft_ms": row.ttft_ms if is_last else None,
+        "ttft_ms": row.ttft_ms if led else None,
         "expected_ttft_ms": decision.chosen.ttft_ms or None,
+        "regret_ms": series.regret_ms(row) if led else None,
+        "waited_ms": row.waited_ms if led else None,
+        "started": started,
+        "led": led,
     }
 
 

@@ -145,7 +145,7 @@ def _row(row: Request, moment: Moment) -> Document:
 async def request_view(history: History, query: Query, *, contents: bool) -> Document:
     """A request as it was known at the position: stages, decisions, and with `contents` what was sent and answered by then."""
     row = request_named(history, query.required("id"))
-    moment = await _moment_of(history, row, query.optional("at"))
+    moment = await known_moment(history, row, query.optional("at"))
     events = await events_of(history.log_of_requests, row, moment.stored_ns)
     made = [found async for found in _decisions_of(history, row, moment.position)]
     shown = waterfall(events, [(decision, record) for decision, record in made])
@@ -190,12 +190,15 @@ def request_named(history: History, name: str) -> Request:
     return row
 
 
-async def _moment_of(history: History, row: Request, at: int | None) -> Moment:
-    """The position at which a request is shown. Without one it is the newest, with all that is known. Raises `ApiError`."""
+async def known_moment(history: History, row: Request, at: int | None) -> Moment:
+    """The position at which a request, or a decision for it, is shown. Without one it is the newest, with all that is known. Raises `ApiError`."""
     moment = await history.moment(at)
     if at is None:
         # The request log may have its end before the pool log has anything new.
         return Moment(moment.position, max(moment.stored_ns, row.since_ns(FOREVER_NS)))
+    if row.decisions and row.decisions[0] <= moment.position:
+        # The logs are apart: a decision may be stored before the acceptance is.
+        return Moment(moment.position, max(moment.stored_ns, row.accepted_ns))
     if row.accepted_ns > moment.stored_ns:
         raise ApiError(
             404, f"The request {row.id} is not accepted yet at position {moment.position}.", code="not_yet"

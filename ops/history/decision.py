@@ -113,9 +113,9 @@ def explanation(decision: Decision, engines: Mapping[str, str]) -> str:
     return why(decision, engines, timed=is_timed(decision))
 
 
-async def later(history: History, found: Found) -> list[str]:
-    """What the log knew of a decision afterwards, up to `LATER_S`."""
-    until = await history.log.position_at(found.stored_ns + LATER_S * 1_000_000_000)
+async def later(history: History, found: Found, position: int) -> list[str]:
+    """What the log knew of a decision afterwards, up to `LATER_S` and a position."""
+    until = min(position, await history.log.position_at(found.stored_ns + LATER_S * 1_000_000_000))
     lines: list[str] = []
     wanted = [subject for subject in history.subjects if ".kv." not in subject]
     async for piece in history.log.scan(found.stored, until, wanted):

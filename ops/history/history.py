@@ -64,7 +64,8 @@ class History:
         self.ports = ports
         self.requests = RequestTable()
         self.fleet = FleetHistory()
-        self.shadows: dict[str, list[Shadowed]] = {}
+        self.shadows: dict[str, list[tuple[int, Shadowed]]] = {}
+        """What shadow routers would have chosen, with the positions at which that is stored, by the name of the decision."""
         self.engines: dict[str, str] = {}
         self.identity = ""
         self.first = 0
@@ -178,7 +179,7 @@ class History:
             elif isinstance(event, WorkerJoined):
                 self.engines[event.worker] = event.engine
             elif isinstance(event, Shadowed):
-                self.shadows.setdefault(event.request, []).append(event)
+                self.shadows.setdefault(event.request, []).append((record.position, event))
 
     async def moment(self, position: int | None) -> Moment:
         """A position with its time; without one, the newest that is folded. Raises `NotKept`."""

@@ -33,7 +33,7 @@ UNITS: Final = {
     "kv_used": "share",
 }
 """The series and their units. Latencies are those of requests that ended (TTFT: that started) in a column; regret is the
-median of how much longer the first token took than the router expected."""
+median of `regret_ms`."""
 
 
 class Window(NamedTuple):
@@ -250,6 +250,10 @@ def _predicted(rows: list[Request]) -> float | None:
     return sum(row.expected_tokens for row in known) / total if total else None
 
 
+def regret_ms(row: Request) -> float | None:
+    """How much longer the first token took than the decision that led to it expected, without waits in the queue; None if either is unknown."""
+    return row.ttft_ms - row.waited_ms - row.expected_ms if row.expected_ms and row.ttft_ms else None
+
+
 def _regret(rows: list[Request]) -> float | None:
-    known = [row.ttft_ms - row.waited_ms - row.expected_ms for row in rows if row.expected_ms and row.ttft_ms]
-    return quantile(known, 0.5)
+    return quantile([regret for row in rows if (regret := regret_ms(row)) is not None], 0.5)

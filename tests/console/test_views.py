@@ -159,7 +159,7 @@ async def test_a_position_without_data_says_so(console: Console) -> None:
         await expect(shown.page.locator("main")).to_contain_text("No request was accepted")
         await shown.open("decision", pool=console.pool, at=1)
         await expect(shown.page.locator("main")).to_contain_text("no decision up to this position")
-        request, _ = await ended_request(console)
+        request, decision = await ended_request(console)
         await shown.open("request", pool=console.pool, at=1, id=request)
         await expect(shown.page.locator("main")).to_contain_text("not accepted yet")
         decided = (await console.ask("request", id=request))["decided_position"]
@@ -168,6 +168,10 @@ async def test_a_position_without_data_says_so(console: Console) -> None:
         await expect(shown.page.locator("main")).to_contain_text("It is open at this position")
         await shown.page.get_by_role("link", name="See all that is known").click()
         await expect(shown.page.locator("ol li", has_text="ended")).to_be_visible()
+        await shown.open("decision", pool=console.pool, at=decided, id=decision)
+        await expect(shown.page.locator("main")).to_contain_text("The first token has not come")
+        await shown.page.get_by_role("link", name="See all that is known").click()
+        await expect(shown.page.locator("main")).to_contain_text("Regret: ")
 
 
 async def fill_token(shown: ConsolePage, token: str) -> None:

@@ -1,7 +1,7 @@
 /** Answers that follow what is wanted: the newest question wins, one is on its way at a time, the last picture stays. */
-import { useEffect, useRef, useState } from './library.js';
+import { useEffect, useRef, useSignal, useState } from './library.js';
 import { ask, questionAddress } from './api.js';
-import { learnTime, live } from './state.js';
+import { learnTime, live, position } from './state.js';
 
 /** While live, a view is asked for at most this often (ms). */
 const LIVE_PERIOD = 900;
@@ -118,4 +118,18 @@ export function useAnswer(path, values) {
     if (values) holder.current.want(path, values);
   });
   return { ...state, retry: () => holder.current.retry() };
+}
+
+/**
+ * What is known of a request or a decision at the position. The request log may have its end before the pool's log has a newer position:
+ * while live, all that is known is asked for, again and again until `settled(data)`.
+ */
+export function useKnown(path, values, settled) {
+  const following = useSignal(live);
+  const at = useSignal(position);
+  const answer = useAnswer(path, values && { ...values, ...(following ? {} : { at }) });
+  useEffect(() => {
+    if (following && values && !(answer.data && settled(answer.data))) answer.retry();
+  }, [at]);
+  return answer;
 }

@@ -1,6 +1,6 @@
 /** Why a request went where it went: every candidate, and what another policy or other weights would have chosen. */
 import { html, useSignal, useState } from '../library.js';
-import { useAnswer } from '../answers.js';
+import { useAnswer, useKnown } from '../answers.js';
 import { Candidates, TermLegend, cost, costScale, termNames } from '../candidates.js';
 import { step } from '../moving.js';
 import { Badge, Empty, Fields, Link, Panel, PositionLink, RequestLink, Select, SmallTable, Time, View, WorkerLink } from '../parts.js';
@@ -34,18 +34,34 @@ function Facts({ decision }) {
   ]} />`;
 }
 
+/** How much longer the first token took than expected, once that is known. */
+function Regret({ decision }) {
+  const { regret_ms: regret, waited_ms: waited, started, led } = decision.found;
+  if (format.isNumber(regret)) {
+    return html`<p>Regret: <strong class="number">${signed(regret)}</strong> <span class="muted">time to first token, without ${format.duration(waited)} in the queue, minus what the router expected</span></p>`;
+  }
+  if (led) return html`<p class="muted">The router had no estimate of the time to the first token: there is no regret.</p>`;
+  if (started) return html`<p class="muted">Another decision for this request led to its first token.</p>`;
+  if (decision.settled) return html`<p class="muted">The request ended without a first token.</p>`;
+  return html`<p class="muted">The first token has not come by this position. <${Link} view="decision" values=${{ id: decision.id }} at=${null}>See all that is known<//></p>`;
+}
+
+function signed(value) {
+  return `${value > 0 ? '+' : value < 0 ? '−' : ''}${format.duration(Math.abs(value))}`;
+}
+
 /** What was expected of the chosen worker beside what was found. */
 function Outcome({ decision }) {
   const chosen = decision.candidates.find((candidate) => candidate.worker === decision.chosen);
   const { found } = decision;
   const difference = format.isNumber(found?.ttft_ms) && format.isNumber(found?.expected_ttft_ms) ? found.ttft_ms - found.expected_ttft_ms : null;
-  const signed = difference === null ? format.UNKNOWN : `${difference > 0 ? '+' : '−'}${format.duration(Math.abs(difference))}`;
   const hits = format.isNumber(found?.cached_blocks) && chosen ? format.integer(found.cached_blocks - chosen.cached_blocks) : format.UNKNOWN;
   const row = (name, ...values) => html`<tr><th scope="row">${name}</th>${values.map((value, index) => html`<td key=${index} class="right number">${value}</td>`)}</tr>`;
   return html`<${SmallTable} label="Expected and found" headings=${[['Chosen worker'], ['Expected', true], ['Found', true], ['Difference', true]]}>
-      ${row('Time to first token', format.duration(found?.expected_ttft_ms), format.duration(found?.ttft_ms), signed)}
+      ${row('Time to first token', format.duration(found?.expected_ttft_ms), format.duration(found?.ttft_ms), difference === null ? format.UNKNOWN : signed(difference))}
       ${row('Cached blocks', format.integer(chosen?.cached_blocks), format.integer(found?.cached_blocks), hits)}
     <//>
+    <${Regret} decision=${decision} />
     ${decision.later.length ? html`<h3>Afterwards</h3><ul class="plain-list">${decision.later.map((text, index) => html`<li key=${index}>${text}</li>`)}</ul>` : null}`;
 }
 
@@ -141,9 +157,10 @@ export function Decision() {
   const { id, all } = values;
   const newest = useAnswer('events', id || position === null ? null : { at: position, kind: 'route', event: 'route.decided', limit: 1 });
   const shown = id || newest.data?.events[0]?.fields.request;
-  const asked = useAnswer('decision', shown ? { id: shown, all, ...whatIf(values) } : null);
+  const asked = useKnown('decision', shown ? { id: shown, all, ...whatIf(values) } : null, (data) => data.settled);
   if (!id && newest.data && !shown) return html`<${NoDecision} />`;
   const answer = shown ? asked : newest;
+  if (asked.error?.code === 'not_yet') return html`<${View} title="Why here" actions=${html`<${StepActions} />`}><${Empty} title="This decision is not made yet at the position shown.">Move the slider to a later position, or <${Link} view="decision" values=${{ id: shown }} at=${null}>see all that is known<//>.<//><//>`;
   const subtitle = shown && answer.data && html`<span class="code">${answer.data.id}</span>${id ? html` <${Link} view="decision" className="subtle-link">follow the position instead<//>` : html`<span class="muted"> the newest decision at this position</span>`}`;
   return html`<${View} title="Why here" subtitle=${subtitle} answer=${answer} actions=${html`<${StepActions} />`}>
     ${shown && answer.data && html`<${Content} decision=${answer.data} values=${values} />`}

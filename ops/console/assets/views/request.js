@@ -1,6 +1,6 @@
 /** One request: where its time went, what decided it, how it ended. */
-import { html, useEffect, useSignal } from '../library.js';
-import { useAnswer } from '../answers.js';
+import { html, useSignal } from '../library.js';
+import { useKnown } from '../answers.js';
 import { Badge, Empty, Fields, Link, Panel, PositionLink, SmallTable, StateBadge, Time, View, WorkerLink } from '../parts.js';
 import { Waterfall } from '../waterfall.js';
 import * as format from '../format.js';
@@ -81,14 +81,7 @@ function Content({ data }) {
 }
 
 function Named({ id }) {
-  const live = useSignal(state.live);
-  const position = useSignal(state.position);
-  // The request log may have its end before the pool's log has a newer position: while live, all that is known is asked for.
-  const answer = useAnswer('request', { id, ...(live ? {} : { at: position }) });
-  const ended = answer.data?.state === 'ended';
-  useEffect(() => {
-    if (live && !ended) answer.retry();
-  }, [position]);
+  const answer = useKnown('request', { id }, (data) => data.state === 'ended');
   const early = answer.error?.code === 'not_yet';
   return html`<${View} title="Request" subtitle=${html`<span class="code">${id}</span>`} answer=${early ? undefined : answer} actions=${html`<${Link} view="requests" className="button">All requests<//>`}>
     ${early ? html`<${Empty} title="This request is not accepted yet at the position shown.">Move the slider to a later position, or <${Link} view="request" values=${{ id }} at=${null}>see all that is known<//>.<//>` : answer.data && html`<${Content} data=${answer.data} />`}

@@ -235,6 +235,42 @@ def test_a_request_is_shown_as_it_was_known_at_the_position() -> None:
     loop.run(run)
 
 
+@pytest.mark.parametrize("roles", [("both", "both", "both"), ("prefill", "prefill", "decode", "decode")])
+def test_a_decision_has_its_regret_once_the_first_token_is_known(roles: Any) -> None:
+    """That of the series: of one decision of each request, and not before the position at which its first token is known."""
+
+    async def run(clock: VirtualLoop) -> None:
+        async with told(clock, roles) as fleet:
+            app = open_app(fleet)
+            await call(app, "/api/fleet")
+            await asyncio.sleep(2)
+            rows = (await call(app, "/api/requests?window_s=3600&limit=1000")).document["requests"]
+            regrets, moved = [], 0
+            for row in rows:
+                made = (await call(app, f"/api/request?id={row['id']}")).document["decisions"]
+                views = [(await call(app, f"/api/decision?id={one['id']}")).document for one in made]
+                [led] = [one for one in views if one["found"]["led"]]
+                moved += len(views) > 1 and led is not views[-1]
+                assert all(one["found"]["started"] and one["settled"] for one in views)
+                assert all(one["found"]["ttft_ms"] is None for one in views if one is not led)
+                assert led["found"]["ttft_ms"] == row["ttft_ms"]
+                early = (await call(app, f"/api/decision?id={led['id']}&at={led['stored']}")).document
+                assert not early["found"]["started"]
+                assert (early["found"]["regret_ms"], early["later"], early["settled"]) == (None, [], False)
+                before = await call(app, f"/api/decision?id={led['id']}&at={led['stored'] - 1}")
+                assert (before.status, before.document["error"]["code"]) == (404, "not_yet")
+                if led["found"]["regret_ms"] is not None:
+                    found = led["found"]
+                    regrets.append(found["ttft_ms"] - found["waited_ms"] - found["expected_ttft_ms"])
+                    assert found["regret_ms"] == pytest.approx(regrets[-1])
+            assert moved, "no request has a decision after the one that led to its first token"
+            whole = (await call(app, "/api/series?window_s=3600&columns=1")).document["series"]["regret_ms"]
+            assert whole == pytest.approx([sorted(regrets)[-(-len(regrets) // 2) - 1]])
+            assert len(regrets) > 10
+
+    loop.run(run)
+
+
 VIEWS = (
     b"fleet lanes series requests request decision tree origin usage queue handoffs stuck events diff step position replicas log pools policies "
     b"nothing ../../etc/passwd %00"

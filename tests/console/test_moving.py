@@ -1,6 +1,7 @@
 """Moving over the log: dragging, links, stepping, going back, playing."""
 
 import asyncio
+import re
 from collections import Counter
 from urllib.parse import urlsplit
 
@@ -138,6 +139,37 @@ async def test_the_keyboard_reaches_every_view(console: Console) -> None:
         await expect(shown.page.locator("h1")).to_have_text("Requests")
         await shown.page.keyboard.press("/")
         await expect(shown.page.get_by_role("searchbox", name="Text")).to_be_focused()
+
+
+async def test_the_keyboard_moves_over_charts_and_lanes(console: Console) -> None:
+    """The cursor is said in words, and Enter goes to its time as the API has it."""
+    at = (await console.ask("log"))["last"]
+    async with console.page() as shown:
+        for view, path, columns, name in (
+            ("rates", "series", 120, "Requests, cursor"),
+            ("fleet", "lanes", 240, "Lanes, cursor"),
+        ):
+            await shown.open(view, pool=console.pool, at=at, window=60)
+            axis = await console.ask(path, at=at, window_s=60, columns=columns)
+            cursor = shown.page.get_by_role("slider", name=re.compile(f"^{name}"))
+            await cursor.focus()
+            for key in ("End", "PageUp", "ArrowLeft", "ArrowRight", "ArrowLeft", "ArrowLeft"):
+                await shown.page.keyboard.press(key)
+            column = columns - 13
+            await expect(cursor).to_have_attribute("aria-valuenow", str(column))
+            if view == "fleet":
+                await shown.page.keyboard.press("ArrowDown")
+                await expect(cursor).to_have_attribute(
+                    "aria-valuetext", re.compile("^worker-1, .*(running|report)")
+                )
+                time_ms = axis["from_ms"] + (column + 0.5) * axis["step_ms"]
+            else:
+                await expect(cursor).to_have_attribute("aria-valuetext", re.compile("accepted [0-9.]+ 1/s"))
+                time_ms = axis["from_ms"] + (column + 1) * axis["step_ms"]
+            assert await shown.axe() == []
+            wanted = (await console.ask("position", time_ms=round(time_ms)))["position"]
+            await shown.page.keyboard.press("Enter")
+            await expect(shown.page.locator("#position-field")).to_have_value(f"{wanted:,}")
 
 
 async def test_keys_step_as_the_api_does(console: Console) -> None:

@@ -14,6 +14,15 @@ export function columnTimes(answer) {
   return Array.from({ length: answer.columns }, (_, index) => (answer.from_ms + (index + 1) * answer.step_ms) / 1000);
 }
 
+/** The column to which a key moves a cursor, from none to the last one; null for other keys. */
+export function columnAfter(key, index, count) {
+  const moves = { ArrowLeft: -1, ArrowRight: 1, PageUp: -10, PageDown: 10 };
+  if (key === 'Home') return 0;
+  if (key === 'End') return count - 1;
+  if (!(key in moves)) return null;
+  return index === null ? count - 1 : Math.max(0, Math.min(count - 1, index + moves[key]));
+}
+
 /** Ranges of columns in which no series has a value. */
 export function gaps(lists) {
   const found = [];
@@ -147,6 +156,12 @@ function Values({ title, series, lists, unit, times }) {
   </details>`;
 }
 
+/** The values of all series at a column, in words. */
+function valuesAt(index, { series, lists, unit, times }) {
+  const values = series.map((one, number) => `${one.label} ${format.isNumber(lists[number][index]) ? format.withUnit(lists[number][index], unit) : 'no data'}`);
+  return `${format.time(times[index] * 1000)}: ${values.join(', ')}`;
+}
+
 /** What the chart shows, in a sentence. */
 function summary(title, series, lists, unit) {
   const parts = series.map((one, index) => {
@@ -160,10 +175,10 @@ function summary(title, series, lists, unit) {
 
 /**
  * A chart of an answer's series: `series` are {name, label, colour}, `answer` has from_ms, to_ms, step_ms, columns.
- * `onTime` is called with the time that is clicked.
+ * `onTime` is called with the time that is clicked, or chosen with the keyboard: arrows move the cursor, Enter goes to its time.
  */
 export function Chart({ title, unit, unitLabel, series, answer, lists, marks = [], height = 150, onTime, small = false, signed = false }) {
-  const holder = useRef({ range: [0, 1], marks: [], plot: null });
+  const holder = useRef({ range: [0, 1], marks: [], plot: null, cursor: null });
   const element = useRef();
   const theme = useSignal(dark);
   const [index, setIndex] = useState(null);
@@ -189,12 +204,39 @@ export function Chart({ title, unit, unitLabel, series, answer, lists, marks = [
       plot.destroy();
     };
   }, [theme, unit, series.map((one) => one.name).join()]);
-  useEffect(() => holder.current.plot?.setData([times, ...lists]), [answer, lists]);
+  useEffect(() => {
+    holder.current.plot?.setData([times, ...lists]);
+    // The cursor of the keyboard stays at its time while the window moves on.
+    if (holder.current.cursor !== null) place(Math.round((holder.current.cursor - times[0]) / (answer.step_ms / 1000)));
+  }, [answer, lists]);
+
+  const place = (wanted) => {
+    const { plot } = holder.current;
+    const column = wanted === null ? null : Math.max(0, Math.min(times.length - 1, wanted));
+    holder.current.cursor = column === null ? null : times[column];
+    plot?.setCursor(column === null ? { left: -10, top: -10 } : { left: plot.valToPos(times[column], 'x'), top: 0 });
+    setIndex(column);
+  };
+  const keyed = (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    const column = columnAfter(event.key, index, times.length);
+    if (column !== null) place(column);
+    else if (event.key === 'Enter' && index !== null) onTime(times[index] * 1000);
+    else return;
+    event.preventDefault();
+  };
+  // A chart whose times can be gone to is moved over like a slider; the picture itself is described beside it.
+  const cursor = onTime && {
+    role: 'slider', tabindex: 0, 'aria-label': `${title}, cursor: arrows move it, Enter goes to its time`, 'aria-describedby': `${id}-summary`, 'aria-orientation': 'horizontal',
+    'aria-valuemin': 0, 'aria-valuemax': times.length - 1, 'aria-valuenow': index ?? times.length - 1, 'aria-valuetext': valuesAt(index ?? times.length - 1, { series, lists, unit, times }),
+    onKeyDown: keyed, onBlur: () => holder.current.cursor !== null && place(null),
+  };
 
   return html`<figure class=${classes('chart', onTime && 'chart-clickable')} aria-labelledby=${id}>
     <figcaption><span id=${id} class="chart-title">${title}</span> <span class="unit">${unitLabel}</span></figcaption>
     <div class="chart-area">
-      <div ref=${element} role="img" aria-label=${summary(title, series, lists, unit)}></div>
+      <div ref=${element} ...${cursor || { role: 'img', 'aria-label': summary(title, series, lists, unit) }}></div>
+      ${cursor ? html`<p id=${`${id}-summary`} class="visually-hidden">${summary(title, series, lists, unit)}</p>` : null}
       ${empty ? html`<p class="chart-empty">No data in this window</p>` : null}
     </div>
     <${Legend} series=${series} lists=${lists} unit=${unit} index=${index} times=${times} small=${small} />

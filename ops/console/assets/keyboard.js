@@ -17,6 +17,7 @@ export const KEYS = [
   ['p', 'Pause while live; play or stop otherwise'],
   ['c', 'Copy a link to this view at this position'],
   ['/', 'Go to the filter of the view'],
+  ['← → Enter', 'In a chart or the lanes: move the cursor (Page keys, Home and End move further), and go to its time'],
   ['g', 'Then a letter: go to a view'],
   ['Ctrl K', 'Open the palette: views, workers, requests, positions, times'],
   ['?', 'Show this help'],

@@ -1,7 +1,7 @@
 /** Workers over time: the batch as an area, requests that wait above it, KV fill as a strip, and marks where a worker came, went or changed. */
-import { html, useEffect, useLayoutEffect, useRef, useSignal, useState } from './library.js';
+import { html, useEffect, useId, useLayoutEffect, useRef, useSignal, useState } from './library.js';
 import { colour, hatch, markColour } from './colours.js';
-import { drawnOrder } from './charts.js';
+import { columnAfter, drawnOrder } from './charts.js';
 import { WorkerLink } from './parts.js';
 import * as format from './format.js';
 import { dark } from './state.js';
@@ -115,19 +115,29 @@ function draw(canvas, { answer, scroll, pointer }) {
   }
 }
 
-/** What is under the pointer, in words. */
-function Tip({ answer, pointer }) {
-  if (!pointer) return html`<p class="lane-tip muted">Point at a lane to read its values; click to go to that time.</p>`;
+/** The values under a pointer in words; "" beside the lanes. */
+function textAt(answer, pointer) {
   const worker = answer.workers[pointer.lane];
-  if (!worker) return html`<p class="lane-tip"></p>`;
-  const time = answer.from_ms + pointer.share * (answer.to_ms - answer.from_ms);
+  if (!worker) return '';
   const index = Math.min(answer.columns - 1, Math.floor(pointer.share * answer.columns));
   const running = worker.running[index];
-  const near = worker.marks.filter((mark) => Math.abs(mark.time_ms - time) < answer.step_ms * 2);
-  const values = format.isNumber(running)
+  return format.isNumber(running)
     ? `${format.number(running)} running, ${format.number(worker.waiting[index])} waiting, KV ${format.percent(worker.used[index])}`
     : 'no report';
-  return html`<p class="lane-tip"><strong>${worker.name}</strong> <span class="number">${format.time(time)}</span> ${values}${near.map((mark) => html` · <span class=${`mark-text mark-text-${mark.kind}`}>${mark.text}</span>`)}</p>`;
+}
+
+function timeAt(answer, share) {
+  return answer.from_ms + share * (answer.to_ms - answer.from_ms);
+}
+
+/** What is under the pointer, in words. */
+function Tip({ answer, pointer }) {
+  if (!pointer) return html`<p class="lane-tip muted">Point at a lane to read its values, and click to go to that time; or move over them with the arrow keys, and press Enter.</p>`;
+  const worker = answer.workers[pointer.lane];
+  if (!worker) return html`<p class="lane-tip"></p>`;
+  const time = timeAt(answer, pointer.share);
+  const near = worker.marks.filter((mark) => Math.abs(mark.time_ms - time) < answer.step_ms * 2);
+  return html`<p class="lane-tip"><strong>${worker.name}</strong> <span class="number">${format.time(time)}</span> ${textAt(answer, pointer)}${near.map((mark) => html` · <span class=${`mark-text mark-text-${mark.kind}`}>${mark.text}</span>`)}</p>`;
 }
 
 function Legend() {
@@ -138,7 +148,13 @@ function Legend() {
   </ul>`;
 }
 
-/** The lanes of all workers; `onTime` is called with the time that is clicked. */
+/** Scrolls so that a lane is in sight. */
+function showLane(element, lane) {
+  const room = element.clientHeight - AXIS - LANE;
+  element.scrollTop = Math.max(Math.min(element.scrollTop, lane * LANE), lane * LANE - room);
+}
+
+/** The lanes of all workers; `onTime` is called with the time that is clicked, or chosen with the keyboard. */
 export function Lanes({ answer, onTime }) {
   const canvas = useRef();
   const container = useRef();
@@ -146,6 +162,7 @@ export function Lanes({ answer, onTime }) {
   const [pointer, setPointer] = useState(null);
   const [size, setSize] = useState({ width: 0, height: 0 });
   const theme = useSignal(dark);
+  const id = useId();
   const total = answer.workers.length * LANE;
   useEffect(() => {
     const element = canvas.current;
@@ -161,16 +178,33 @@ export function Lanes({ answer, onTime }) {
     setPointer({ x, share, lane: Math.floor((event.clientY - box.top + scroll) / LANE) });
   };
   const clicked = () => {
-    if (pointer) onTime(answer.from_ms + pointer.share * (answer.to_ms - answer.from_ms));
+    if (pointer) onTime(timeAt(answer, pointer.share));
   };
+  const column = pointer ? Math.min(answer.columns - 1, Math.floor(pointer.share * answer.columns)) : null;
+  const keyed = (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    const down = { ArrowUp: -1, ArrowDown: 1 }[event.key] || 0;
+    const wanted = down ? column ?? answer.columns - 1 : columnAfter(event.key, column, answer.columns);
+    if (wanted !== null) {
+      const lane = Math.max(0, Math.min(answer.workers.length - 1, (pointer?.lane ?? 0) + down));
+      const share = (wanted + 0.5) / answer.columns;
+      setPointer({ x: share * canvas.current.clientWidth, share, lane });
+      showLane(container.current, lane);
+    } else if (event.key === 'Enter' && pointer) clicked();
+    else return;
+    event.preventDefault();
+  };
+  const spoken = pointer && answer.workers[pointer.lane] ? `${answer.workers[pointer.lane].name}, ${format.time(timeAt(answer, pointer.share))}: ${textAt(answer, pointer)}` : 'no time chosen';
   const height = { height: `${Math.min(total + AXIS, 560)}px` };
   return html`<figure class="lanes" aria-label="Workers over time">
     <${Legend} />
-    <div class="lanes-scroll" ref=${container} style=${height} onScroll=${(event) => setScroll(event.currentTarget.scrollTop)} tabindex="0" role="region" aria-label="Workers over time">
+    <div class="lanes-scroll" ref=${container} style=${height} onScroll=${(event) => setScroll(event.currentTarget.scrollTop)} role="region" aria-label="Lanes">
       <div class="lanes-content" style=${{ height: `${total + AXIS}px` }}>
         <ul class="lane-names">${answer.workers.map((worker, index) => html`<li key=${worker.name} style=${{ top: `${index * LANE}px` }}><${WorkerLink} name=${worker.name} /><span class="muted">${worker.role === 'both' ? worker.engine : `${worker.engine} · ${worker.role}`}</span></li>`)}</ul>
-        <canvas ref=${canvas} class="lanes-canvas" style=${height} onMouseMove=${moved} onMouseLeave=${() => setPointer(null)} onClick=${clicked} role="img"
-          aria-label=${`Batch, waiting requests and KV fill of ${answer.workers.length} workers from ${format.time(answer.from_ms)} to ${format.time(answer.to_ms)}; the table has the latest values, and the list below the marks.`}></canvas>
+        <canvas ref=${canvas} class="lanes-canvas" style=${height} onMouseMove=${moved} onMouseLeave=${() => setPointer(null)} onClick=${clicked} onKeyDown=${keyed} onBlur=${() => setPointer(null)}
+          tabindex="0" role="slider" aria-orientation="horizontal" aria-valuemin="0" aria-valuemax=${answer.columns - 1} aria-valuenow=${column ?? answer.columns - 1} aria-valuetext=${spoken} aria-describedby=${id}
+          aria-label="Lanes, cursor: left and right move it in time, up and down to another worker, Enter goes to its time"></canvas>
+        <p id=${id} class="visually-hidden">${`Batch, waiting requests and KV fill of ${answer.workers.length} workers from ${format.time(answer.from_ms)} to ${format.time(answer.to_ms)}; the table has the latest values, and the list below the marks.`}</p>
       </div>
     </div>
     <figcaption><${Tip} answer=${answer} pointer=${pointer} /></figcaption>

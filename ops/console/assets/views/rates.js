@@ -103,7 +103,7 @@ export function Rates() {
   const subtitle = data && `${format.time(data.from_ms)} to ${format.time(data.to_ms)}; a point stands for ${format.duration(data.step_ms)}`;
   const rest = data ? data.groups_total - data.groups.length : 0;
   return html`<${View} title="Rates and latencies" subtitle=${subtitle} actions=${html`<${WindowSelect} />`} controls=${html`<${Filters} data=${data} values=${values} />`} answer=${answer}>
-    ${data && html`<p class="muted hint">Hatched time has no data. Click in a chart to go to that time.${rest > 0 ? ` The ${data.groups.length} with most requests of ${data.groups_total}.` : ''}</p>
+    ${data && html`<p class="muted hint">Hatched time has no data. Click in a chart to go to that time, or move over it with the arrow keys and press Enter.${rest > 0 ? ` The ${data.groups.length} with most requests of ${data.groups_total}.` : ''}</p>
     <div class="charts" key=${data.split}>
       ${data.split ? html`<${Groups} data=${data} />` : html`<${AllTogether} data=${data} filtered=${model || tenant} />`}
     </div>

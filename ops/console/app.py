@@ -1,7 +1,7 @@
 """The console's HTTP application: the page, its API, and control commands, which it passes to the admin application.
 
     GET  /                    the page; /assets/… its files
-    GET  /api/…               JSON views (ops.console.views, .rates, .requests, .prefixes, .records)
+    GET  /api/…               JSON views (ops.console.views, .queue, .rates, .requests, .prefixes, .records)
     GET  /api/live            server-sent events: how far the history reaches
     POST /admin/workers/…     control commands, for an operator's token
 
@@ -26,7 +26,7 @@ from headwater.actors.http.asgi import Asgi, ClientGone, Headers, Receive, Scope
 from headwater.actors.http.decoding import require_method
 from headwater.actors.http.errors import ApiError
 from headwater.events.ports import LogError
-from headwater.ops.console import prefixes, rates, records, requests, views
+from headwater.ops.console import prefixes, queue, rates, records, requests, views
 from headwater.ops.console.access import ConsoleAccess, Scopes
 from headwater.ops.console.pools import Pools
 from headwater.ops.console.query import Query, not_found
@@ -60,7 +60,6 @@ VIEWS: Final[dict[str, View]] = {
     "lanes": views.lanes_view,
     "tree": prefixes.tree_view,
     "origin": prefixes.origin_view,
-    "queue": views.queue_view,
     "handoffs": views.handoffs_view,
     "stuck": views.stuck_view,
     "diff": views.diff_view,
@@ -71,7 +70,11 @@ VIEWS: Final[dict[str, View]] = {
 }
 
 
-TENANT_VIEWS: Final = {"series": rates.series_view, "usage": rates.usage_view}
+TENANT_VIEWS: Final = {
+    "series": rates.series_view,
+    "usage": rates.usage_view,
+    "queue": queue.queue_view,
+}
 """Views that tell tenants apart for who may see them."""
 
 

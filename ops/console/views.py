@@ -1,4 +1,4 @@
-"""The views of a fleet at a position: workers, lanes, queue, hand-offs, and what two positions differ in.
+"""The views of a fleet at a position: workers, lanes, hand-offs, stuck requests, and what two positions differ in.
 
 Each is a function of the history and the position alone, so that who opens the same link sees the same.
 """
@@ -13,7 +13,7 @@ import numpy as np
 from headwater.ops.console.query import Query
 from headwater.ops.history import series
 from headwater.ops.history.findings import BEFORE_NS, RECENT_NS, STUCK_NS, findings, is_stuck
-from headwater.ops.history.fleet import FleetAt, Mark
+from headwater.ops.history.fleet import Mark
 from headwater.ops.history.history import History, Moment
 from headwater.ops.history.requests import Request
 from headwater.ops.history.stuck import OpenRequests, Stuck, Surroundings, stuck_requests
@@ -220,44 +220,6 @@ def axis_of(window: series.Window) -> Document:
     }
 
 
-async def queue_view(history: History, query: Query) -> Document:
-    """Requests that wait for a worker, by tenant, and how long requests waited lately."""
-    moment = await history.moment(query.optional("at"))
-    now_ns = moment.stored_ns
-    fleet = await history.fleet_at(moment)
-    waiting = [row for row in history.requests.open_at(now_ns) if row.state_at(now_ns) == "routing"]
-    reason = _why_waiting(fleet)
-    by_tenant: defaultdict[str, list[Request]] = defaultdict(list)
-    for row in waiting:
-        by_tenant[tenant_text(row.tenant)].append(row)
-    recent = history.requests.accepted_between(now_ns - BEFORE_NS, now_ns)
-    waits = [
-        float(row.waited_at(moment.position))
-        for row in recent
-        if row.decisions and row.decisions[0] <= moment.position
-    ]
-    return {
-        **head(moment, notice_of(history)),
-        "waiting": [
-            {
-                "request": row.id,
-                "tenant": tenant_text(row.tenant),
-                "priority": None,
-                "waited_ms": (now_ns - row.since_ns(now_ns)) / 1e6,
-                "prompt_tokens": row.prompt_tokens,
-                "model": row.model,
-                "reason": reason,
-            }
-            for row in waiting
-        ],
-        "by_tenant": [
-            {"tenant": tenant, "count": len(rows), "oldest_ms": (now_ns - rows[0].accepted_ns) / 1e6}
-            for tenant, rows in sorted(by_tenant.items())
-        ],
-        "waited": {"p50_ms": series.quantile(waits, 0.5), "p99_ms": series.quantile(waits, 0.99)},
-    }
-
-
 NO_TENANT: Final = "none"
 """Selects requests without a tenant."""
 
@@ -265,20 +227,6 @@ NO_TENANT: Final = "none"
 def tenant_text(digest: int) -> str:
     """A tenant as the page names it; "" for none."""
     return f"{digest & (1 << 64) - 1:016x}" if digest else ""
-
-
-def _why_waiting(fleet: FleetAt) -> str:
-    """Why requests wait at the router, as far as the log tells: it records what was decided, not what waits."""
-    ready = [one for one in fleet.loads.workers.values() if one.takes_requests]
-    if not ready:
-        return "no worker takes requests"
-    if all(one.running + one.waiting >= one.max_running for one in ready):
-        return "every worker has as many requests as it may run"
-    if all(
-        one.waiting or max(one.used_blocks, one.decode_blocks) >= 0.95 * one.total_blocks for one in ready
-    ):
-        return "every worker has requests waiting, or no free KV blocks"
-    return "it is on its way to the router, or no worker meets its constraints"
 
 
 async def handoffs_view(history: History, query: Query) -> Document:

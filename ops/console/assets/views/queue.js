@@ -1,7 +1,7 @@
 /** Requests that wait at the router, and prompts that are handed from worker to worker. */
 import { html, useSignal } from '../library.js';
 import { useAnswer } from '../answers.js';
-import { Empty, Meter, Panel, RequestLink, SmallTable, StateBadge, Tile, Time, View, WindowSelect, WorkerLink, windowLabel } from '../parts.js';
+import { Empty, Panel, RequestLink, StateBadge, Tile, Time, View, WindowSelect, WorkerLink, windowLabel } from '../parts.js';
 import { Table } from '../table.js';
 import * as format from '../format.js';
 import * as state from '../state.js';
@@ -12,6 +12,7 @@ const WAITING = [
   { name: 'request', label: 'Request', render: (one) => html`<${RequestLink} id=${one.request} />` },
   { name: 'waited', label: 'Waits for', align: 'right', render: (one) => format.duration(one.waited_ms) },
   { name: 'priority', label: 'Priority', align: 'right', render: (one) => format.integer(one.priority) },
+  { name: 'before', label: 'Before it', title: 'Requests of lower priorities, which are served first', align: 'right', wide: true, render: (one) => format.integer(one.before) },
   { name: 'tenant', label: 'Tenant', className: 'clip', render: (one) => code(one.tenant) },
   { name: 'prompt', label: 'Prompt', unit: 'tokens', align: 'right', render: (one) => format.integer(one.prompt_tokens) },
   { name: 'model', label: 'Model', wide: true, render: (one) => one.model },
@@ -31,30 +32,29 @@ const HANDOFFS = [
   { name: 'text', label: 'Remark', wide: true, render: (one) => one.text || format.UNKNOWN },
 ];
 
-function Tenants({ rows }) {
-  if (!rows.length) return html`<p class="muted">No tenant waits.</p>`;
-  const most = Math.max(1, ...rows.map((row) => row.count));
-  return html`<${SmallTable} label="Waiting requests by tenant" headings=${[['Tenant'], ['Requests'], ['Oldest waits for', true]]}>
-    ${rows.map((row) => html`<tr key=${row.tenant}>
-      <td class="clip">${row.tenant ? code(row.tenant) : 'without one'}</td>
-      <td><${Meter} value=${row.count} maximum=${most} text=${format.integer(row.count)} label="Requests" plain=${true} /></td>
-      <td class="right number">${format.duration(row.oldest_ms)}</td>
-    </tr>`)}
-  <//>`;
-}
+const GROUPS = [
+  { name: 'priority', label: 'Priority', align: 'right', render: (one) => format.integer(one.priority) },
+  { name: 'tenant', label: 'Tenant', className: 'clip', render: (one) => (one.tenant ? code(one.tenant) : 'without one') },
+  { name: 'count', label: 'Waiting', align: 'right', render: (one) => format.integer(one.count) },
+  { name: 'oldest', label: 'Oldest waits', align: 'right', render: (one) => format.duration(one.oldest_ms) },
+  { name: 'routed', label: 'Routed', align: 'right', wide: true, render: (one) => format.integer(one.routed) },
+  { name: 'p99', label: 'Waited, p99', align: 'right', wide: true, render: (one) => format.duration(one.p99_ms) },
+];
 
 function QueuePart({ data }) {
+  const lately = `routed in the last ${windowLabel(data.waited_s)}`;
+  const columns = data.by === 'priority' ? GROUPS.filter((one) => one.name !== 'tenant') : GROUPS;
   return html`
     <dl class="tiles tiles-few">
       <${Tile} label="Requests that wait" value=${format.integer(data.waiting.length)} kind=${data.waiting.length ? 'warning' : ''} />
-      <${Tile} label="Waited, p50" value=${format.duration(data.waited.p50_ms)} detail="decisions of the last 5 minutes" />
-      <${Tile} label="Waited, p99" value=${format.duration(data.waited.p99_ms)} detail="decisions of the last 5 minutes" />
+      <${Tile} label="Waited, p50" value=${format.duration(data.waited.p50_ms)} detail=${lately} />
+      <${Tile} label="Waited, p99" value=${format.duration(data.waited.p99_ms)} detail=${lately} />
     </dl>
-    <div class="columns columns-wide">
-      <${Panel} title="Waiting at the router"><${Table} label="Requests that wait" columns=${WAITING} rows=${data.waiting} keyOf=${(one) => one.request}
-        empty=${html`<${Empty} title="No request waits at this position.">A request waits while all its workers are saturated.<//>`} /><//>
-      <${Panel} title="By tenant"><${Tenants} rows=${data.by_tenant} /><//>
-    </div>`;
+    <${Panel} title="Waiting at the router" note="those to be served first on top"><${Table} label="Requests that wait" columns=${WAITING} rows=${data.waiting} keyOf=${(one) => one.request}
+      empty=${html`<${Empty} title="No request waits at this position.">A request waits while all its workers are saturated.<//>`} />
+      <p class="muted">${data.not_recorded}</p><//>
+    <${Panel} title=${`By ${data.by}`} note=${`lower priorities are served first; ${lately}`}><${Table} label=${`Waiting requests by ${data.by}`} columns=${columns} rows=${data.groups} keyOf=${(one) => `${one.priority} ${one.tenant}`}
+      empty=${html`<${Empty} title="No request waits or was routed lately." />`} /><//>`;
 }
 
 /** The view. */

@@ -219,7 +219,7 @@ test: install model clients browser templates sglang lint
 soak: install model clients browser agents buckets templates sglang
 	$(BIN)/pytest -n 2 $(DIST) -m soak
 	$(BIN)/pytest -n 2 tests/unit --hypothesis-profile soak --timeout 600
-	PARSER_EXAMPLES=10000 $(BIN)/pytest -n 2 tests/parsers
+	PARSER_EXAMPLES=52000 $(BIN)/pytest -n 2 tests/parsers
 	$(BIN)/python -m tests.faults.kills.random_kills --seconds 1200 --edges 3 --routers 3
 	$(BIN)/python -m tests.faults.kills.pauses --seconds 20
 	$(BIN)/python -m tests.faults.store.quorum_loss --seconds 20

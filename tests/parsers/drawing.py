@@ -78,6 +78,47 @@ def draw_string(rnd: Random, markup: Sequence[str] = ()) -> str:
     return "".join(pieces)
 
 
+LETTERS: Final = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_"
+
+PLANES: Final = (
+    (0x20, 0x7F),
+    (0, 0x20),
+    (0x7F, 0x3000),
+    (0x3000, 0xD800),
+    (0xE000, 0x10000),
+    (0x10000, 0x110000),
+)
+"""Ranges of characters; those left out are no characters but halves of pairs."""
+
+
+def draw_characters(rnd: Random) -> str:
+    """Any characters, mostly those of ASCII."""
+    ranges = [PLANES[0] if often(rnd, 3) else choice(rnd, PLANES) for _ in range(1 + rnd.randrange(5))]
+    return "".join(chr(first + rnd.randrange(end - first)) for first, end in ranges)
+
+
+def draw_wild_string(rnd: Random, markup: Sequence[str] = ()) -> str:
+    """A string as `draw_string` draws it, or one with any characters, and with markers that are cut at either end."""
+    if rnd.randrange(2):
+        return draw_string(rnd, markup)
+    pieces = []
+    for _ in range(1 + rnd.randrange(4)):
+        kind = rnd.randrange(4)
+        if kind == 0:
+            pieces.append(draw_characters(rnd))
+        else:
+            whole = choice(rnd, (WORDS, MARKUP, (*markup, "x"))[kind - 1])
+            cut = rnd.randrange(len(whole) + 1)
+            pieces.append(whole[:cut] if rnd.randrange(2) else whole[cut:])
+    return "".join(pieces)
+
+
+def draw_identifier(rnd: Random) -> str:
+    """A name that every format can write."""
+    characters = LETTERS + "0123456789"
+    return choice(rnd, LETTERS) + "".join(choice(rnd, characters) for _ in range(rnd.randrange(12)))
+
+
 def draw_number(rnd: Random) -> float:
     """A number of any size."""
     return choice(rnd, (0, 1.5, -1, 42, -0.25, 3.0, 1e21, 2.5e-7, 12345678901234567890, -7))
@@ -164,11 +205,15 @@ def _draw_structure(rnd: Random, schema: Schema, kind: str, text: Callable[[], s
     return {key: draw_value(rnd, one, text, depth) for key, one in properties.items() if often(rnd, 3)}
 
 
-def draw_tools(rnd: Random) -> list[dict[str, Any]]:
-    """One to three tools, in the form of the chat completions API."""
+def draw_tools(rnd: Random, *, wild: bool = False) -> list[dict[str, Any]]:
+    """One to three tools, in the form of the chat completions API. `wild`: their names and keys are any, not only those listed here."""
+
+    def name_of(names: Sequence[str]) -> str:
+        return draw_identifier(rnd) if wild and seldom(rnd, 3) else choice(rnd, names)
+
     tools = []
-    for name in sorted({choice(rnd, NAMES) for _ in range(1 + rnd.randrange(3))}):
-        keys = sorted({choice(rnd, KEYS) for _ in range(rnd.randrange(4))})
+    for name in sorted({name_of(NAMES) for _ in range(1 + rnd.randrange(3))}):
+        keys = sorted({name_of(KEYS) for _ in range(rnd.randrange(4))})
         properties = {key: draw_schema(rnd) for key in keys}
         parameters: dict[str, Any] = {"type": "object", "properties": properties, "required": keys[:1]}
         if '"$ref"' in json.dumps(properties):
@@ -178,14 +223,21 @@ def draw_tools(rnd: Random) -> list[dict[str, Any]]:
 
 
 def draw_call(
-    rnd: Random, tools: Sequence[dict[str, Any]], *, markup: Sequence[str], unsafe: re.Pattern[str] | None
+    rnd: Random,
+    tools: Sequence[dict[str, Any]],
+    *,
+    markup: Sequence[str],
+    unsafe: re.Pattern[str] | None,
+    wild: bool = False,
 ) -> Call:
     """A call of one of the tools. Its strings have nothing that `unsafe` matches."""
     function = choice(rnd, tools)["function"]
 
     def text() -> str:
-        found = draw_string(rnd, markup)
-        return "plain" if unsafe is not None and unsafe.search(found) else found
+        found = (draw_wild_string if wild else draw_string)(rnd, markup)
+        # Within structures a string is written as JSON.
+        written = (found, json.dumps(found, ensure_ascii=False))
+        return "plain" if unsafe is not None and any(map(unsafe.search, written)) else found
 
     parameters = function["parameters"]
     return Call(
@@ -203,6 +255,17 @@ def draw_prose(rnd: Random) -> str:
     return " ".join(choice(rnd, PROSE) for _ in range(1 + rnd.randrange(2)))
 
 
+def draw_wild_prose(rnd: Random, markers: Sequence[str]) -> str:
+    """Text as `draw_prose` draws it, with any characters and the beginnings of markers behind it."""
+    pieces = [draw_prose(rnd)]
+    for _ in range(rnd.randrange(3)):
+        marker = choice(rnd, (*markers, "<"))
+        begun = marker[: rnd.randrange(len(marker))] if rnd.randrange(2) else draw_characters(rnd)
+        pieces.append(begun)
+    text = " ".join(pieces)
+    return pieces[0] if any(marker in text for marker in markers) else text
+
+
 def draw_answer(
     rnd: Random,
     tools: Sequence[dict[str, Any]],
@@ -214,21 +277,30 @@ def draw_answer(
     between: bool = True,
     behind: bool = True,
     calls_max: int = 3,
+    markers: Sequence[str] = (),
+    wild: bool = False,
 ) -> Answer:
-    """One to three calls in groups, with or without reasoning and text around them, as far as the format has a place for that."""
-    reasoning = draw_prose(rnd) if reasons and rnd.randrange(2) else ""
+    """One to three calls in groups, with or without reasoning and text around them, as far as the format has a place for that.
+
+    `wild` texts have beginnings of `markers`, but none of them whole.
+    """
+
+    def prose() -> str:
+        return draw_wild_prose(rnd, markers) if wild else draw_prose(rnd)
+
+    reasoning = prose() if reasons and rnd.randrange(2) else ""
     parts: list[str | tuple[Call, ...]] = []
     if before and rnd.randrange(2):
-        parts.append(draw_prose(rnd))
+        parts.append(prose())
     group: list[Call] = []
     for number in range(1 + rnd.randrange(calls_max)):
         if number and between and seldom(rnd, 3):
-            parts += [tuple(group), draw_prose(rnd)]
+            parts += [tuple(group), prose()]
             group = []
-        group.append(draw_call(rnd, tools, markup=markup, unsafe=unsafe))
+        group.append(draw_call(rnd, tools, markup=markup, unsafe=unsafe, wild=wild))
     parts.append(tuple(group))
     if behind and seldom(rnd, 3):
-        parts.append(draw_prose(rnd))
+        parts.append(prose())
     return Answer(reasoning, tuple(parts))
 
 

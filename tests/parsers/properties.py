@@ -9,11 +9,10 @@ from itertools import takewhile
 from random import Random
 from typing import Final, NamedTuple
 
-from headwater.actors.edge.parsing.formats import REASONING_FORMATS, TOOL_FORMATS
 from tests.parsers.answers import Answer, Reading, loads
-from tests.parsers.drawing import draw_pieces
+from tests.parsers.drawing import draw_pieces, often
 from tests.parsers.judge import problem_of, problem_of_call, read_written
-from tests.parsers.writers.writer import Writer, Written, draw_written
+from tests.parsers.writers.writer import Writer, Written, draw_written, markers_of
 
 CUTS: Final = 3
 """Places at which each answer is cut."""
@@ -26,16 +25,6 @@ MARKUP: Final = frozenset("<|｜")
 
 
 _MARKED: Final = re.compile(r"[<|｜][^\"'\\<]*")
-
-HARMONY_MARKERS: Final = (
-    "<|start|>",
-    "<|channel|>",
-    "<|message|>",
-    "<|constrain|>",
-    "<|end|>",
-    "<|call|>",
-    "<|return|>",
-)
 
 
 class Fault(NamedTuple):
@@ -55,16 +44,17 @@ Property = Callable[[Writer, Random], Fault | None]
 
 
 def is_read(writer: Writer, rnd: Random) -> Fault | None:
-    """What was written is read."""
-    written = draw_written(writer, rnd)
-    reading = read_written(written)
+    """What was written is read, mostly in pieces."""
+    written = draw_written(writer, rnd, wild=True)
+    pieces = draw_pieces(rnd, written.text) if often(rnd, 4) else [written.text]
+    reading = read_written(written, pieces)
     problem = problem_of(written, reading)
-    return Fault(problem, written, written.text, reading) if problem else None
+    return Fault(f"{problem}, pieces: {pieces}", written, written.text, reading) if problem else None
 
 
 def pieces_make_no_difference(writer: Writer, rnd: Random) -> Fault | None:
     """Whole and in pieces a text has one meaning, also with strings that the format cannot tell from its markup."""
-    written = draw_written(writer, rnd, safe=False)
+    written = draw_written(writer, rnd, safe=False, wild=True)
     pieces = draw_pieces(rnd, written.text)
     whole, other = read_written(written), read_written(written, pieces)
     return (
@@ -74,7 +64,7 @@ def pieces_make_no_difference(writer: Writer, rnd: Random) -> Fault | None:
 
 def cut_off_is_not_whole(writer: Writer, rnd: Random) -> Fault | None:
     """Of an answer that is cut anywhere no markup is text, no call is whole that is not, and none is invented."""
-    written = draw_written(writer, rnd)
+    written = draw_written(writer, rnd, wild=True)
     for _ in range(CUTS):
         cut = written.text[: len(written.text) - rnd.randrange(len(written.text))]
         reading = read_written(written, [cut])
@@ -87,7 +77,7 @@ def cut_off_is_not_whole(writer: Writer, rnd: Random) -> Fault | None:
 
 def cut_arguments_have_no_markup(writer: Writer, rnd: Random) -> Fault | None:
     """The arguments of a call that was cut off have no beginning of a marker: a client may use what it has of them."""
-    written = draw_written(writer, rnd)
+    written = draw_written(writer, rnd, wild=True)
     whole = read_written(written)
     for _ in range(CUTS):
         cut = written.text[: len(written.text) - rnd.randrange(len(written.text))]
@@ -107,7 +97,7 @@ def _is_begun_text(got: str, full: str) -> bool:
 
 def last_marker_may_be_missing(writer: Writer, rnd: Random) -> Fault | None:
     """Cut within the last characters, a call is whole or has no end, and nothing of its markup is text."""
-    written = draw_written(writer, rnd)
+    written = draw_written(writer, rnd, wild=True)
     if isinstance(written.answer.parts[-1], str):
         return None
     for missing in range(1, min(LAST_MAX, len(written.text))):
@@ -116,15 +106,6 @@ def last_marker_may_be_missing(writer: Writer, rnd: Random) -> Fault | None:
         if problem := problem_of_cut(written, cut, reading):
             return Fault(problem, written, cut, reading)
     return None
-
-
-def markers_of(writer: Writer) -> tuple[str, ...]:
-    """All markers of a family that stand outside of calls."""
-    tools, reasoning = TOOL_FORMATS[writer.tool_format], REASONING_FORMATS.get(writer.reasoning_format)
-    around = (*reasoning.open, *reasoning.close, *reasoning.framing) if reasoning is not None else ()
-    if writer.tool_format == "harmony":
-        around = HARMONY_MARKERS
-    return (*tools.calls, *tools.framing, *tools.end_reasoning, *around)
 
 
 def without_space(text: str) -> str:

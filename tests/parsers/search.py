@@ -6,8 +6,8 @@ python -m tests.parsers.search [--examples 2000] [--claim TEXT] [FAMILY ...]
 import argparse
 import re
 from collections import Counter
-from random import Random
 
+from tests.parsers.examples import source
 from tests.parsers.properties import PROPERTIES, Fault
 from tests.parsers.writers import WRITERS
 
@@ -35,8 +35,8 @@ def main() -> None:
         for name in options.families or WRITERS:
             shortest: dict[str, Fault] = {}
             counts: Counter[str] = Counter()
-            for seed in range(options.examples):
-                fault = broken(WRITERS[name], Random(seed))
+            for number in range(options.examples):
+                fault = broken(WRITERS[name], source(claim, name, number))
                 if fault is None:
                     continue
                 kind = kind_of(fault)

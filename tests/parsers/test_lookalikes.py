@@ -6,11 +6,11 @@ import pytest
 
 from headwater.actors.edge.parsing.formats import REASONING_FORMATS, TOOL_FORMATS
 from tests.parsers.answers import Answer, Call
-from tests.parsers.drawing import draw_pieces, draw_prose
-from tests.parsers.examples import EXAMPLES
+from tests.parsers.drawing import draw_pieces, draw_wild_prose
+from tests.parsers.examples import EXAMPLES, FEWER, FEWEST, TIMEOUT
 from tests.parsers.judge import problem_of, read
 from tests.parsers.writers import FIRST, WRITERS
-from tests.parsers.writers.writer import Writer, Written
+from tests.parsers.writers.writer import Writer, Written, markers_of
 
 CALL = Call("f", {"s": "v"})
 
@@ -100,7 +100,11 @@ def test_a_marker_of_another_format_is_text(name: str, marker: str) -> None:
         check(WRITERS[name], sentence.format(marker), calls=True)
 
 
+@pytest.mark.timeout(TIMEOUT)
 @pytest.mark.parametrize("name", FIRST.values())
 def test_prose_is_text(name: str) -> None:
-    for seed in range(EXAMPLES):
-        check(WRITERS[name], draw_prose(Random(seed)), calls=False)
+    """Also with the beginnings of markers in it."""
+    writer = WRITERS[name]
+    for number in range(max(EXAMPLES // FEWER, min(EXAMPLES, FEWEST))):
+        rnd = Random(f"prose, {name}, {number}")
+        check(writer, draw_wild_prose(rnd, markers_of(writer)), calls=False)

@@ -24,4 +24,4 @@ def test_property(claim: str, name: str) -> None:
         fault = PROPERTIES[claim](WRITERS[name], rnd)
         assert fault is None, str(fault)
 
-    for_examples(check)
+    for_examples(check, claim, WRITERS[name])

@@ -178,11 +178,16 @@ def _unsafe(end: str, following: Sequence[str], *others: str) -> re.Pattern[str]
     return re.compile("|".join(patterns))
 
 
+def _begun(opening: str, parameter: str, end: str, close: str) -> str:
+    """A call that is begun in a value and not ended there: the same text is a whole call in a value, in an answer that is cut off."""
+    return rf"{opening}\s*{re.escape(parameter)}(?![\s\S]*{re.escape(end)}\s*{re.escape(close)})"
+
+
 _QWEN_LOOKS: Final = (
     r"\A\s*</function>",
-    r"<function=[^<>]+>\s*<parameter=(?![\s\S]*</parameter>\s*</function>)",
+    _begun("<function=[^<>]+>", "<parameter=", "</parameter>", "</function>"),
 )
-"""The end of a call whose value was forgotten, which an answer that is cut off may end with; and a call that is begun in a value and not ended."""
+"""The end of a call whose value was forgotten, which an answer that is cut off may end with; and a call that is begun in a value."""
 
 _QWEN_UNSAFE: Final = _unsafe(
     "</parameter>",
@@ -197,18 +202,51 @@ _QWEN_MARKUP: Final = (
     "</function>",
     "<tool_call>\n<function=f>\n",
 )
-_GLM_UNSAFE: Final = _unsafe("</arg_value>", ("<arg_key>", "</tool_call>"), r"</tool_call>\s*<tool_call>")
-_INVOKE_UNSAFE: Final = _unsafe("</parameter>", ("<parameter name=", "</invoke>"))
-_PARAM_UNSAFE: Final = _unsafe("</param>", ("<param name=", "</function>"))
-_STEP_UNSAFE: Final = _unsafe("</steptml:parameter>", ("<steptml:parameter", "</steptml:invoke>"))
-_HUNYUAN_UNSAFE: Final = re.compile(r"</arg_value(?::opensource)?>\s*(?:<arg_key|</tool_call)")
-_IFM_UNSAFE: Final = _unsafe("</ifm|arg_value>", ("<ifm|arg_key>", "</ifm|tool_call>"))
+_GLM_UNSAFE: Final = _unsafe(
+    "</arg_value>",
+    ("<arg_key>", "</tool_call>"),
+    r"</tool_call>\s*<tool_call>\s*\w+\s*(?:<arg_key>|</tool_call>)",
+    _begun(r"<tool_call>\s*[^\s<>{}\"]+", "<arg_key>", "</arg_value>", "</tool_call>"),
+)
+"""Also the end of a call and the beginning of another: the value's own end may have been forgotten."""
+
+_INVOKE_UNSAFE: Final = _unsafe(
+    "</parameter>",
+    ("<parameter name=", "</invoke>"),
+    _begun(r"<invoke name=[^<>]+>", "<parameter name=", "</parameter>", "</invoke>"),
+)
+_PARAM_UNSAFE: Final = _unsafe(
+    "</param>",
+    ("<param name=", "</function>"),
+    _begun(r"<function[^<>]+>", "<param", "</param>", "</function>"),
+)
+_STEP_UNSAFE: Final = _unsafe(
+    "</steptml:parameter>",
+    ("<steptml:parameter", "</steptml:invoke>"),
+    _begun(r"<steptml:invoke[^<>]+>", "<steptml:parameter", "</steptml:parameter>", "</steptml:invoke>"),
+)
+
+
+def _hunyuan_unsafe(suffix: str) -> re.Pattern[str]:
+    parameter, end, close = f"<arg_key{suffix}>", f"</arg_value{suffix}>", f"</tool_call{suffix}>"
+    return _unsafe(
+        end,
+        (parameter, close),
+        _begun(rf"<tool_call{suffix}>\s*[^\s<>]+\s*<tool_sep{suffix}>", parameter, end, close),
+    )
+
+
+_IFM_UNSAFE: Final = _unsafe(
+    "</ifm|arg_value>",
+    ("<ifm|arg_key>", "</ifm|tool_call>"),
+    _begun(r"<ifm\|tool_call>\s*[^\s<>{}\"]+", "<ifm|arg_key>", "</ifm|arg_value>", "</ifm|tool_call>"),
+)
 _HORIZON: Final[dict[str, Any]] = {
     "tool_format": "k2_horizon",
     "reasoning_format": "k2_horizon",
     "reasoning": lambda text: f"<ifm|think>\n{text}\n</ifm|think>\n",
     "unsafe": _IFM_UNSAFE,
-    "markup": ("<ifm|arg_key>", "</ifm|arg_value>", "</ifm|tool_call>"),
+    "markup": ("<ifm|arg_key>", "</ifm|arg_value>", "<ifm|tool_call>f\n", "</ifm|tool_call>"),
     "sglang": "k2_horizon",
     "between": False,
     "behind": False,
@@ -218,11 +256,12 @@ _ONCE: Final[dict[str, Any]] = {"between": False, "behind": False}
 
 
 def _dsml_writer(name: str, outer: str, space: str, vllm: str, sglang: str) -> Writer:
-    end = f"</｜DSML｜{space}parameter>"
+    end, parameter = f"</｜DSML｜{space}parameter>", f"<｜DSML｜{space}parameter"
+    close = f"</｜DSML｜{space}invoke>"
     return Writer(
         name, "deepseek_v32", _dsml(outer, space), separator="\n\n", vllm=vllm, sglang=sglang,
-        unsafe=_unsafe(end, (f"<｜DSML｜{space}parameter", f"</｜DSML｜{space}invoke>")),
-        markup=(end, f'<｜DSML｜{space}parameter name="x" string="true">', f"</｜DSML｜{outer}>"), **_ONCE,
+        unsafe=_unsafe(end, (parameter, close), _begun(f"<｜DSML｜{space}invoke[^<>]+>", parameter, end, close)),
+        markup=(end, f'{parameter} name="x" string="true">', f'<｜DSML｜{space}invoke name="f">', close, f"</｜DSML｜{outer}>"), **_ONCE,
     )  # fmt: skip
 
 
@@ -246,30 +285,30 @@ MARKUP_WRITERS: Final = (
         forgiving_end="</function>", **_XML,
     ),
     Writer(
-        "glm45", "glm", _glm("\n"), unsafe=_GLM_UNSAFE, markup=("</arg_value>", "</tool_call>", "<arg_key>"), vllm="glm45",
+        "glm45", "glm", _glm("\n"), unsafe=_GLM_UNSAFE, markup=("</arg_value>", "</tool_call>", "<arg_key>", "<tool_call>f\n"), vllm="glm45",
         sglang="glm45", forgiving_end="</tool_call>", **_XML,
     ),
     Writer(
-        "glm47", "glm", _glm(""), unsafe=_GLM_UNSAFE, markup=("</arg_value>", "</tool_call>", "<arg_key>"), separator="",
+        "glm47", "glm", _glm(""), unsafe=_GLM_UNSAFE, markup=("</arg_value>", "</tool_call>", "<arg_key>", "<tool_call>f\n"), separator="",
         vllm="glm47", sglang="glm47", forgiving_end="</tool_call>", **_XML,
     ),
     Writer(
         "minimax_m2", "minimax_m2", _invokes("<minimax:tool_call>", "</minimax:tool_call>"), unsafe=_INVOKE_UNSAFE,
-        markup=("</parameter>", '<parameter name="other">', "</minimax:tool_call>"), vllm="minimax_m2", sglang="minimax-m2", **_XML,
+        markup=("</parameter>", '<parameter name="other">', '<invoke name="f">', "</invoke>", "</minimax:tool_call>"), vllm="minimax_m2", sglang="minimax-m2", **_XML,
     ),
     Writer(
         "dots", "dots", _invokes("<dots_function_call>", "</dots_function_call>"), unsafe=_INVOKE_UNSAFE, vllm="dots",
-        markup=("</parameter>", '<parameter name="other">', "</dots_function_call>"), sglang="dots", **_XML,
+        markup=("</parameter>", '<parameter name="other">', '<invoke name="f">', "</invoke>", "</dots_function_call>"), sglang="dots", **_XML,
     ),
     Writer(
         "minicpm5", "minicpm5", _minicpm5, unsafe=_PARAM_UNSAFE, vllm="minicpm5", sglang="minicpm5",
         tokens=("<function", "</function>", "<param", "</param>"),
-        markup=("</param>", "]]>", "]]></param>", "<![CDATA[", '<param name="other">', "</function>"), **_XML,
+        markup=("</param>", "]]>", "]]></param>", "<![CDATA[", '<param name="other">', '<function name="f">', "</function>"), **_XML,
     ),
     Writer(
         "step3", "step3", _step3, reasoning_format="think_opened", inside=True, separator="", vllm="step3", sglang="step3",
         reasoning=lambda text: f"{text}</think>", unsafe=_STEP_UNSAFE,
-        markup=("</steptml:parameter>", '<steptml:parameter name="x">'), **_ONCE, **_XML,
+        markup=("</steptml:parameter>", '<steptml:parameter name="x">', '<steptml:invoke name="f">', "</steptml:invoke>"), **_ONCE, **_XML,
     ),
     _dsml_writer("deepseek_v32", "function_calls", "", "deepseek_v32", "deepseekv32"),
     _dsml_writer("deepseek_v4", "tool_calls", "", "deepseek_v4", "deepseekv4"),
@@ -278,17 +317,23 @@ MARKUP_WRITERS: Final = (
         "kimi_k3", "kimi_k3", _kimi_k3, reasoning_format="kimi_k3", separator="", vllm="kimi_k3", sglang="kimi_k3",
         reasoning=lambda text: f"<|open|>think<|sep|>{text}<|close|>think<|sep|>",
         text=lambda text: f"<|open|>response<|sep|>{text}<|close|>response<|sep|>",
-        unsafe=_unsafe("<|close|>argument<|sep|>", ("<|open|>argument", "<|close|>call")),
-        markup=("<|close|>argument<|sep|>", '<|open|>argument key="x"<|sep|>', "<|sep|>", "<|open|>"), **_ONCE,
+        unsafe=_unsafe(
+            "<|close|>argument<|sep|>", ("<|open|>argument", "<|close|>call"),
+            _begun(r'<\|open\|>call\s+tool="[^"<]+"[^<]*<\|sep\|>', "<|open|>argument", "<|close|>argument<|sep|>", "<|close|>call<|sep|>"),
+        ),
+        markup=(
+            "<|close|>argument<|sep|>", '<|open|>argument key="x"<|sep|>', '<|open|>call tool="f"<|sep|>', "<|close|>call<|sep|>", "<|sep|>",
+            "<|open|>",
+        ), **_ONCE,
     ),
     Writer(
-        "hunyuan", "hunyuan", _hunyuan(""), reasoning_format="hunyuan", unsafe=_HUNYUAN_UNSAFE, vllm="hy_v3", **_ONCE, **_XML,
-        markup=("</arg_value>", "<tool_sep>", "</tool_call>"), reasoning=lambda text: f"<think>{text}</think>",
+        "hunyuan", "hunyuan", _hunyuan(""), reasoning_format="hunyuan", unsafe=_hunyuan_unsafe(""), vllm="hy_v3", **_ONCE, **_XML,
+        markup=("</arg_value>", "<arg_key>", "<tool_sep>", "<tool_call>f<tool_sep>", "</tool_call>"), reasoning=lambda text: f"<think>{text}</think>",
     ),
     Writer(
-        "hunyuan, released", "hunyuan", _hunyuan(":opensource"), reasoning_format="hunyuan", unsafe=_HUNYUAN_UNSAFE,
+        "hunyuan, released", "hunyuan", _hunyuan(":opensource"), reasoning_format="hunyuan", unsafe=_hunyuan_unsafe(":opensource"),
         reasoning=lambda text: f"<think:opensource>{text}</think:opensource>",
-        markup=("</arg_value:opensource>", "</tool_call:opensource>"), **_ONCE, **_XML,
+        markup=("</arg_value:opensource>", "<arg_key:opensource>", "<tool_call:opensource>f<tool_sep:opensource>", "</tool_call:opensource>"), **_ONCE, **_XML,
     ),
     Writer("k2_horizon, json", group=_k2_horizon("json"), vllm="k2_horizon:json", **_HORIZON),
     Writer("k2_horizon, xml", group=_k2_horizon("xml"), vllm="k2_horizon:xml", **_HORIZON, **_XML),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, Final, NamedTuple
 
+from headwater.actors.edge.parsing.formats import REASONING_FORMATS, TOOL_FORMATS
 from tests.parsers.answers import Answer, Call
 from tests.parsers.drawing import draw_answer, draw_tools, often
 
@@ -73,9 +74,29 @@ class Written(NamedTuple):
     text: str
 
 
-def draw_written(writer: Writer, rnd: Random, *, safe: bool = True) -> Written:
-    """A random answer. With `safe` it has no strings that the format cannot tell from its markup."""
-    tools = draw_tools(rnd)
+HARMONY_MARKERS: Final = (
+    "<|start|>",
+    "<|channel|>",
+    "<|message|>",
+    "<|constrain|>",
+    "<|end|>",
+    "<|call|>",
+    "<|return|>",
+)
+
+
+def markers_of(writer: Writer) -> tuple[str, ...]:
+    """All markers of a family that stand outside of calls."""
+    tools, reasoning = TOOL_FORMATS[writer.tool_format], REASONING_FORMATS.get(writer.reasoning_format)
+    around = (*reasoning.open, *reasoning.close, *reasoning.framing) if reasoning is not None else ()
+    if writer.tool_format == "harmony":
+        around = HARMONY_MARKERS
+    return (*tools.calls, *tools.framing, *tools.end_reasoning, *around)
+
+
+def draw_written(writer: Writer, rnd: Random, *, safe: bool = True, wild: bool = False) -> Written:
+    """A random answer. With `safe` it has no strings that the format cannot tell from its markup, with `wild` any names, keys and characters."""
+    tools = draw_tools(rnd, wild=wild)
     answer = draw_answer(
         rnd,
         tools,
@@ -86,6 +107,8 @@ def draw_written(writer: Writer, rnd: Random, *, safe: bool = True) -> Written:
         between=writer.between,
         behind=writer.behind,
         calls_max=writer.calls_max,
+        markers=markers_of(writer),
+        wild=wild,
     )
     return Written(writer, tools, answer, writer.write(answer, rnd))
 

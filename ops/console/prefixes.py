@@ -27,7 +27,9 @@ async def tree_view(history: History, query: Query) -> Document:
     moment = await history.moment(query.optional("at"))
     worker, depth = query.text("worker"), query.integer("depth", -1, -1, 1 << 31)
     limit = query.integer("limit", 200, 1, RUNS_MAX)
-    seconds = query.number("window_s", 300, 1, WINDOW_S_MAX)
+    known_s = (moment.stored_ns - history.first_moment.stored_ns) / 1e9
+    # Decisions before the history, as of a capture, are not known.
+    seconds = min(query.number("window_s", 300, 1, WINDOW_S_MAX), max(0.0, known_s))
     uses = history.requests.uses.between(moment.stored_ns - int(seconds * 1e9), moment.position)
     state = await history.state_at(moment.position)
     try:

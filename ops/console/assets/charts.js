@@ -2,7 +2,8 @@
 import uPlot from './vendor/uplot.js';
 import { classes, html, useEffect, useId, useLayoutEffect, useRef, useSignal, useState } from './library.js';
 import { DASHES, colour, hatch, markColour, seriesColour } from './colours.js';
-import { SmallTable } from './parts.js';
+import { PositionLink, SmallTable, Time } from './parts.js';
+import { Table } from './table.js';
 import * as format from './format.js';
 import { dark } from './state.js';
 
@@ -254,8 +255,15 @@ export function drawnOrder(marks) {
   return [...marks].sort((a, b) => Number(a.kind !== 'changed') - Number(b.kind !== 'changed'));
 }
 
-/** The log events of a window as a list: what the marks of the charts say. */
-export function MarkList({ marks, render }) {
+const MARKS = [
+  { name: 'time', label: 'Time', render: (mark) => html`<${Time} value=${mark.time_ms} precise=${true} />` },
+  { name: 'mark', label: 'What happened', className: 'clip-long', render: (mark) => html`<span class=${`mark mark-${mark.kind}`} aria-hidden="true"></span> ${markText(mark)}` },
+  { name: 'position', label: 'Position', align: 'right', render: (mark) => html`<${PositionLink} position=${mark.position} />` },
+];
+
+/** The log events of a window as a table, the latest first: what the marks of the charts say. */
+export function MarkTable({ marks }) {
   if (!marks.length) return html`<p class="muted">No worker joined, left or changed in this window.</p>`;
-  return html`<ul class="mark-list">${marks.map((mark, index) => html`<li key=${index}><span class=${`mark mark-${mark.kind}`} aria-hidden="true"></span>${render(mark)}</li>`)}</ul>`;
+  const rows = [...marks].sort((a, b) => b.position - a.position);
+  return html`<${Table} label="Log events" columns=${MARKS} rows=${rows} keyOf=${(mark) => `${mark.position} ${mark.worker} ${mark.kind}`} />`;
 }

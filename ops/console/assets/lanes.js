@@ -148,6 +148,13 @@ function Legend() {
   </ul>`;
 }
 
+/** The workers whose lanes are in sight, or nearly, with their numbers. */
+function inSight(workers, scroll, height) {
+  const first = Math.max(0, Math.floor(scroll / LANE) - 4);
+  const last = Math.ceil((scroll + (height || 560)) / LANE) + 4;
+  return workers.slice(first, last).map((worker, index) => [worker, first + index]);
+}
+
 /** Scrolls so that a lane is in sight. */
 function showLane(element, lane) {
   const room = element.clientHeight - AXIS - LANE;
@@ -200,7 +207,7 @@ export function Lanes({ answer, onTime }) {
     <${Legend} />
     <div class="lanes-scroll" ref=${container} style=${height} onScroll=${(event) => setScroll(event.currentTarget.scrollTop)} role="region" aria-label="Lanes">
       <div class="lanes-content" style=${{ height: `${total + AXIS}px` }}>
-        <ul class="lane-names">${answer.workers.map((worker, index) => html`<li key=${worker.name} style=${{ top: `${index * LANE}px` }}><${WorkerLink} name=${worker.name} /><span class="muted">${worker.role === 'both' ? worker.engine : `${worker.engine} · ${worker.role}`}</span></li>`)}</ul>
+        <ul class="lane-names">${inSight(answer.workers, scroll, size.height).map(([worker, index]) => html`<li key=${worker.name} style=${{ top: `${index * LANE}px` }}><${WorkerLink} name=${worker.name} /><span class="muted">${worker.role === 'both' ? worker.engine : `${worker.engine} · ${worker.role}`}</span></li>`)}</ul>
         <canvas ref=${canvas} class="lanes-canvas" style=${height} onMouseMove=${moved} onMouseLeave=${() => setPointer(null)} onClick=${clicked} onKeyDown=${keyed} onBlur=${() => setPointer(null)}
           tabindex="0" role="slider" aria-orientation="horizontal" aria-valuemin="0" aria-valuemax=${answer.columns - 1} aria-valuenow=${column ?? answer.columns - 1} aria-valuetext=${spoken} aria-describedby=${id}
           aria-label="Lanes, cursor: left and right move it in time, up and down to another worker, Enter goes to its time"></canvas>

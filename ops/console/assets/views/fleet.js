@@ -1,11 +1,11 @@
 /** The workers: their state at the position, and what they did before it. */
 import { html, useMemo, useSignal } from '../library.js';
 import { useAnswer } from '../answers.js';
-import { MarkList, markText } from '../charts.js';
+import { MarkTable } from '../charts.js';
 import { fleet, withRetry } from '../following.js';
 import { Lanes } from '../lanes.js';
 import { goToTime } from '../moving.js';
-import { Badge, Empty, Meter, Panel, PositionLink, Problem, StateBadge, TextField, Time, View, WindowSelect, WorkerLink } from '../parts.js';
+import { Badge, Empty, Meter, Panel, Problem, StateBadge, TextField, Time, View, WindowSelect, WorkerLink } from '../parts.js';
 import { Table } from '../table.js';
 import * as format from '../format.js';
 import * as state from '../state.js';
@@ -52,11 +52,11 @@ function LanePanel({ lanes, names }) {
   if (lanes.error) return html`<${Problem} error=${lanes.error} retry=${lanes.retry} />`;
   if (!answer) return html`<div class="skeleton"></div>`;
   if (!answer.workers.length) return html`<${Empty} title="No worker of this name was in the fleet in this window." />`;
-  const marks = answer.workers.flatMap((worker) => worker.marks.map((mark) => ({ worker: worker.name, ...mark }))).sort((a, b) => b.time_ms - a.time_ms);
+  const marks = answer.workers.flatMap((worker) => worker.marks.map((mark) => ({ worker: worker.name, ...mark })));
   const left = (lanes.data.total ?? 0) - lanes.data.workers.length;
   return html`${left > 0 && names === null ? html`<p class="muted">These are the ${lanes.data.workers.length} busiest of ${lanes.data.total} workers. Type a worker’s whole name in the filter to see its lane.</p>` : null}
     <${Lanes} answer=${answer} onTime=${goToTime} />
-    <${MarkList} marks=${marks} render=${(mark) => html`<${Time} value=${mark.time_ms} /> ${markText(mark)} <${PositionLink} position=${mark.position} />`} />`;
+    <${MarkTable} marks=${marks} />`;
 }
 
 /** The view. */
@@ -71,7 +71,7 @@ export function Fleet() {
   const names = useMemo(() => (text ? (name) => name.toLowerCase().includes(text.toLowerCase()) : null), [text]);
   const workers = answer.data ? sorted(answer.data.workers.filter((worker) => !names || names(worker.name)), sort, order) : [];
   const actions = html`<${TextField} label="Filter" filter=${true} value=${text} placeholder="worker’s name" onChange=${(value) => state.adjust({ text: value }, 'replace')} /><${WindowSelect} />`;
-  return html`<${View} title="Fleet" subtitle=${answer.data && `${answer.data.totals.ready} of ${answer.data.totals.workers} workers are ready`} actions=${actions} answer=${answer} answers=${[]}>
+  return html`<${View} title="Fleet" subtitle=${answer.data && `${format.integer(answer.data.totals.ready)} of ${format.integer(answer.data.totals.workers)} workers are ready`} actions=${actions} answer=${answer} answers=${[]}>
     ${answer.data && html`
       <${Panel} title="Workers">
         <${Table} label="Workers" columns=${COLUMNS} rows=${workers} keyOf=${(worker) => worker.name} sort=${{ by: sort, order }} onSort=${(by, next) => state.adjust({ sort: by, order: next }, 'replace')}

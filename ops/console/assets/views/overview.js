@@ -19,7 +19,7 @@ const CHARTS = [
 function Tiles({ totals, rates }) {
   const blocks = totals.total_blocks ? totals.used_blocks / totals.total_blocks : null;
   return html`<dl class="tiles tiles-ten">
-    <${Tile} label="Workers ready" value=${`${totals.ready} of ${totals.workers}`} kind=${totals.ready < totals.workers ? 'warning' : ''} />
+    <${Tile} label="Workers ready" value=${`${format.integer(totals.ready)} of ${format.integer(totals.workers)}`} kind=${totals.ready < totals.workers ? 'warning' : ''} />
     <${Tile} label="Requests open" value=${format.integer(totals.requests_open)} detail=${`${format.integer(totals.running)} running, ${format.integer(totals.waiting)} waiting in engines`} />
     <${Tile} label="Requests" value=${format.number(rates.requests_per_s)} detail="per second" />
     <${Tile} label="Output tokens" value=${format.compact(rates.tokens_per_s)} detail="per second" />
@@ -49,7 +49,7 @@ function Glance({ workers }) {
   const busiest = [...workers].sort((a, b) => b.running + b.waiting - (a.running + a.waiting));
   const shown = workers.length > CARDS ? busiest.slice(0, CARDS) : workers;
   return html`<ul class="worker-cards">${shown.map((worker) => html`<${WorkerCard} key=${worker.name} worker=${worker} />`)}</ul>
-    ${workers.length > CARDS ? html`<p class="muted">The ${CARDS} busiest of ${workers.length} workers. <${Link} view="fleet">All workers<//></p>` : null}`;
+    ${workers.length > CARDS ? html`<p class="muted">The ${CARDS} busiest of ${format.integer(workers.length)} workers. <${Link} view="fleet">All workers<//></p>` : null}`;
 }
 
 function SmallCharts({ answer }) {
@@ -75,6 +75,6 @@ export function Overview() {
         ${series.error ? html`<p class="notice">${series.error.message}</p>` : null}
         ${series.data ? html`<${SmallCharts} answer=${series.data} />` : html`<div class="skeleton"></div>`}
       <//>
-      <${Panel} title="Fleet" note=${`${data.workers.length} workers`} actions=${html`<${Link} view="fleet">Table and lanes<//>`}><${Glance} workers=${data.workers} /><//>`}
+      <${Panel} title="Fleet" note=${`${format.integer(data.workers.length)} workers`} actions=${html`<${Link} view="fleet">Table and lanes<//>`}><${Glance} workers=${data.workers} /><//>`}
   <//>`;
 }

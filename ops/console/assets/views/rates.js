@@ -1,9 +1,9 @@
 /** Rates and latencies over time, of all requests or some, split by tenant or model, with the log's events as marks; and usage. */
 import { html, useSignal } from '../library.js';
 import { useAnswer } from '../answers.js';
-import { Chart, MarkList, markText } from '../charts.js';
+import { Chart, MarkTable } from '../charts.js';
 import { goToTime } from '../moving.js';
-import { Badge, Empty, Link, Notice, Panel, PositionLink, Select, Time, View, WindowSelect, windowLabel } from '../parts.js';
+import { Badge, Empty, Link, Notice, Panel, Select, View, WindowSelect, windowLabel } from '../parts.js';
 import { Table } from '../table.js';
 import * as format from '../format.js';
 import * as state from '../state.js';
@@ -109,7 +109,7 @@ export function Rates() {
     </div>
     <${Panel} title="Usage" note=${`tokens of requests that ended in ${windowLabel(seconds)}`}><${Usage} answer=${usage} /><//>
     <${Panel} title="Log events in this window" note=${windowLabel(seconds)}>
-      <${MarkList} marks=${[...data.marks].reverse()} render=${(mark) => html`<${Time} value=${mark.time_ms} /> ${markText(mark)} <${PositionLink} position=${mark.position} />`} />
+      <${MarkTable} marks=${data.marks} />
     <//>`}
   <//>`;
 }

@@ -26,7 +26,7 @@ function Holder({ holder, onOpen }) {
 }
 
 /** So many holders of a run are drawn; its details name more. */
-const HOLDERS = 4;
+const HOLDERS = 2;
 
 function Holders({ run }) {
   if (!run.holders.length) return html`<span class="muted">no worker</span>`;

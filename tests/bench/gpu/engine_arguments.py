@@ -1,6 +1,7 @@
 """How each engine is started on both sides of a comparison: alone, and behind Headwater."""
 
 import argparse
+import os
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection as Pipe
 from typing import Any, Final, NamedTuple
@@ -23,7 +24,11 @@ VLLM_DEFAULTS: Final[Mapping[str, Mapping[str, int]]] = {
 """vLLM's defaults on an H200 for its API server, and for AsyncLLM as a library; and small steps, in which prompts delay
 other requests' tokens least."""
 
-ENVIRONMENT: Final = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
+ENVIRONMENT: Final = {
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))),
+}
 """No downloads; and the engines' processes import the weights of this package by name."""
 
 

@@ -223,6 +223,7 @@ _CUT: Final = (
     HardCase("cut before the first argument", "qwen3_coder", "<tool_call>\n<function=get_weather>\n<paramet", ()),
     HardCase("cut in the name", "qwen3_coder", "Text.\n<tool_call>\n<function=get_wea", ("Text.",)),
     HardCase("cut behind the function's end", "qwen3_coder", f"<tool_call>\n{_F_QWEN}\n</tool_", (V,)),
+    HardCase("cut in a name behind the end of a call in a value", "glm47", "<tool_call>f<arg_key>s</arg_key><arg_value>x</tool_call><tool_call>f", (), unfinished=("f",)),
     HardCase("cut in a value", "qwen3_coder", "<tool_call>\n<function=f>\n<parameter=s>\nsome te", (), unfinished=("f",)),
     HardCase("cut in the end of a value", "qwen3_coder", "<tool_call>\n<function=f>\n<parameter=s>\nv\n</param", (), unfinished=("f",)),
     HardCase("cut before the function's end", "qwen3_coder", "<tool_call>\n<function=f>\n<parameter=s>\nv\n</parameter>\n</func", (), unfinished=("f",)),

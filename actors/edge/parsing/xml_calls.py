@@ -246,7 +246,7 @@ class _XmlCall:
     def _call_follows(self, behind: int = 0, *, whole: bool = False) -> Steps[bool]:
         """Return whether a call follows, that many characters further on: a name and a parameter. Consumes nothing.
 
-        With `whole` one without parameters is a call too, and so is one whose name the answer's end cuts off; but its tool must be offered.
+        With `whole` one without parameters is a call too, but its tool must be offered. What the answer's end cuts off is none.
         """
         reader, grammar = self._context.reader, self._grammar
         ends = markers(*grammar.name.ends)
@@ -268,7 +268,7 @@ class _XmlCall:
             elif len(text) > HEADER_MAX or not grammar.name.begins(text[: ends.find_cut(text, 0)]):
                 return False
             if reader.ended:
-                return whole
+                return False
             yield
 
     def _is_offered(self, name: str) -> bool:

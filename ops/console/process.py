@@ -17,6 +17,7 @@ from headwater.actors.edge.settings import AccessSettings
 from headwater.actors.http.limits import ConnectionLimits
 from headwater.actors.http.server import STOP_S, UvicornServer
 from headwater.actors.runtime.persistence import Ports
+from headwater.engines.process import collect_rarely, freeze_heap
 from headwater.events.jetstream import without_secret
 from headwater.ops.captures.ports import capture_ports
 from headwater.ops.config.edge import ConsoleSettings, check_console, is_loopback
@@ -106,6 +107,9 @@ async def _running(loops: list[Coroutine[Any, Any, None]]) -> AsyncIterator[None
 
 async def serve(app: ConsoleApp, own: ConsoleSettings, stop: asyncio.Event, announce: str = "") -> int:
     """Serve the application until stopped. `announce`: what to print before its address."""
+    # Collections would go through the rows of all requests, of which none is garbage, and stop what is shown for half a second.
+    freeze_heap()
+    collect_rarely()
     port = own.port
     if own.port == ConsoleSettings().port:
         port = free_port(own.port, own.host)

@@ -57,7 +57,8 @@ async def series_view(history: History, query: Query, *, tenants: bool) -> Docum
     moment, window = await asked_window(history, query)
     split: Split = query.choice("split", Split, "")
     rows = series.selection(history.requests, window.from_ns, window.to_ns)
-    chosen = rows.only(_filter(query))
+    chosen = rows.only(_filter(query)) if query.text("tenant") or query.text("model") else rows
+    named = _distinct(rows)
     marks = history.fleet.marks_between(window.from_ns, window.to_ns)
     found: dict[str, Any] = {**series.request_series(chosen, window)}
     if not (query.text("tenant") or query.text("model")):
@@ -71,9 +72,13 @@ async def series_view(history: History, query: Query, *, tenants: bool) -> Docum
         "units": series.UNITS,
         "split": split,
         "groups": [{split: name, **group} for name, group in _groups(chosen, window, key)] if split else [],
-        "groups_total": len(_counts(chosen, key)) if split else 0,
-        "models": _listed(rows, model_of),
-        "tenants": [{"tenant": one["name"], "requests": one["requests"]} for one in _listed(rows, tenant_of)]
+        "groups_total": len(_counts(_distinct(chosen), key)) if split else 0,
+        "models": [
+            {"name": name, "requests": count} for name, count in _counts(named, model_of)[:LISTED_MAX]
+        ],
+        "tenants": [
+            {"tenant": name, "requests": count} for name, count in _counts(named, tenant_of)[:LISTED_MAX]
+        ]
         if tenants
         else [],
         "marks": marks_shown(marks),
@@ -91,20 +96,21 @@ def _filter(query: Query) -> Callable[[Request], bool]:
 def _groups(rows: series.Selection, window: series.Window, key: Key) -> list[tuple[str, Document]]:
     """The series of the groups of a split with most requests, by name: their colours stay while the numbers change."""
     found = []
-    for name, count in sorted(_counts(rows, key)[:GROUPS_MAX]):
+    for name, count in sorted(_counts(_distinct(rows), key)[:GROUPS_MAX]):
         own = rows.only(lambda row, name=name: key(row) == name)  # type: ignore[misc]
         found.append((name, {"requests": count, "series": series.request_series(own, window)}))
     return found
 
 
-def _counts(rows: series.Selection, key: Key) -> list[tuple[str, int]]:
-    """How many requests each group has that were accepted, started or ended in a window, the most first."""
-    counts = Counter(key(row) for row in {id(row): row for part in rows for row in part}.values())
+def _distinct(rows: series.Selection) -> list[Request]:
+    """Each request once that was accepted, started or ended in a window."""
+    return list({id(row): row for part in rows for row in part}.values())
+
+
+def _counts(rows: Sequence[Request], key: Key) -> list[tuple[str, int]]:
+    """How many of some requests each group has, the most first."""
+    counts = Counter(map(key, rows))
     return sorted(counts.items(), key=lambda one: (-one[1], one[0]))
-
-
-def _listed(rows: series.Selection, key: Key) -> list[Document]:
-    return [{"name": name, "requests": count} for name, count in _counts(rows, key)[:LISTED_MAX]]
 
 
 async def usage_view(history: History, query: Query, *, tenants: bool) -> Document:

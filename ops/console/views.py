@@ -100,12 +100,15 @@ async def fleet_view(history: History, query: Query) -> Document:
 
 def _recent_hits(history: History, moment: Moment) -> dict[str, float | None]:
     """The cache hit rate of each worker, of the latest requests that it started."""
-    rows: defaultdict[str, list[Request]] = defaultdict(list)
+    found: Counter[str] = Counter()
+    total: Counter[str] = Counter()
     for row in history.requests.accepted_between(moment.stored_ns - RECENT_NS, moment.stored_ns):
-        if 0 < row.started_ns <= moment.stored_ns:
+        if 0 < row.started_ns <= moment.stored_ns and row.found_tokens >= 0:
             before = [worker for time_ns, worker in row.workers if time_ns <= row.started_ns]
-            rows[before[-1] if before else ""].append(row)
-    return {worker: series.hit_rate(own) for worker, own in rows.items()}
+            worker = before[-1] if before else ""
+            found[worker] += row.found_tokens
+            total[worker] += row.prompt_tokens
+    return {worker: found[worker] / tokens for worker, tokens in total.items() if tokens}
 
 
 def _worker(one: Worker, history: History, hits: dict[str, float | None], moment: Moment) -> Document:

@@ -3,8 +3,10 @@
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from math import sqrt
-from statistics import fmean, pvariance
 from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from headwater.ops.history.requests import Request
 from headwater.ops.history.series import hit_rate
@@ -49,16 +51,16 @@ def fallen_hits(recent: Sequence[Request], before: Sequence[Request]) -> Fallen 
     rate = hit_rate(before)
     if rate is None or min(len(recent), len(before)) < LEAST_REQUESTS:
         return None
-    shares = [_share(row) for row in before]
-    usual = fmean(shares)
+    shares = _shares(before)
+    usual = float(shares.mean())
     since = _since(recent, usual)
-    now, shares_now = hit_rate(since), [_share(row) for row in since]
+    now, shares_now = hit_rate(since), _shares(since)
     if now is None or rate - now < HITS_LOST:
         return None
     # Of a few requests, all of which happen to miss, the variance would say that they cannot hit.
-    variance = max(pvariance(shares), pvariance(shares_now))
+    variance = max(shares.var(), shares_now.var())
     error = sqrt(variance / len(shares) + variance / len(shares_now))
-    if usual - fmean(shares_now) < max(HITS_LOST, ERRORS * error):
+    if usual - shares_now.mean() < max(HITS_LOST, ERRORS * error):
         return None
     return Fallen(rate, now, _expected(since), since[0], _worker(since, usual))
 
@@ -69,6 +71,10 @@ def _known(rows: Sequence[Request]) -> list[Request]:
 
 def _share(row: Request) -> float:
     return row.found_tokens / row.prompt_tokens
+
+
+def _shares(rows: Sequence[Request]) -> NDArray[np.float64]:
+    return np.array([row.found_tokens / row.prompt_tokens for row in rows])
 
 
 def _since(rows: list[Request], usual: float) -> list[Request]:

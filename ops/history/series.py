@@ -48,9 +48,10 @@ class Window(NamedTuple):
         """The width of a column."""
         return (self.to_ns - self.from_ns) / self.columns
 
-    def column(self, time_ns: int) -> int:
-        """The column of a time after the window's start."""
-        return min(self.columns - 1, max(0, int((time_ns - self.from_ns - 1) / self.step_ns)))
+    def columns_of(self, times_ns: Sequence[int]) -> list[int]:
+        """The columns of times after the window's start."""
+        after = np.array(times_ns, np.int64) - self.from_ns - 1
+        return np.clip((after / self.step_ns).astype(np.int64), 0, self.columns - 1).tolist()  # type: ignore[no-any-return]  # of integers
 
 
 class Lane(NamedTuple):
@@ -239,8 +240,8 @@ def usage(rows: Selection, opened: Sequence[Request]) -> Usage:
 
 def _by_column(rows: Sequence[Request], window: Window, time: str) -> list[list[Request]]:
     found: list[list[Request]] = [[] for _ in range(window.columns)]
-    for row in rows:
-        found[window.column(getattr(row, time))].append(row)
+    for row, column in zip(rows, window.columns_of([getattr(row, time) for row in rows]), strict=True):
+        found[column].append(row)
     return found
 
 

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 
+from headwater.engines.process import collect_rarely, freeze_heap
 from headwater.ops.bench.report import machine
 from headwater.ops.console import prefixes, rates, records, requests, views
 from headwater.ops.console.query import Query
@@ -37,6 +38,9 @@ async def measure(name: str, positions: list[int], show: Callable[[int], Awaitab
 async def main(url: str, ns: str, pool: str, whole: int) -> int:
     """Measure and print."""
     print(machine())
+    # As in the process.
+    freeze_heap()
+    collect_rarely()
     async with open_ports(url, ns, "bench-console") as ports:
         history = History(ports, pool, await ports.pool_log(pool))
         began, cpu = time.perf_counter(), time.process_time()

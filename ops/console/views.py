@@ -26,6 +26,9 @@ COLUMNS_MAX: Final = 2_000
 LEFT_NS: Final = 30 * 60 * 1_000_000_000
 LANES_MAX: Final = 2_000
 
+HITS_MAX: Final = 20_000
+"""The latest requests whose cache hits are counted for the workers."""
+
 
 def ms(time_ns: int) -> float | None:
     """A time of the log as Unix time in milliseconds; None for none."""
@@ -102,7 +105,8 @@ def _recent_hits(history: History, moment: Moment) -> dict[str, float | None]:
     """The cache hit rate of each worker, of the latest requests that it started."""
     found: Counter[str] = Counter()
     total: Counter[str] = Counter()
-    for row in history.requests.accepted_between(moment.stored_ns - RECENT_NS, moment.stored_ns):
+    recent = history.requests.accepted_between(moment.stored_ns - RECENT_NS, moment.stored_ns)
+    for row in recent[-HITS_MAX:]:
         if 0 < row.started_ns <= moment.stored_ns and row.found_tokens >= 0:
             before = [worker for time_ns, worker in row.workers if time_ns <= row.started_ns]
             worker = before[-1] if before else ""

@@ -7,7 +7,7 @@ from typing import Final, Literal, NamedTuple
 
 from headwater.ops.history.fallen_hits import LEAST_REQUESTS, UNEXPECTED, fallen_hits
 from headwater.ops.history.fleet import FleetAt, Mark
-from headwater.ops.history.requests import Request, RequestTable
+from headwater.ops.history.requests import Request, RequestTable, spread
 from headwater.ops.history.series import quantile
 from headwater.router.fold.worker import Worker
 
@@ -25,6 +25,9 @@ LONG_NS: Final = 60_000_000_000
 
 JOINED_NS: Final = 30_000_000_000
 """A worker that joined so shortly before or after the hit rate fell is taken for its cause."""
+
+COMPARED_MAX: Final = 5_000
+"""Requests of a span of time that are compared: at 500 a second more would take longer than a page waits, and say no more."""
 
 FEW: Final = 8
 
@@ -161,10 +164,8 @@ def _requests(table: RequestTable, marks: Sequence[Mark], now_ns: int) -> list[F
     """Errors, lost cache hits and grown latencies of the latest requests."""
     from_ns = now_ns - RECENT_NS
     ended = table.ended_between(from_ns, now_ns)
-    recent = [row for row in table.accepted_between(from_ns, now_ns) if 0 < row.started_ns <= now_ns]
-    before = [
-        row for row in table.accepted_between(now_ns - BEFORE_NS, from_ns) if 0 < row.started_ns <= from_ns
-    ]
+    recent = _started(table, from_ns, now_ns)
+    before = _started(table, now_ns - BEFORE_NS, from_ns)
     found = []
     failed = [row for row in ended if row.reason == "error"]
     if failed and len(failed) >= max(1, ERRORS * len(ended)):
@@ -183,6 +184,12 @@ def _requests(table: RequestTable, marks: Sequence[Mark], now_ns: int) -> list[F
     if len(recent) >= LEAST_REQUESTS and len(before) >= LEAST_REQUESTS:
         found += _compared(recent, before)
     return found
+
+
+def _started(table: RequestTable, from_ns: int, to_ns: int) -> list[Request]:
+    """The requests that were accepted and started in a span of time; of very many, some."""
+    rows = spread(table.accepted_between(from_ns, to_ns), COMPARED_MAX)
+    return [row for row in rows if 0 < row.started_ns <= to_ns]
 
 
 def _compared(recent: Sequence[Request], before: Sequence[Request]) -> list[Finding]:

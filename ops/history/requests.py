@@ -269,6 +269,11 @@ class RequestTable:
         return sorted(found, key=attrgetter("accepted_ns"))
 
 
+def spread(rows: Sequence[Request], limit: int) -> Sequence[Request]:
+    """At most so many of some requests, evenly spaced."""
+    return rows[:: -(-len(rows) // limit)] if len(rows) > limit else rows
+
+
 def request_of(decision: str) -> str:
     """The request that a decision is about: its name has the choice, the attempt and perhaps an item of media behind the request's id."""
     found = _ATTEMPT.fullmatch(decision)

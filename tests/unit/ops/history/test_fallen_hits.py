@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from headwater.ops.history.fallen_hits import fallen_hits
-from headwater.ops.history.requests import Request
+from headwater.ops.history.requests import Request, spread
 from headwater.ops.sim import loop
 from headwater.ops.sim.fleet import SETTINGS, SimFleet
 from headwater.ops.sim.loop import VirtualLoop
@@ -179,3 +179,13 @@ def test_a_fall_names_where_it_began_the_worker_and_what_was_expected() -> None:
     assert fallen is not None
     assert fallen.worker == ""
     assert fallen.first in recent[90:101]
+
+
+def test_of_very_many_requests_some_are_compared() -> None:
+    """Evenly spaced, from the first on; few are all taken."""
+    rows = requests(random.Random(1), 1_001, 0.5)
+    assert spread(rows, 1_001) is rows
+    for limit in (1, 7, 500, 1_000):
+        some = list(spread(rows, limit))
+        assert 0 < len(some) <= limit
+        assert some == rows[:: rows.index(some[1]) if len(some) > 1 else len(rows)]

@@ -1,7 +1,7 @@
 """Releases of engines, and their published vulnerabilities."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 import structlog
@@ -34,6 +34,12 @@ def release(version: str) -> Release | None:
     return (int(match[1]), int(match[2]), int(match[3] or 0)) if match else None
 
 
+def open_vulnerabilities(version: str, known: Iterable[Vulnerability]) -> list[Vulnerability]:
+    """Those that a release has; none of a build from source without a release number, such as 0.0.0."""
+    found = release(version)
+    return [one for one in known if found is not None and (0, 1, 0) <= found < one.fixed]
+
+
 def check_release(
     engine: str,
     version: str,
@@ -51,7 +57,7 @@ def check_release(
     # Versions like 0.0.0 are builds from source without release number.
     if found is None or found < (0, 1, 0):
         return
-    open_ = [one for one in known if found < one.fixed]
+    open_ = open_vulnerabilities(version, known)
     for one in open_:
         _log.warning("vulnerable_version", engine=engine, version=version, cve=one.cve, what=one.what)
     refused = [one for one in open_ if one.refused]

@@ -282,6 +282,17 @@ class Connection(Client):
         return f"nats-server {self._server_info.get('version', 'of unknown version')}"
 
     @property
+    def greeting(self) -> dict[str, Any]:
+        """What the server said of itself when it was reached (INFO)."""
+        return dict(self._server_info)
+
+    @property
+    def address(self) -> str:
+        """URL of the server that it is connected to, without secrets."""
+        url = self.connected_url
+        return without_secret(url.geturl()) if url is not None else ""
+
+    @property
     def logged_in(self) -> bool:
         """Does the server require authentication?"""
         return bool(self._server_info.get("auth_required"))

@@ -14,7 +14,7 @@ import nkeys
 from headwater.events.jetstream import Credentials
 from headwater.ops.config.nats import NATS_PORT, NatsSettings
 from headwater.ops.config.setting import ENV_PREFIX, ConfigError
-from headwater.ops.nats.server import MAX_PAYLOAD
+from headwater.ops.diagnosis.server import MAX_PAYLOAD
 from headwater.schemas import permissions
 from headwater.schemas.addresses import host_port
 from headwater.schemas.names import InvalidName

@@ -115,13 +115,18 @@ async def watch_store(port: int, store: Path, restart: Callable[[], Awaitable[No
         reported = False
 
 
-async def frozen_streams(port: int) -> dict[str, str] | None:
+async def server_settings(host: str, port: int) -> dict[str, Any]:
+    """What a server's monitoring port says of its settings. Raises `OSError`, `ValueError` or `TimeoutError`."""
+    return await _get(port, "/varz", host)
+
+
+async def frozen_streams(port: int, host: str = "127.0.0.1") -> dict[str, str] | None:
     """Streams that take no writes any more, with the server's words; None where it does not answer.
 
     After a write error its health check may block for good, on the lock of a stream that waits for its store.
     """
     try:
-        document = await _get(port, "/healthz?details=true")
+        document = await _get(port, "/healthz?details=true", host)
     except (OSError, ValueError, TimeoutError):
         return None
     found = {}
@@ -153,11 +158,11 @@ def why_no_room(folder: Path) -> str:
     return ""
 
 
-async def _get(port: int, path: str) -> dict[str, Any]:
+async def _get(port: int, path: str, host: str) -> dict[str, Any]:
     async with asyncio.timeout(ANSWER_S):
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        reader, writer = await asyncio.open_connection(host, port)
         try:
-            writer.write(f"GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n".encode())
+            writer.write(f"GET {path} HTTP/1.0\r\nhost: localhost\r\n\r\n".encode())
             answer = await reader.read()
         finally:
             writer.close()

@@ -27,14 +27,12 @@ from headwater.events.jetstream.streams import ensure_namespace, ensure_pool, st
 from headwater.events.ports import Log, StreamMissing
 from headwater.events.snapshot_cache import FolderCache
 from headwater.events.table import STREAM_SIZES, StreamSizes
+from headwater.ops.diagnosis.report import report
+from headwater.ops.diagnosis.server import MAX_PAYLOAD, check_server, server_facts
 from headwater.schemas import subjects
 from headwater.schemas.clock import SystemClock
 from headwater.schemas.ids import unique_ids
 from headwater.schemas.subjects import InboxKind
-
-MAX_PAYLOAD = 8 * 1024 * 1024
-"""A prompt of a million tokens is 4 MiB on its way to an engine."""
-
 
 STORE_BYTES_MAX = 1 << 50
 """What streams may reserve in all: each has its own bound, and the disk has one that is noticed when it is reached."""
@@ -124,8 +122,9 @@ async def open_ports(
     replicas: int = 1,
     sizes: StreamSizes = STREAM_SIZES,
     cache_dir: Path | None = None,
+    only_reads: bool = False,
 ) -> AsyncIterator[Ports]:
-    """Connect, make sure that the namespace's streams exist, and close again at the end.
+    """Connect, make sure that the namespace's streams exist, and close again at the end. With `only_reads` nothing is made, altered or logged.
 
     `cache_dir`: where routers keep the newest snapshot, one folder per namespace in it; None for nowhere.
     Two connections: tokens never wait behind log traffic in a socket. Raises `LogUnavailable`, `AccessDenied`
@@ -140,13 +139,14 @@ async def open_ports(
         clients.append(store)
         # Who logs in as an actor may not alter streams, and each try would be a violation in the server's log.
         alter = kind == "operator" or not store.logged_in
-        await ensure_namespace(store, ns, replicas=replicas, alter=alter, sizes=sizes)
-        _check_payload(store)
+        if not only_reads:
+            report_server(store)
+            await ensure_namespace(store, ns, replicas=replicas, alter=alter, sizes=sizes)
 
         async def pool_log(pool: str) -> Log:
             if kind in ACTORS:
                 await _pool_there(store, ns, pool, replicas, sizes)
-            else:
+            elif not only_reads:
                 await ensure_pool(store, ns, pool, replicas=replicas, alter=alter, sizes=sizes)
             return JetStreamLog(store, subjects.pool_stream(ns, pool))
 
@@ -180,14 +180,9 @@ async def _pool_logs(store: Connection, ns: str) -> list[str]:
     return [name.removeprefix(prefix) for name in await stream_names(store, prefix)]
 
 
-def _check_payload(store: Connection) -> None:
-    """Warn of a server that takes smaller messages than Headwater's own: large requests then go in pieces."""
-    if store.max_payload < MAX_PAYLOAD:
-        _log.warning(
-            "nats_messages_small",
-            max_payload=store.max_payload,
-            reason=f"large requests go in pieces; set max_payload: {MAX_PAYLOAD} in the server's configuration",
-        )
+def report_server(client: Connection) -> None:
+    """Log what is wrong with the server of a connection."""
+    report(check_server(server_facts(client.address, client.greeting)))
 
 
 async def _pool_there(store: Connection, ns: str, pool: str, replicas: int, sizes: StreamSizes) -> None:

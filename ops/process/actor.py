@@ -26,6 +26,8 @@ from headwater.events.table import STREAM_SIZES, StreamSizes, Table
 from headwater.ops.config.nats import NatsSettings, StreamSettings
 from headwater.ops.config.processes import MetricsSettings
 from headwater.ops.config.setting import cache_folder
+from headwater.ops.diagnosis.engine_log import explain
+from headwater.ops.diagnosis.report import report
 from headwater.ops.nats.connect import ports_of
 from headwater.ops.process import metrics
 from headwater.ops.process.metrics import ProbeBoard
@@ -124,6 +126,14 @@ class Host(NamedTuple):
     streams: StreamSettings = StreamSettings()
 
 
+async def _run(actor: Actor) -> str:
+    """Run an actor; returns why it ended. Of an engine's failure the log names the cause, if it is a known one."""
+    reason = await actor.run()
+    if actor.kind == "worker":
+        report(explain(reason, f"worker {actor.name}"))
+    return reason
+
+
 async def run_one(
     host: Host,
     kind: InboxKind,
@@ -153,7 +163,7 @@ async def run_one(
         try:
             if stop.is_set():
                 actor.stop()
-            reason = await actor.run()
+            reason = await _run(actor)
             if actor.unrecoverable:
                 raise Unrecoverable(reason)
             return reason

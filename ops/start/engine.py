@@ -24,6 +24,8 @@ from headwater.engines.transfer.opening import media_transfer, open_transfer
 from headwater.engines.transfer.port import TransferUnavailable
 from headwater.ops.config.processes import EngineProcess
 from headwater.ops.config.setting import ConfigError, cache_folder
+from headwater.ops.diagnosis.engine_log import explain
+from headwater.ops.diagnosis.report import report
 from headwater.ops.process import metrics_folder
 from headwater.ops.process.actor import EXIT_UNRECOVERABLE, Host, run_one
 from headwater.ops.start import make_engine, preflight
@@ -89,6 +91,7 @@ async def run_engine(settings: EngineProcess, stop: asyncio.Event) -> int:
         media_transfer(name, media.mib, media.transport)
     except (EngineUnavailable, TransferUnavailable) as error:
         _log.error("engine_cannot_start", reason=str(error))
+        report(explain(str(error), f"worker {name}"))
         return EXIT_UNRECOVERABLE
     actors: list[WorkerActor] = []
 

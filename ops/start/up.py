@@ -48,6 +48,8 @@ from headwater.ops.config.processes import (
 )
 from headwater.ops.config.setting import ENV_PREFIX, ConfigError
 from headwater.ops.config.worker import FleetSettings
+from headwater.ops.diagnosis.disk import check_room, free_bytes
+from headwater.ops.diagnosis.report import report
 from headwater.ops.model_download.source import with_folder
 from headwater.ops.nats import server as nats_server
 from headwater.ops.nats.connect import open_connection, watch_store
@@ -202,6 +204,7 @@ class LocalFleet:
             raise ConfigError(
                 f"--replicas {settings.streams.replicas} needs a cluster of NATS servers: give its URL with --nats"
             )
+        report(check_room([(str(self._data), free_bytes(self._data))]))
         preflight.check(self._engines, self.workers)
         # A model is downloaded or made here, and SGLang's environment, where progress is visible, not in a worker's log.
         self._engines = with_folder(self._engines)
@@ -223,6 +226,7 @@ class LocalFleet:
         if not self.nats.url:
             await self._start_nats()
         client = self._client = await open_connection(self.nats, "operator", "up")
+        nats_server.report_server(client)
         namespace, replicas = self.nats.namespace, settings.streams.replicas
         sizes = settings.streams.sizes
         await ensure_namespace(client, namespace, replicas=replicas, sizes=sizes)

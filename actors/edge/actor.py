@@ -82,6 +82,7 @@ class EdgeActor(Actor):
         self._options = options
         self._drain_s = drain_s
         self._probe_s = probe_s
+        self._auth_mode = (access or AccessSettings()).mode
         self._access = AccessServices(access or AccessSettings(), ports)
         self._cors_origins = cors_origins
         self._intake = intake
@@ -105,6 +106,11 @@ class EdgeActor(Actor):
         return {
             "state": "restarting" if self._workers.closed else "draining" if self.stopping else "ready",
             "models": [model.card.name for model in self._models.all()],
+            "files": {
+                card.pool: {"tokenizer": card.tokenizer, "chat_template": card.chat_template}
+                for card in self._models.cards()
+            },
+            "auth": self._auth_mode,
             "active_requests": self._app.active if self._app else 0,
             "streams": len(self._workers.receivers),
         }

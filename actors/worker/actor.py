@@ -58,7 +58,7 @@ from headwater.engines.engine import Engine, EngineInfo
 from headwater.engines.transfer.port import OpenTransfer, TensorTransfer
 from headwater.events.writer import WriterFenced
 from headwater.schemas.names import pool_name
-from headwater.schemas.tables import kinds_encoded
+from headwater.schemas.tables import ModelCard, kinds_encoded
 
 STOP_DEAD_S_MAX = 10.0
 """How long a dead engine may take to stop; its processes are killed with this one."""
@@ -114,6 +114,7 @@ class WorkerActor(Actor):
         self._served = served
         self._lora_settings = lora or LoraSettings()
         self._info: EngineInfo | None = None
+        self._own_card: ModelCard | None = None
         self._pool = ""
         self._lease: lease.LeaseHandle | None = None
         self._incarnation: Incarnation | None = None
@@ -151,6 +152,7 @@ class WorkerActor(Actor):
         if self._info is None or (self._incarnation is None and not self.stopping):
             return {"state": "starting", "pool": self._pool}
         load = self.engine.load()
+        card = self._own_card
         slab = self._transfer.stats() if self._transfer is not None else None
         return {
             "state": "draining" if self.stopping else self.status.state,
@@ -162,6 +164,11 @@ class WorkerActor(Actor):
             "used_blocks": load.used_blocks,
             "total_blocks": load.total_blocks,
             "loras": list(self.status.loras),
+            "model": self._served.name,
+            "engine": self.engine.name,
+            "engine_version": self._info.version if self._info is not None else "",
+            "tokenizer": card.tokenizer if card is not None else "",
+            "chat_template": card.chat_template if card is not None else "",
             "tokens_total": self.inflight.tokens,
             "handoffs_held": self.inflight.handoffs,
             "embedding_bytes_held": slab.capacity - slab.free if slab is not None else 0,
@@ -178,6 +185,7 @@ class WorkerActor(Actor):
         await self._start_transfer()
         self.status.media_processor = media_processor(self._served.files, info)
         keeper = CardKeeper(self.ports, self._served, self.engine, info, self.name)
+        self._own_card = keeper.own
         if self.status.role == "encode":
             await keeper.check()
         else:

@@ -67,6 +67,11 @@ class CardKeeper:
         self._seen = (0, 0.0)
         """Revision of the card, and when it was seen first."""
 
+    @property
+    def own(self) -> ModelCard:
+        """The card as this worker alone would write it."""
+        return self._own
+
     async def publish(self) -> ModelCard:
         """Store the files that are missing and write the card. Publishing the same card again changes nothing.
 

@@ -67,6 +67,23 @@ async def test_a_restarted_router_still_knows_who_has_which_blocks(up: FleetProc
         assert second.json()["usage"]["prompt_tokens_details"]["cached_tokens"] >= 400
 
 
+async def test_edges_and_workers_say_which_files_of_a_model_they_have(up: FleetProcess) -> None:
+    """The digests of tokenizer and template, and the engine with its version: what differs can be seen from outside."""
+    stats = await up.until(
+        "the edge has the model, and the workers are ready",
+        lambda stats: any(s.get("files") for s in stats) and sum("tokenizer" in s for s in stats) == 2,
+    )
+    (edge,) = [one for one in stats if one["name"] == "headwater-edge"]
+    workers = [one for one in stats if one["name"] == "headwater-worker"]
+    used = edge["files"]["sim-b16"]
+    assert len(used["tokenizer"]) == len(used["chat_template"]) == 64
+    for one in workers:
+        assert {"tokenizer": one["tokenizer"], "chat_template": one["chat_template"]} == used
+        assert (one["engine"], one["model"], one["pool"]) == ("sim", "sim", "sim-b16")
+        assert "engine_version" in one
+    assert edge["auth"] == "none"
+
+
 async def test_a_client_that_hangs_up_frees_its_worker(up: FleetProcess) -> None:
     """Streamed or not: the engine stops generating, and nothing counts against the worker any more."""
     async with up.client() as client:

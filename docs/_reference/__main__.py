@@ -4,7 +4,17 @@ import re
 import sys
 from pathlib import Path
 
-from docs._reference import cli, clients, events, http_api, http_fields, log_events, metrics, subjects
+from docs._reference import (
+    cli,
+    clients,
+    events,
+    findings,
+    http_api,
+    http_fields,
+    log_events,
+    metrics,
+    subjects,
+)
 
 FOLDER = Path(__file__).resolve().parent.parent / "reference"
 _BLANK_LINES = re.compile(r"\n{3,}")
@@ -24,7 +34,9 @@ def pages() -> dict[str, str]:
         "metrics.md": metrics.page(),
         "log-events.md": log_events.page(),
     }
-    return {name: NOTE + _BLANK_LINES.sub("\n\n", text).strip() + "\n" for name, text in made.items()}
+    whole = {name: NOTE + _BLANK_LINES.sub("\n\n", text).strip() + "\n" for name, text in made.items()}
+    # A guide, of which one table is made.
+    return whole | {"../guides/doctor.md": findings.page()}
 
 
 def main() -> int:

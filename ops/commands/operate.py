@@ -209,3 +209,42 @@ def warm() -> int:
 
     print(f"compiled the kernels in {time.monotonic() - began:.1f} s")
     return 0
+
+
+@command(
+    defaults={"log.level": "error"},
+    notes="Exit status: 0 if there is nothing but notes, 1 if there are findings, 2 if the server is out of reach or an argument is wrong.",
+)
+def doctor(
+    settings: StreamOperator,
+    *,
+    monitor: Annotated[
+        str,
+        Meta(
+            description="URL of the NATS server's monitoring port, such as http://127.0.0.1:8222, for what only that tells "
+            "(default: that of the fleet of --data-dir)"
+        ),
+    ] = "",
+    engine_log: Annotated[
+        str, Meta(description="file with the log of an engine that did not start, to find the cause in")
+    ] = "",
+    data_dir: Annotated[str, Key("data_dir")],
+    cache_dir: Annotated[str, Key("cache_dir")],
+    host: Annotated[str, Key("http.host")],
+    port: Annotated[int, Key("http.port")],
+    as_json: Annotated[bool, Flag("json"), Meta(description="print JSON")] = False,
+) -> int:
+    """Find what is wrong with a fleet, its server and this machine, and the remedy of each. Nothing is changed."""
+    from headwater.ops.doctor import doctor as operator
+    from headwater.ops.doctor.collect import Asked
+    from headwater.ops.doctor.facts import WantedPort
+    from headwater.ops.doctor.machine import Place
+    from headwater.ops.process import signals
+
+    nats = settings.nats
+    wanted = [WantedPort("--port", host, port)] if port else []
+    if not nats.url and nats.port:
+        wanted.insert(0, WantedPort("--nats-port", "127.0.0.1", nats.port))
+    place = Place(Path(data_dir), cache_dir, tuple(wanted))
+    asked = Asked(nats, settings.streams, place, monitor, engine_log)
+    return signals.run_command(lambda: operator.doctor(asked, as_json=as_json))

@@ -28,6 +28,10 @@ POOL_LOG: Final = "the last 15 minutes of the pool's log"
 FOLD: Final = "the fold of the pool's log"
 MACHINE: Final = "this machine"
 ENGINE_LOG: Final = "--engine-log"
+ACCOUNT: Final = "the server's account information"
+OBJECTS: Final = "the object store"
+API_KEYS: Final = "the table of API keys"
+SOCKETS: Final = "the sockets of this machine"
 
 EACH: Final = "each process"
 ENGINES: Final = "`engine`, when its engine fails"
@@ -95,7 +99,7 @@ KINDS: Final[dict[str, Kind]] = {
     "store-full": Kind(
         "warning",
         "the server's store has room",
-        "the server's account information",
+        ACCOUNT,
         "raise `max_file_store` of the server, or give smaller --pool-bytes-max and --requests-bytes-max",
     ),
     "nats-open": Kind(
@@ -154,7 +158,7 @@ KINDS: Final[dict[str, Kind]] = {
     "port-taken": Kind(
         "error",
         "the ports of a fleet that does not run are free",
-        MACHINE,
+        SOCKETS,
         "stop that process, or choose another port with this flag",
         "`up`, `edge`",
     ),
@@ -168,7 +172,7 @@ KINDS: Final[dict[str, Kind]] = {
     "clock-off": Kind(
         "warning",
         "the clocks of all machines agree with the server's to a second",
-        "times in the pool's log: the writer's and the server's",
+        POOL_LOG,
         "run an NTP client on that machine (`timedatectl set-ntp true`), then check with `chronyc tracking`",
     ),
     "key-file-readable": Kind(
@@ -180,7 +184,7 @@ KINDS: Final[dict[str, Kind]] = {
     "engine-socket-open": Kind(
         "note",
         "engines on this machine listen on no address that other machines reach",
-        MACHINE,
+        SOCKETS,
         "let the engine listen on 127.0.0.1, or on the address of a network that only the fleet has: engines' own sockets know no login",
     ),
     # Processes.
@@ -242,7 +246,7 @@ KINDS: Final[dict[str, Kind]] = {
     "block-size-differs": Kind(
         "error",
         "all workers of a model have blocks of one size",
-        f"{CARDS}, {FOLD}",
+        CARDS,
         "start all of them with the same --block-size: caches with other blocks are not shared, and clients get one pool only",
         "`engine`",
     ),
@@ -262,15 +266,14 @@ KINDS: Final[dict[str, Kind]] = {
     "model-file-missing": Kind(
         "error",
         "the tokenizer and templates that model cards name are stored",
-        "the object store",
+        OBJECTS,
         "restart a worker of the model: it stores them again; until then no edge serves it",
     ),
     "kv-silent": Kind(
         "error",
         "each engine that serves publishes KV events",
         POOL_LOG,
-        "enable them in the engine (vLLM: no `--no-enable-prefix-caching` and no --kv-events-config of its own; SGLang: no "
-        "`--disable-radix-cache`; an engine of your own: yield from `kv_events`): until then no request is routed to its cache",
+        "enable prefix caching in the engine (vLLM: no `--no-enable-prefix-caching`; SGLang: no `--disable-radix-cache`; an engine of your own: yield from `kv_events`): until then no request is routed to its cache",
     ),
     "hashes-differ": Kind(
         "error",
@@ -336,7 +339,7 @@ KINDS: Final[dict[str, Kind]] = {
     "no-api-key": Kind(
         "warning",
         "an edge that wants API keys has one that is valid",
-        "the table of API keys",
+        API_KEYS,
         "create one: `headwater keys create --tenant NAME`",
     ),
 }  # fmt: skip

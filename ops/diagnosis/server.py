@@ -107,7 +107,7 @@ def _version(facts: ServerFacts) -> Iterator[Finding]:
 
 def _jetstream(facts: ServerFacts) -> Iterator[Finding]:
     if not facts.jetstream:
-        yield finding("jetstream-off", facts.url, "the server has no JetStream, which keeps the logs")
+        yield finding("jetstream-off", facts.url, "JetStream, which keeps the logs, is off or has no leader")
 
 
 def _payload(facts: ServerFacts) -> Iterator[Finding]:

@@ -23,10 +23,11 @@ FOREIGN_FLAGS = {
     "--model-id",
     "--backend",
     # vLLM's own
+    "--no-enable-prefix-caching",
     "--enable-lora", "--generation-config", "--max-num-batched-tokens", "--max-num-seqs", "--override-generation-config",
     "--convert", "--download-dir", "--hf-token", "--load-format", "--media-io-kwargs", "--revision", "--tokenizer", "--mm-processor-kwargs", "--pipeline-parallel-size", "--runner", "--tensor-parallel-size",
     # SGLang's own
-    "--constrained-json-disable-any-whitespace", "--decode-log-interval", "--dp-size", "--enable-deterministic-inference",
+    "--constrained-json-disable-any-whitespace", "--disable-radix-cache", "--decode-log-interval", "--dp-size", "--enable-deterministic-inference",
     "--chunked-prefill-size", "--dllm-algorithm", "--enable-hierarchical-cache", "--enable-memory-saver", "--enable-priority-scheduling", "--enable-strict-thinking", "--grammar-backend", "--is-embedding",
     "--enable-adaptive-dispatch-to-encoder", "--encoder-only", "--language-model-only", "--language-only", "--limit-mm-data-per-request", "--mm-process-config", "--mem-fraction-static", "--skip-tokenizer-init",
     # of other tools, and of modules outside the command line

@@ -51,7 +51,7 @@ async def test_a_fleet_with_a_key_for_each_kind(tmp_path: Path) -> None:
             assert finish == "length"
             before = up.kill(" router ")
             await asks_again(up, client, " router ", before)
-            looks = [("log",), ("streams",), ("snapshots",)]
+            looks = [("log",), ("streams",), ("snapshots",), ("doctor",)]
             outputs = await succeed(
                 up, *looks, ("pools",), ("streams", "--repair"), ("explain", first.headers["x-request-id"])
             )

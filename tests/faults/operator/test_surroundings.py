@@ -108,6 +108,8 @@ STARTS: dict[str, list[Start]] = {
     "shadow": [Start((*CLIENT, "--policy", "random"), serves="--metrics-port")],
     "ctl": [Start(("list", *CLIENT), says="worker-0")],
     "keys": [Start(("list", *CLIENT))],
+    # Of the fleet it would find that others of these commands start and end processes.
+    "doctor": [Start(("--nats", "nats://127.0.0.1:9"), code=2, says="nats-unreachable")],
     "streams": [Start(CLIENT, says="default")],
     "pools": [Start(CLIENT, says="sim-b16")],
     "nats-config": [Start((), says="jetstream"), Start(("--out", "FOLDER/keys", "--store", "FOLDER/store"))],

@@ -1,0 +1,281 @@
+"""Collects the facts: one connection that reads, and this machine. Nothing is created, altered or appended."""
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+from urllib.parse import urlsplit
+
+import msgspec
+
+from headwater import __version__
+from headwater.actors.runtime.persistence import Ports
+from headwater.actors.runtime.tables import ApiKeyTable, CardTable, LeaseTable
+from headwater.events.jetstream import Connection
+from headwater.events.jetstream.api import api, parse_time_ns
+from headwater.events.jetstream.streams import StreamStatus, survey
+from headwater.events.ports import AccessDenied, LogError
+from headwater.ops.config.nats import NatsSettings, StreamSettings, without_secrets
+from headwater.ops.config.setting import ConfigError
+from headwater.ops.diagnosis import finding as diagnosis
+from headwater.ops.diagnosis.finding import KINDS
+from headwater.ops.diagnosis.server import ServerFacts, server_facts
+from headwater.ops.doctor.facts import (
+    THIS_MACHINE,
+    ClockFacts,
+    Facts,
+    MissingFile,
+    ProcessFacts,
+    Skipped,
+    Unreachable,
+)
+from headwater.ops.doctor.machine import Place, machine_facts
+from headwater.ops.doctor.pool_log import pool_facts
+from headwater.ops.nats.config import credentials, reader_kind
+from headwater.ops.nats.connect import frozen_streams, open_connection, server_settings
+from headwater.ops.nats.server import open_ports
+from headwater.schemas import subjects
+from headwater.schemas.clock import SystemClock
+from headwater.schemas.tables import Lease, ModelCard
+
+NAME: Final = "doctor"
+CONNECT_S: Final = 5.0
+ANSWER_S: Final = 2.0
+READ_S: Final = 15.0
+AT_ONCE: Final = 64
+LOG_END_BYTES: Final = 256 * 1024
+
+OF_SERVER: Final = (diagnosis.INFO, diagnosis.ACCOUNT, diagnosis.STREAM_INFO)
+OF_TABLES: Final = (
+    diagnosis.LEASES,
+    diagnosis.CARDS,
+    diagnosis.STATISTICS,
+    diagnosis.OBJECTS,
+    diagnosis.API_KEYS,
+)
+OF_LOGS: Final = (diagnosis.POOL_LOG, diagnosis.FOLD)
+
+
+class Asked(NamedTuple):
+    """What the command was asked for. `monitor` is the URL of the server's monitoring port, "" for that of a fleet of the data folder."""
+
+    nats: NatsSettings
+    streams: StreamSettings
+    place: Place
+    monitor: str = ""
+    engine_log: str = ""
+
+
+async def collect(asked: Asked) -> Facts:
+    """All facts that can be learned. Raises `ConfigError` for arguments that are wrong."""
+    nats = asked.nats
+    facts = Facts(
+        without_secrets(nats.address),
+        nats.namespace,
+        __version__,
+        given_url=bool(nats.url),
+        engine_log=_log_end(asked.engine_log),
+    )
+    if not asked.engine_log:
+        facts = _without(
+            facts, "pass the end of a failed engine's log with --engine-log", diagnosis.ENGINE_LOG
+        )
+    kind = reader_kind(nats)
+    # The files of keys are wrong arguments; what the server says of them is a finding.
+    credentials(nats, kind, NAME).check()
+    try:
+        client = await open_connection(nats, kind, NAME, wait_s=CONNECT_S)
+        try:
+            facts = await _of_server(client, asked, facts)
+        finally:
+            await client.close()
+    except AccessDenied as error:
+        facts = facts._replace(unreachable=Unreachable(str(error), denied=True))
+    except LogError as error:
+        facts = facts._replace(unreachable=Unreachable(str(error), denied=False))
+    if facts.unreachable is not None:
+        facts = _without(facts, "the server is out of reach", *OF_SERVER, *OF_TABLES, *OF_LOGS)
+    machine = await asyncio.to_thread(machine_facts, nats, asked.place, facts.leases or ())
+    if machine.listeners is None:
+        facts = _without(facts, "this system does not list its sockets", diagnosis.SOCKETS)
+    return await _of_monitor(facts._replace(machine=machine), asked.monitor)
+
+
+def _without(facts: Facts, reason: str, *sources: str) -> Facts:
+    """The facts without those of some sources: what is found in them was not looked for."""
+    missed = tuple(name for name, kind in KINDS.items() if kind.source in sources)
+    return facts._replace(skipped=(*facts.skipped, Skipped(missed, reason)))
+
+
+def _log_end(path: str) -> tuple[str, str] | None:
+    if not path:
+        return None
+    try:
+        with Path(path).open("rb") as file:
+            file.seek(0, 2)
+            file.seek(max(0, file.tell() - LOG_END_BYTES))
+            return path, file.read().decode(errors="replace")
+    except OSError as error:
+        raise ConfigError(f"--engine-log {path}: {error.strerror or error}") from error
+
+
+async def _of_server(client: Connection, asked: Asked, facts: Facts) -> Facts:
+    """Everything that the server and the processes behind it say."""
+    nats = asked.nats
+    server = server_facts(facts.url, client.greeting)
+    try:
+        account = await api(client, "INFO")
+    except AccessDenied:
+        facts = _without(facts, "the server denies this user its account information", diagnosis.ACCOUNT)
+    except LogError:
+        server = server._replace(jetstream=False)
+    else:
+        server = _with_store(server, account)
+    facts = facts._replace(server=server)
+    if not server.jetstream:
+        return _without(
+            facts,
+            "without JetStream there are no logs and tables",
+            diagnosis.STREAM_INFO,
+            *OF_TABLES,
+            *OF_LOGS,
+        )
+    streams = await survey(client, nats.namespace, asked.streams.replicas, asked.streams.sizes)
+    facts = facts._replace(streams=tuple(streams), own_clock=await _own_clock(client, streams))
+    missing = {one.name for one in streams if one.trouble}
+    tables = (subjects.lease_bucket(nats.namespace), subjects.card_bucket(nats.namespace))
+    if missing & {subjects.table_stream(table) for table in tables}:
+        return _without(facts, "the tables of leases and model cards are missing", *OF_TABLES, *OF_LOGS)
+    try:
+        async with asyncio.timeout(READ_S):
+            return await _of_tables(client, asked, facts, missing)
+    except (TimeoutError, LogError) as error:
+        reason = str(error) or f"the tables and logs were not read within {READ_S:.0f} s"
+        return _without(facts, reason, *OF_LOGS)
+
+
+def _with_store(server: ServerFacts, account: Mapping[str, Any]) -> ServerFacts:
+    used = max(int(account.get("storage", 0)), int(account.get("reserved_storage", 0)))
+    limit = int((account.get("limits") or {}).get("max_storage", -1))
+    return server._replace(storage=used, storage_max=limit)
+
+
+async def _own_clock(client: Connection, streams: Sequence[StreamStatus]) -> ClockFacts | None:
+    """Our clock against the server's: an answer was written between the request and its arrival."""
+    found = []
+    for name in [one.name for one in streams if not one.trouble][:3]:
+        sent_ns = time.time_ns()
+        info = await api(client, f"STREAM.INFO.{name}")
+        if stamp_ns := parse_time_ns(info.get("ts", "")):
+            found.append((stamp_ns - (sent_ns + time.time_ns()) // 2) / 1e9)
+    return ClockFacts(THIS_MACHINE, min(found, key=abs), 3) if found else None
+
+
+async def _of_tables(client: Connection, asked: Asked, facts: Facts, missing: set[str]) -> Facts:
+    """Leases, cards, the processes that hold them, and the logs of their pools."""
+    nats, kind = asked.nats, reader_kind(asked.nats)
+    ports_of = open_ports(
+        nats.address,
+        nats.namespace,
+        NAME,
+        kind=kind,
+        credentials=credentials(nats, kind, NAME),
+        only_reads=True,
+    )
+    async with ports_of as ports:
+        leases = await LeaseTable(ports.leases).read_all()
+        cards = await CardTable(ports.cards).models()
+        processes = await _processes(client, leases)
+        facts = facts._replace(
+            leases=tuple(leases),
+            cards=tuple(cards),
+            processes=tuple(processes),
+            keys=None if kind == "observer" else await _keys(ports),
+        )
+        if facts.keys is None:
+            facts = _without(
+                facts, "reading the table of API keys needs an operator's key", diagnosis.API_KEYS
+            )
+        files = await _missing_files(ports, cards)
+        hosts = {lease.name: lease.host for lease in leases}
+        pools = []
+        for pool in sorted({card.pool for card in cards} | {one.pool for one in leases if one.pool}):
+            if subjects.pool_stream(nats.namespace, pool) not in missing:
+                pools.append(await pool_facts(ports, pool, hosts))
+        return facts._replace(missing_files=tuple(files), pools=tuple(pools))
+
+
+async def _processes(client: Connection, leases: Sequence[Lease]) -> list[ProcessFacts]:
+    """What each holder of a lease says of itself; asked twice, as a busy process may not answer in time."""
+    at_once = asyncio.Semaphore(AT_ONCE)
+
+    async def ask(lease: Lease) -> ProcessFacts:
+        subject = subjects.service("STATS", f"headwater-{lease.kind}", lease.name)
+        for _ in range(2):
+            try:
+                async with at_once:
+                    reply = await client.request(subject, timeout=ANSWER_S)
+                answer = msgspec.json.decode(reply.data, type=dict[str, Any])
+                data = answer["endpoints"][0]["data"]
+                return ProcessFacts(lease.kind, lease.name, str(answer.get("version", "")), data)
+            except Exception:
+                continue
+        return ProcessFacts(lease.kind, lease.name)
+
+    return list(await asyncio.gather(*map(ask, leases)))
+
+
+async def _keys(ports: Ports) -> int | None:
+    """How many API keys are valid now; None where we may not read them."""
+    now_s = SystemClock().wall_ns() // 1_000_000_000
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            keys = await ApiKeyTable(ports.api_keys).read_all()
+    except (LogError, TimeoutError):
+        return None
+    return sum(not key.expires_s or key.expires_s > now_s for key in keys)
+
+
+async def _missing_files(ports: Ports, cards: Sequence[ModelCard]) -> list[MissingFile]:
+    found = []
+    for card in cards:
+        files = {
+            "tokenizer": card.tokenizer,
+            "chat template": card.chat_template,
+            "response template": card.response_template,
+        }
+        for what, digest in files.items():
+            if digest and not await ports.blobs.has(subjects.artifact_name(digest)):
+                found.append(MissingFile(card.pool, card.name, what))
+    return found
+
+
+async def _of_monitor(facts: Facts, monitor: str) -> Facts:
+    """What only the server's monitoring port tells; that of our own fleet is known from its folder."""
+    fleet = facts.machine.fleet
+    if not monitor and fleet is not None and fleet.monitor_port and _is_of(facts.url, fleet.port):
+        monitor = f"http://127.0.0.1:{fleet.monitor_port}"
+    if not monitor or facts.server is None:
+        reason = "give the URL of the server's monitoring port with --monitor"
+        return _without(facts, reason, diagnosis.MONITOR)
+    parts = urlsplit(monitor)
+    try:
+        host, port = parts.hostname or "127.0.0.1", parts.port or 8222
+        settings = await server_settings(host, port)
+        frozen = await frozen_streams(port, host)
+    except (OSError, ValueError, TimeoutError) as error:
+        return _without(facts, f"{monitor} does not answer: {error or 'in time'}", diagnosis.MONITOR)
+    store = (settings.get("jetstream") or {}).get("config") or {}
+    server = facts.server._replace(
+        sync_s=store["sync_interval"] / 1e9 if "sync_interval" in store else None,
+        sync_always=bool(store.get("sync_always")),
+        frozen=frozen,
+    )
+    return facts._replace(server=server)
+
+
+def _is_of(url: str, port: int) -> bool:
+    """Is a URL that of the server at this port of this machine?"""
+    parts = urlsplit(url)
+    return parts.hostname in ("127.0.0.1", "localhost", "::1") and parts.port == port

@@ -34,7 +34,7 @@ from headwater.ops.doctor.machine import Place, machine_facts
 from headwater.ops.doctor.pool_log import pool_facts
 from headwater.ops.nats.config import credentials, reader_kind
 from headwater.ops.nats.connect import frozen_streams, open_connection, server_settings
-from headwater.ops.nats.server import open_ports
+from headwater.ops.nats.server import greeting_of, open_ports
 from headwater.schemas import subjects
 from headwater.schemas.clock import SystemClock
 from headwater.schemas.tables import Lease, ModelCard
@@ -42,7 +42,10 @@ from headwater.schemas.tables import Lease, ModelCard
 NAME: Final = "doctor"
 CONNECT_S: Final = 5.0
 ANSWER_S: Final = 2.0
-READ_S: Final = 15.0
+TABLES_S: Final = 15.0
+LOG_S: Final = 60.0
+"""Deadlines: of what is small, and of the log of one pool."""
+
 AT_ONCE: Final = 64
 LOG_END_BYTES: Final = 256 * 1024
 
@@ -123,12 +126,13 @@ def _log_end(path: str) -> tuple[str, str] | None:
 async def _of_server(client: Connection, asked: Asked, facts: Facts) -> Facts:
     """Everything that the server and the processes behind it say."""
     nats = asked.nats
-    server = server_facts(facts.url, client.greeting)
+    server = server_facts(client.address or facts.url, client.greeting)
     try:
         account = await api(client, "INFO")
     except AccessDenied:
         facts = _without(facts, "the server denies this user its account information", diagnosis.ACCOUNT)
     except LogError:
+        # As of a cluster without a leader, whatever this server says of itself.
         server = server._replace(jetstream=False)
     else:
         server = _with_store(server, account)
@@ -141,18 +145,49 @@ async def _of_server(client: Connection, asked: Asked, facts: Facts) -> Facts:
             *OF_TABLES,
             *OF_LOGS,
         )
+    facts = facts._replace(other_servers=await _other_servers(client, nats.address))
     streams = await survey(client, nats.namespace, asked.streams.replicas, asked.streams.sizes)
     facts = facts._replace(streams=tuple(streams), own_clock=await _own_clock(client, streams))
     missing = {one.name for one in streams if one.trouble}
     tables = (subjects.lease_bucket(nats.namespace), subjects.card_bucket(nats.namespace))
     if missing & {subjects.table_stream(table) for table in tables}:
         return _without(facts, "the tables of leases and model cards are missing", *OF_TABLES, *OF_LOGS)
-    try:
-        async with asyncio.timeout(READ_S):
-            return await _of_tables(client, asked, facts, missing)
-    except (TimeoutError, LogError) as error:
-        reason = str(error) or f"the tables and logs were not read within {READ_S:.0f} s"
-        return _without(facts, reason, *OF_LOGS)
+    ports_of = open_ports(
+        nats.address,
+        nats.namespace,
+        NAME,
+        kind=reader_kind(nats),
+        credentials=credentials(nats, reader_kind(nats), NAME),
+        only_reads=True,
+    )
+    async with ports_of as ports:
+        try:
+            async with asyncio.timeout(TABLES_S):
+                facts = await _of_tables(client, ports, facts, reader_kind(nats))
+        except (TimeoutError, LogError) as error:
+            reason = str(error) or f"the tables were not read within {TABLES_S:.0f} s"
+            return _without(facts, reason, *OF_TABLES, *OF_LOGS)
+        return await _of_pools(ports, facts, missing)
+
+
+async def _other_servers(client: Connection, urls: str) -> tuple[ServerFacts, ...]:
+    """What the other servers of the cluster say in their greetings: those that we were given, and those that ours names."""
+    known = [one.strip().rpartition("@")[2].rpartition("/")[2] for one in urls.split(",")]
+    known += client.greeting.get("connect_urls") or []
+    found: dict[str, ServerFacts] = {}
+    for address in dict.fromkeys(known):
+        host, _, port = address.rpartition(":")
+        if not port.isdecimal():
+            continue
+        try:
+            greeting = await greeting_of(host.strip("[]"), int(port))
+        except (OSError, ValueError, TimeoutError):
+            # That it is away is seen in the streams' replicas.
+            continue
+        # One server may have several addresses.
+        found.setdefault(str(greeting.get("server_id")), server_facts(f"nats://{address}", greeting))
+    found.pop(str(client.greeting.get("server_id")), None)
+    return tuple(found.values())
 
 
 def _with_store(server: ServerFacts, account: Mapping[str, Any]) -> ServerFacts:
@@ -172,38 +207,42 @@ async def _own_clock(client: Connection, streams: Sequence[StreamStatus]) -> Clo
     return ClockFacts(THIS_MACHINE, min(found, key=abs), 3) if found else None
 
 
-async def _of_tables(client: Connection, asked: Asked, facts: Facts, missing: set[str]) -> Facts:
-    """Leases, cards, the processes that hold them, and the logs of their pools."""
-    nats, kind = asked.nats, reader_kind(asked.nats)
-    ports_of = open_ports(
-        nats.address,
-        nats.namespace,
-        NAME,
-        kind=kind,
-        credentials=credentials(nats, kind, NAME),
-        only_reads=True,
+async def _of_tables(client: Connection, ports: Ports, facts: Facts, kind: str) -> Facts:
+    """Leases, cards with their files, keys, and what the processes that hold leases say of themselves."""
+    leases = await LeaseTable(ports.leases).read_all()
+    cards = await CardTable(ports.cards).models()
+    facts = facts._replace(
+        leases=tuple(leases),
+        cards=tuple(cards),
+        processes=tuple(await _processes(client, leases)),
+        keys=None if kind == "observer" else await _keys(ports),
+        missing_files=tuple(await _missing_files(ports, cards)),
     )
-    async with ports_of as ports:
-        leases = await LeaseTable(ports.leases).read_all()
-        cards = await CardTable(ports.cards).models()
-        processes = await _processes(client, leases)
-        facts = facts._replace(
-            leases=tuple(leases),
-            cards=tuple(cards),
-            processes=tuple(processes),
-            keys=None if kind == "observer" else await _keys(ports),
-        )
-        if facts.keys is None:
-            facts = _without(
-                facts, "reading the table of API keys needs an operator's key", diagnosis.API_KEYS
-            )
-        files = await _missing_files(ports, cards)
-        hosts = {lease.name: lease.host for lease in leases}
-        pools = []
-        for pool in sorted({card.pool for card in cards} | {one.pool for one in leases if one.pool}):
-            if subjects.pool_stream(nats.namespace, pool) not in missing:
-                pools.append(await pool_facts(ports, pool, hosts))
-        return facts._replace(missing_files=tuple(files), pools=tuple(pools))
+    if facts.keys is None:
+        reason = "reading the table of API keys needs an operator's key"
+        facts = _without(facts, reason, diagnosis.API_KEYS)
+    return facts
+
+
+async def _of_pools(ports: Ports, facts: Facts, missing: set[str]) -> Facts:
+    """The logs of all pools that have a lease or a card."""
+    leases = facts.leases or ()
+    hosts = {lease.name: lease.host for lease in leases}
+    offset_s = facts.own_clock.behind_s if facts.own_clock is not None else 0.0
+    # The server's clock, which stamps what is in the logs.
+    now_ns = ports.clock.wall_ns() + round(offset_s * 1e9)
+    for pool in sorted({card.pool for card in facts.cards} | {one.pool for one in leases if one.pool}):
+        if subjects.pool_stream(ports.ns, pool) in missing:
+            continue
+        try:
+            async with asyncio.timeout(LOG_S):
+                found = await pool_facts(ports, pool, hosts, now_ns)
+        except (TimeoutError, LogError) as error:
+            reason = f"pool {pool}: {error or f'its log was not read within {LOG_S:.0f} s'}"
+            facts = _without(facts, reason, *OF_LOGS)
+        else:
+            facts = facts._replace(pools=(*facts.pools, found))
+    return facts
 
 
 async def _processes(client: Connection, leases: Sequence[Lease]) -> list[ProcessFacts]:
@@ -277,5 +316,5 @@ async def _of_monitor(facts: Facts, monitor: str) -> Facts:
 
 def _is_of(url: str, port: int) -> bool:
     """Is a URL that of the server at this port of this machine?"""
-    parts = urlsplit(url)
+    parts = urlsplit(url.partition(",")[0])
     return parts.hostname in ("127.0.0.1", "localhost", "::1") and parts.port == port

@@ -122,6 +122,7 @@ class Facts(NamedTuple):
     given_url: bool = True
     unreachable: Unreachable | None = None
     server: ServerFacts | None = None
+    other_servers: tuple[ServerFacts, ...] = ()
     streams: tuple[StreamStatus, ...] = ()
     leases: tuple[Lease, ...] | None = None
     cards: tuple[ModelCard, ...] = ()

@@ -33,8 +33,9 @@ def check_reach(facts: Facts) -> Iterator[Finding]:
 
 def check_server(facts: Facts) -> Iterator[Finding]:
     """Version, JetStream, `max_payload`, sync, store, login: what each process says of its server, too."""
-    if facts.server is not None:
-        yield from server.check_server(facts.server)
+    for one in (facts.server, *facts.other_servers):
+        if one is not None:
+            yield from server.check_server(one)
 
 
 def check_streams(facts: Facts) -> Iterator[Finding]:

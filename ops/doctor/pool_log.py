@@ -23,14 +23,13 @@ RECORDS_MAX: Final = 200_000
 """Messages of the log that are looked at: a busy pool writes so many in a few minutes."""
 
 
-async def pool_facts(ports: Ports, pool: str, hosts: Mapping[str, str]) -> PoolFacts:
-    """Read a pool's logs. `hosts` are the machines of its processes, by name."""
+async def pool_facts(ports: Ports, pool: str, hosts: Mapping[str, str], now_ns: int) -> PoolFacts:
+    """Read a pool's logs. `hosts` are the machines of its processes, by name; `now_ns` is the server's time."""
     log = await open_log(ports, pool)
     bounds = await log.log.bounds()
     if bounds.last < bounds.first:
         return PoolFacts(pool)
     state = await state_at(log, bounds.last)
-    now_ns = log.now_ns()
     start = max(await log.log.position_at(now_ns - BEFORE_NS), bounds.first - 1, bounds.last - RECORDS_MAX)
     recent = RecentLog()
     async for piece in log.log.scan(start, bounds.last):
@@ -44,7 +43,7 @@ async def pool_facts(ports: Ports, pool: str, hosts: Mapping[str, str]) -> PoolF
         tuple(state.loads.workers.values()),
         frozenset(state.cold),
         recent.clocks(hosts),
-        recent.served(epochs),
+        recent.served(epochs, now_ns),
         {name: len(recent.stored[name, epoch]) for name, epoch in epochs.items()},
         {name: len(found) for name, found in recent.joined.items()},
         tuple(findings(fleet, requests, recent.marks)),
@@ -100,13 +99,13 @@ class RecentLog:
                     if mark is not None:
                         self.marks.append(mark)
 
-    def served(self, epochs: Mapping[str, int]) -> dict[str, Served]:
+    def served(self, epochs: Mapping[str, int], now_ns: int) -> dict[str, Served]:
         """Of each worker's present incarnation the prompts that it computed blocks of, and those whose last block it announced."""
         found = dict.fromkeys(epochs, Served())
         for decision, _ in self.decisions:
             worker, epoch = decision.worker, decision.epoch
             done_ns = self._prefilled.get((worker, epoch, decision.request))
-            if epochs.get(worker) != epoch or done_ns is None or done_ns > self.last_ns - SETTLED_NS:
+            if epochs.get(worker) != epoch or done_ns is None or done_ns > now_ns - SETTLED_NS:
                 continue
             chosen = next((one for one in decision.candidates if one.worker == worker), None)
             if chosen is None or not decision.last or decision.leg == "decode":

@@ -99,6 +99,19 @@ async def wait_until_up(port: int, *, timeout_s: float = 20.0) -> None:
     raise ServerUnavailable(f"nats-server did not answer on port {port} within {timeout_s:.0f} s")
 
 
+async def greeting_of(host: str, port: int, *, timeout_s: float = 2.0) -> dict[str, Any]:
+    """What a server says of itself before anyone logs in (INFO). Raises `OSError`, `TimeoutError` or `ValueError`."""
+    async with asyncio.timeout(timeout_s):
+        reader, writer = await asyncio.open_connection(host, port)
+        try:
+            line = await reader.readline()
+        finally:
+            writer.close()
+    if not line.startswith(b"INFO "):
+        raise ValueError("this is no NATS server, or one with TLS from the first byte")
+    return msgspec.json.decode(line.removeprefix(b"INFO "), type=dict[str, Any])
+
+
 # Building a `Ports` over a NATS server.
 
 ACTORS = ("edge", "router", "shadow", "worker")

@@ -72,6 +72,17 @@ async def test_a_read_only_directory(tmp_path: Path) -> None:
     assert "read-only" in line.lower()
 
 
+async def test_a_directory_on_a_disk_that_is_nearly_full(tmp_path: Path) -> None:
+    """It starts, and its log says what `headwater doctor` would."""
+    with disk(tmp_path / "data") as data:
+        data.leave(200 << 20)
+        async with launched(tmp_path, "--engine", "sim", "--data-dir", str(tmp_path / "data"), *FREE) as up:
+            said = [line for line in up.log.read_text().splitlines() if "fault_found" in line]
+            assert len(said) == 1
+            assert "disk-full" in said[0]
+            assert str(tmp_path / "data") in said[0]
+
+
 @pytest.mark.parametrize("below", ["", "deeper", "deeper/still"])
 async def test_a_file_in_place_of_the_directory(tmp_path: Path, below: str) -> None:
     """The directory, or one of its parents, is a file."""

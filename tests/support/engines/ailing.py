@@ -3,6 +3,7 @@
 silent      it serves, declares KV events and publishes none
 hashes      it announces blocks under hashes of its own
 everywhere  it opens a socket on all addresses of the machine
+fails       why it does not start
 version     the version that it says it has
 pairs_with  the engines that it exchanges KV with
 """
@@ -34,6 +35,8 @@ class Ailing:
     async def start(self, setup: EngineSetup) -> EngineInfo:
         """Read the options."""
         self._options = setup.options
+        if reason := self._options.get("fails"):
+            raise RuntimeError(reason)
         self._block_size = setup.block_size
         if self._options.get("everywhere"):
             self._sockets.append(socket.create_server(("0.0.0.0", 0)))

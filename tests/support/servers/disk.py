@@ -30,6 +30,11 @@ class Disk:
         seen = os.statvfs(self.folder)
         assert seen.f_bavail == 0, f"{seen.f_bavail} blocks are left"
 
+    def leave(self, room: int) -> None:
+        """Leave so many bytes."""
+        told = self._remount(f"size={(self.used() + room) // 1024}k")
+        assert not told, told
+
     def free(self) -> None:
         """Make room again."""
         told = self._remount(f"size={ROOM}")

@@ -139,6 +139,18 @@ async def test_engines_that_are_misconfigured(tmp_path: Path) -> None:
         assert set(found.of("template-differs")) in ({"worker odd"}, {"worker worker-0", "worker old"})
 
 
+async def test_an_engine_that_does_not_start_names_the_cause(tmp_path: Path) -> None:
+    """As the doctor would from its log."""
+    options = '{"fails": "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.96 GiB."}'
+    async with running(tmp_path) as server:
+        line = ("engine", str(ENGINE), "--engine-options", options, "--nats", server.url)
+        end = await ended(*line, within_s=60)
+    assert end.code
+    (said,) = [line for line in end.output.splitlines() if "fault_found" in line]
+    assert "engine-memory" in said
+    assert "--gpu-memory-utilization" in said
+
+
 class Pretender:
     """Writes to a fleet's tables and logs what processes that went wrong write."""
 

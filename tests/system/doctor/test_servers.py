@@ -209,7 +209,10 @@ async def test_a_server_that_denies_us(tmp_path: Path) -> None:
 
 async def test_a_cluster_that_lost_a_server(tmp_path: Path) -> None:
     """Its replicas are behind; a stream that was there alone does not answer."""
-    async with NatsCluster(tmp_path) as cluster:
+    made = NatsCluster(tmp_path)
+    odd = made.servers[2]
+    odd.settings = {**(odd.settings or {}), "max_payload": 1 << 20}
+    async with made as cluster:
         client = await connect(cluster.servers[0].url, "test")
         await cluster.until_ready(client)
         await ensure_namespace(client, "three", replicas=3)
@@ -220,10 +223,14 @@ async def test_a_cluster_that_lost_a_server(tmp_path: Path) -> None:
         common = ("--nats", url, "--data-dir", str(tmp_path / "none"))
         async with asyncio.timeout(60):
             # Followers of a new stream are current within moments.
-            while (await diagnosis(*common, "--namespace", "three", "--replicas", "3")).ids != {
-                "nothing-runs"
-            }:
+            while True:
+                found = await diagnosis(*common, "--namespace", "three", "--replicas", "3")
+                if "stream-behind" not in found.ids:
+                    break
                 await asyncio.sleep(0.2)
+        # Whichever server is asked.
+        assert found.ids == {"nothing-runs", "payload-small"}
+        assert set(found.of("payload-small")) == {odd.url}
         lost.kill()
         async with asyncio.timeout(60):
             while True:

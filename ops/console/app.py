@@ -22,7 +22,7 @@ import structlog
 
 from headwater import __version__
 from headwater.actors.admin import AdminApp
-from headwater.actors.http.asgi import Asgi, ClientGone, Headers, Receive, Scope, Send, respond
+from headwater.actors.http.asgi import Asgi, ClientGone, Disconnect, Headers, Receive, Scope, Send, respond
 from headwater.actors.http.decoding import require_method
 from headwater.actors.http.errors import ApiError
 from headwater.events.ports import LogError
@@ -175,7 +175,7 @@ class ConsoleApp:
         else:
             history = await self._pools.history(query.text("pool"))
             if name == "live":
-                await self._live(history, send)
+                await self._live(history, receive, send)
                 return
             document = await self._view(name, history, query, scopes)
         await respond(send, 200, msgspec.json.encode(document), JSON)
@@ -209,8 +209,8 @@ class ConsoleApp:
             )
         await self._admin(scope, receive, send)
 
-    async def _live(self, history: History, send: Send) -> None:
-        """Tell how far the history reaches whenever that changes."""
+    async def _live(self, history: History, receive: Receive, send: Send) -> None:
+        """Tell how far the history reaches whenever that changes, for as long as the page listens and the history is followed."""
         headers = [
             *JSON,
             (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -218,25 +218,29 @@ class ConsoleApp:
         ]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         told, quiet_s = None, 0.0
-        while not self._closing.is_set():
-            now = {
-                "last": history.last.position,
-                "last_ms": views.ms(history.last.stored_ns),
-                "indexed": history.indexed,
-                "indexed_from": history.indexed_from,
-                "head": history.head,
-            }
-            body = b""
-            if now != told:
-                told, quiet_s, body = now, 0.0, b"data: " + msgspec.json.encode(now) + b"\n\n"
-            elif quiet_s >= PING_S:
-                quiet_s, body = 0.0, b": ping\n\n"
-            if body:
-                await send({"type": "http.response.body", "body": body, "more_body": True})
-            self._pools.watch(history.pool)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._closing.wait(), LIVE_S)
-            quiet_s += LIVE_S
+        page = Disconnect(receive)
+        try:
+            while not (self._closing.is_set() or page.gone) and self._pools.follows(history):
+                now = {
+                    "last": history.last.position,
+                    "last_ms": views.ms(history.last.stored_ns),
+                    "indexed": history.indexed,
+                    "indexed_from": history.indexed_from,
+                    "head": history.head,
+                }
+                body = b""
+                if now != told:
+                    told, quiet_s, body = now, 0.0, b"data: " + msgspec.json.encode(now) + b"\n\n"
+                elif quiet_s >= PING_S:
+                    quiet_s, body = 0.0, b": ping\n\n"
+                if body:
+                    await send({"type": "http.response.body", "body": body, "more_body": True})
+                self._pools.watch(history.pool)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._closing.wait(), LIVE_S)
+                quiet_s += LIVE_S
+        finally:
+            page.stop()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 

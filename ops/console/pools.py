@@ -92,6 +92,10 @@ class Pools:
                     await history.caught_up.wait()
         return history
 
+    def follows(self, history: History) -> bool:
+        """Is this the history of its pool? Another one takes its place where the log was replaced."""
+        return self._histories.get(history.pool) is history
+
     def watch(self, pool: str) -> None:
         """Somebody looks at a pool: follow its log for a while."""
         self._watched[pool] = asyncio.get_running_loop().time() + WATCHED_S

@@ -19,7 +19,7 @@ from headwater.actors.runtime.tables import ApiKeyTable
 from headwater.engines.sim.engine import SimEngine
 from headwater.ops.console.access import EVERYTHING, READ, ConsoleAccess
 from headwater.ops.console.app import ConsoleApp, without_tenants
-from headwater.ops.console.pools import Pools
+from headwater.ops.console.pools import WATCHED_S, Pools
 from headwater.ops.console.process import keys_of
 from headwater.ops.sim import fleet as sim_fleet
 from headwater.ops.sim import loop
@@ -300,6 +300,59 @@ def hostile(draw: random.Random) -> list[tuple[str, bytes]]:
     found += [("GET", b"/api/fleet?" + b"at=1&" * 100), ("GET", b"/api/fleet?" + b"x" * 20_000)]
     found += [("GET", path) for path in PATHS]
     return [*found, ("POST", b"/admin/workers/w/drain"), ("DELETE", b"/")]
+
+
+async def follow(app: ConsoleApp, ends: asyncio.Event, received: list[bytes]) -> None:
+    """A page that follows the log until it is closed."""
+
+    async def receive() -> dict[str, Any]:
+        await ends.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: dict[str, Any]) -> None:
+        received.append(message.get("body", b""))
+
+    scope = {
+        "type": "http",
+        "method": "GET",
+        "path": "/api/live",
+        "query_string": b"",
+        "headers": [HOST],
+        "client": ("127.0.0.1", 5),
+    }
+    await app(scope, receive, send)
+
+
+@pytest.mark.parametrize("end", ["the page is closed", "the console stops", "the log is another one"])
+def test_a_stream_of_positions_ends_with_its_page_and_then_nothing_is_read(end: str) -> None:
+    """While it is open it tells of new positions."""
+
+    async def run(clock: VirtualLoop) -> None:
+        async with told(clock, bursts=1) as fleet:
+            app, closed, received = open_app(fleet), asyncio.Event(), list[bytes]()
+            page = asyncio.ensure_future(follow(app, closed, received))
+            await asyncio.sleep(60)
+            history = await app._pools.history("")
+            before = (await history.log.bounds()).last
+            await ask_many(fleet, random.Random(1), 3)
+            await asyncio.sleep(2)
+            assert msgspec.json.decode(received[-1].removeprefix(b"data: "))["last"] > before
+            assert not page.done()
+            if end == "the page is closed":
+                closed.set()
+            elif end == "the console stops":
+                app.close()
+            else:
+                del app._pools._histories[history.pool]
+            await asyncio.sleep(1)
+            assert page.done()
+            await asyncio.sleep(WATCHED_S)
+            last = history.last.position
+            await ask_many(fleet, random.Random(2), 3)
+            await asyncio.sleep(5)
+            assert history.last.position == last
+
+    loop.run(run)
 
 
 def test_hostile_requests_are_refused() -> None:

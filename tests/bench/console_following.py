@@ -21,9 +21,8 @@ import httpx
 from headwater.ops.bench.report import machine
 from headwater.ops.start.temporary import temporary_fleet
 
-VIEWS: Final = ("fleet?", "series?window_s=300&columns=200&")
-PERIOD_S: Final = 0.9
-"""A page that is live asks for each of its views at most this often."""
+VIEWS: Final = {"fleet?": 0.9, "series?window_s=300&columns=200&": 3.0}
+"""Views of a page that is live, and how many seconds after an answer it asks for the next one at the earliest."""
 
 TICKS: Final = 100
 """Clock ticks per second in /proc."""
@@ -98,13 +97,13 @@ async def page(url: str) -> AsyncIterator[None]:
                     if line.startswith("data: "):
                         newest = json.loads(line[6:])["last"]
 
-        async def show(view: str) -> None:
+        async def show(view: str, period_s: float) -> None:
             while True:
                 if newest:
                     (await client.get(f"/api/{view}at={newest}")).raise_for_status()
-                await asyncio.sleep(PERIOD_S)
+                await asyncio.sleep(period_s)
 
-        tasks = [asyncio.create_task(follow()), *(asyncio.create_task(show(view)) for view in VIEWS)]
+        tasks = [asyncio.create_task(follow()), *(asyncio.create_task(show(*view)) for view in VIEWS.items())]
         try:
             yield
         finally:

@@ -5,6 +5,8 @@ import { learnTime, live, position } from './state.js';
 
 /** While live, a view is asked for at most this often (ms). */
 const LIVE_PERIOD = 900;
+/** One of a longer window changes less, and costs more: it is asked for once per hundredth of its window, up to this (ms). */
+const LIVE_PERIOD_MAX = 5000;
 /** After a failure that passes, ask again after so many milliseconds. */
 const RETRY_DELAYS = [1000, 2000, 5000];
 
@@ -56,7 +58,8 @@ export class NewestAnswer {
   proceed() {
     clearTimeout(this.timer);
     if (this.running || !this.wanted || this.wanted.key === this.answered) return;
-    const wait = live.peek() && this.state.data ? this.started + LIVE_PERIOD - performance.now() : 0;
+    const period = Math.min(LIVE_PERIOD_MAX, Math.max(LIVE_PERIOD, (this.wanted.values.window_s || 0) * 10));
+    const wait = live.peek() && this.state.data ? this.started + period - performance.now() : 0;
     if (wait > 0) {
       this.timer = setTimeout(() => this.proceed(), wait);
       return;

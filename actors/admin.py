@@ -1,8 +1,10 @@
-"""The admin HTTP API: the workers, and control commands. A plain ASGI application on a port of its own.
+"""The admin HTTP API: the workers, control commands, and engine weights. A plain ASGI application on a port of its own.
 
     GET  /admin/workers                       every worker: lease, state, role, load, LoRA adapters
     GET  /admin/workers/{worker}              one of them
     POST /admin/workers/{worker}/{command}    a control command; the body is a JSON object of its arguments
+    GET  /admin/pools/{pool}/weights          the engines of a pool with their weights, if it has any
+    POST /admin/pools/{pool}/weights          set them: a JSON object of a weight for each engine; {} removes them
     GET  /live                                without a token: is the process up?
 
 All paths but /live require `Authorization: Bearer TOKEN`. Every response is JSON; an error says what to do, and its
@@ -22,9 +24,9 @@ from headwater.actors.http.decoding import require_method
 from headwater.actors.http.errors import ApiError, bad_request
 from headwater.actors.http.limits import BodyLimits
 from headwater.actors.runtime.persistence import Ports
-from headwater.actors.worker.control_client import list_workers, send_command
+from headwater.actors.worker.control_client import list_workers, request_weights, send_command
 from headwater.schemas.clock import Clock
-from headwater.schemas.messages.control import COMMANDS, ControlReply, ControlRequest
+from headwater.schemas.messages.control import COMMANDS, ControlReply, ControlRequest, WeightsRequest
 from headwater.schemas.names import InvalidName, token
 
 TOKEN_CHARACTERS_MIN = 16
@@ -134,10 +136,12 @@ COMMAND_S_MAX = 900.0
 
 KINDS = {404: "not_found", 409: "conflict", 501: "not_supported", 502: "engine_failed", 504: "timeout"}
 PREFIX = "/admin/workers"
+POOLS = "/admin/pools"
 
 HEADERS: Headers = [(b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff")]
 
 _arguments = msgspec.json.Decoder(dict[str, Any])
+_weights = msgspec.json.Decoder(dict[str, float])
 
 
 class AdminApp:
@@ -169,6 +173,8 @@ class AdminApp:
         if path == "/live":
             return 200, {"status": "live"}
         by = self._authenticator.authenticate(scope)
+        if path.startswith(POOLS + "/"):
+            return await self._weights(scope, receive, by)
         if path != PREFIX and not path.startswith(PREFIX + "/"):
             raise ApiError(404, f"Not found: {path[:200]}. Use {PREFIX}.", code="not_found")
         parts = [part for part in path.removeprefix(PREFIX).split("/") if part]
@@ -183,6 +189,30 @@ class AdminApp:
             async with self._bodies.read(scope, receive) as body:
                 return await self._command(parts[0], parts[1], by, body)
         raise ApiError(404, f"Use {PREFIX}/WORKER/COMMAND.", code="not_found")
+
+    async def _weights(self, scope: Scope, receive: Receive, by: str) -> tuple[int, Any]:
+        """Show or set the engine weights of a pool."""
+        parts = scope["path"].removeprefix(POOLS).split("/")[1:]
+        if len(parts) != 2 or parts[1] != "weights":
+            raise ApiError(404, f"Use {POOLS}/POOL/weights.", code="not_found")
+        pool, weights = parts[0], None
+        try:
+            token("pool", pool)
+        except InvalidName as error:
+            raise bad_request(f"{error}.") from error
+        if scope["method"] != "GET":
+            require_method("POST", scope["method"])
+            async with self._bodies.read(scope, receive) as body:
+                try:
+                    weights = _weights.decode(body)
+                except msgspec.DecodeError as error:
+                    raise bad_request(
+                        f'The body must be a JSON object of numbers by engine, such as {{"vllm": 3, "sglang": 1}}: {error}.'
+                    ) from error
+            _log.info("admin_weights", pool=pool, weights=weights, by=by)
+        answer = await request_weights(self._ports, pool, WeightsRequest(weights, by))
+        document = {"pool": pool, "engines": msgspec.to_builtins(answer.engines)}
+        return _result(document, answer.reply)
 
     async def _command(self, worker: str, name: str, by: str, body: bytes) -> tuple[int, Any]:
         command = next((known for known in COMMANDS if known == name), None)
@@ -202,15 +232,16 @@ class AdminApp:
         reply = await send_command(
             self._ports, worker, ControlRequest(command, arguments, by), within_s=COMMAND_S_MAX
         )
-        return _response(worker, reply)
+        return _result({"worker": worker, "data": reply.data}, reply)
 
 
-def _response(worker: str, reply: ControlReply) -> tuple[int, Any]:
+def _result(document: dict[str, Any], reply: ControlReply) -> tuple[int, Any]:
+    """The status and the document of a response to a command; one that was refused says why."""
     if reply.status == 200:
-        return 200, {"worker": worker, "detail": reply.detail, "data": reply.data}
+        return 200, {**document, "detail": reply.detail}
     kind = KINDS.get(reply.status, "invalid_request_error" if reply.status < 500 else "server_error")
     error = ApiError(reply.status, reply.detail, kind=kind, code=kind)
-    return reply.status, {**error.document(), "worker": worker, "data": reply.data}
+    return reply.status, {**error.document(), **document}
 
 
 def _find_worker(workers: list[dict[str, Any]], name: str) -> dict[str, Any]:

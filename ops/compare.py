@@ -15,11 +15,12 @@ import msgspec
 
 from headwater.actors.runtime.persistence import Ports
 from headwater.actors.runtime.tables import CardTable
+from headwater.actors.worker.control_client import request_weights
 from headwater.events.ports import Log
 from headwater.ops.config.nats import NatsSettings
 from headwater.ops.config.setting import ConfigError
 from headwater.ops.nats.connect import ports_of
-from headwater.ops.operator.ctl import pool_of, request_weights
+from headwater.ops.operator.ctl import pool_of
 from headwater.ops.process.text_table import table
 from headwater.schemas.events.request import RequestAccepted
 from headwater.schemas.messages.control import WeightsRequest

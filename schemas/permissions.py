@@ -32,7 +32,7 @@ DUTIES: Final[dict[Kind, str]] = {
     "worker": "accept requests, send tokens, hand off KV, write its fleet, kv and load events, write and read cards",
     "operator": "create and change streams, read everything except shared secrets, control workers, write API keys; "
     "writes no events, only empty messages that probe whether a log accepts any",
-    "admin": "control workers, read leases; for the admin port, which must not have an operator's key",
+    "admin": "control workers, set engine weights, read leases; for the admin port, which must not have an operator's key",
     "console": "read the logs, snapshots, cards, leases and API keys, and hear the routers' digests; writes nothing",
     "observer": "read streams and statistics; writes nothing",
 }
@@ -140,7 +140,7 @@ def _router(ns: str, client: str, pools: tuple[str, ...]) -> Rights:
             *_look_up(streams.leases, streams.cards, streams.blobs, *streams.pools),
             *_exist(streams.requests, *streams.edges_only),
             *_read(streams.leases, streams.cards, streams.blobs, *streams.pools),
-            *_reply(ns, "edge", "operator", "observer"),
+            *_reply(ns, "edge", "operator", "admin", "observer"),
         ),
         subscribe=(
             _inbox(ns, "router", client),
@@ -246,6 +246,7 @@ def _admin(ns: str, client: str, pools: tuple[str, ...]) -> Rights:
     return Rights(
         publish=(
             subjects.control(ns, ANY),
+            *(subjects.engine_weights(ns, pool) for pool in pools or (ANY,)),
             *_look_up(streams.leases),
             *_read(streams.leases),
             # Whether they exist, which every process checks when it starts.

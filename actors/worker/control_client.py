@@ -1,4 +1,4 @@
-"""The client side of control for `headwater ctl` and the admin port: it sends a command to a worker, and lists all workers."""
+"""The client side of control for `headwater ctl`, the admin port and the console: commands to a worker, and the engine weights of a pool."""
 
 import asyncio
 from typing import Any
@@ -10,15 +10,18 @@ from headwater.actors.runtime.persistence import Ports
 from headwater.actors.runtime.tables import LeaseTable
 from headwater.actors.worker.control import ANSWER_S
 from headwater.schemas import subjects
-from headwater.schemas.messages.control import ControlReply, ControlRequest
+from headwater.schemas.messages.control import ControlReply, ControlRequest, WeightsReply, WeightsRequest
 from headwater.schemas.tables import Lease
 
 REPLY_S = ANSWER_S + 10.0
 STATUS_S = 3.0
 POLL_S = 0.5
+WEIGHTS_S = 10.0
+"""Longer than a router waits for its log."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _reply = msgspec.msgpack.Decoder(ControlReply)
+_weights_reply = msgspec.msgpack.Decoder(WeightsReply)
 
 
 async def send_command(
@@ -85,3 +88,15 @@ async def list_workers(ports: Ports, by: str = "") -> list[dict[str, Any]]:
         }
         for lease, status in zip(held.values(), replies, strict=True)
     ]
+
+
+async def request_weights(ports: Ports, pool: str, request: WeightsRequest) -> WeightsReply:
+    """Show or set a pool's engine weights at one of its routers. Where none answers, the reply says so (404, 504)."""
+    subject = subjects.engine_weights(ports.ns, pool)
+    try:
+        data = await ports.bus.request(subject, _encode(request), timeout_s=WEIGHTS_S)
+    except NoResponder:
+        return WeightsReply(ControlReply(404, f"no router of pool {pool} answers: start one"))
+    except BusError as error:
+        return WeightsReply(ControlReply(504, f"the router of pool {pool}: {error}"))
+    return _weights_reply.decode(data)

@@ -11,17 +11,20 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from headwater.actors.bus import BusError, NoResponder
 from headwater.actors.runtime.persistence import Ports
 from headwater.actors.runtime.tables import CardTable
-from headwater.actors.worker.control_client import list_workers, send_command, worker_leases
+from headwater.actors.worker.control_client import (
+    list_workers,
+    request_weights,
+    send_command,
+    worker_leases,
+)
 from headwater.ops.config.nats import NatsSettings
 from headwater.ops.config.setting import ConfigError
 from headwater.ops.nats.config import controller_kind
 from headwater.ops.nats.connect import ports_of
 from headwater.ops.nats.pool_choice import live_pools
 from headwater.ops.process.text_table import table
-from headwater.schemas import subjects
 from headwater.schemas.messages.control import (
     COMMANDS,
     Command,
@@ -146,12 +149,7 @@ async def _list(ports: Ports, by: str, *, as_json: bool) -> int:
 
 REMOVE: Final = "remove"
 
-REPLY_S: Final = 10.0
-"""Longer than a router waits for its log."""
-
 USAGE: Final = "ctl weights: give MODEL, MODEL ENGINE=WEIGHT…, or MODEL remove"
-
-_reply = msgspec.msgpack.Decoder(WeightsReply)
 
 
 async def weigh(nats: NatsSettings, words: Sequence[str], by: str, *, as_json: bool) -> int:
@@ -217,18 +215,6 @@ async def pool_of(ports: Ports, model: str) -> str:
             "name a pool instead. Engines share a pool if their block sizes are equal"
         )
     return found[0]
-
-
-async def request_weights(ports: Ports, pool: str, request: WeightsRequest) -> WeightsReply:
-    """Send a command to one of the pool's routers. Where none answers, the reply says so (404, 504)."""
-    subject = subjects.engine_weights(ports.ns, pool)
-    try:
-        data = await ports.bus.request(subject, msgspec.msgpack.encode(request), timeout_s=REPLY_S)
-    except NoResponder:
-        return WeightsReply(ControlReply(404, f"no router of pool {pool} answers: start one"))
-    except BusError as error:
-        return WeightsReply(ControlReply(504, f"the router of pool {pool}: {error}"))
-    return _reply.decode(data)
 
 
 def _table(answer: WeightsReply) -> str:

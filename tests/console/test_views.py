@@ -1,5 +1,6 @@
 """Every view in every form: no overflow, nothing that the browser complains about, accessible; and what goes wrong is said."""
 
+import httpx
 import pytest
 from playwright.async_api import Route, expect
 
@@ -206,6 +207,31 @@ async def test_a_worker_is_drained_after_a_token_and_a_confirmation(guarded: Con
         await panel.get_by_role("button", name="Resume").click()
         await shown.page.get_by_role("dialog").get_by_role("button", name="Resume").click()
         await expect(panel.get_by_text("ready", exact=True)).to_be_visible()
+
+
+@pytest.mark.soak
+async def test_engine_weights_are_changed_and_removed(guarded: Console) -> None:
+    """They are shown where there are any, and the change after the next event of the log."""
+    header = {"authorization": f"Bearer {TOKEN}"}
+    async with httpx.AsyncClient(base_url=guarded.url, headers=header) as client:
+        answer = await client.post(f"/admin/pools/{guarded.pool}/weights", json={"sim": 3})
+        assert answer.status_code == 200, answer.text
+    async with guarded.page() as shown:
+        shown.expected.append("401")
+        await shown.page.goto(f"{guarded.url}/#/fleet?pool={guarded.pool}")
+        await fill_token(shown, TOKEN)
+        await shown.shown()
+        panel = shown.page.get_by_role("region", name="Engine weights")
+        await expect(panel).to_contain_text("sim 100")
+        await panel.get_by_role("button", name="Change").click()
+        dialog = shown.page.get_by_role("dialog", name="Engine weights")
+        await dialog.get_by_label("sim").fill("0")
+        await dialog.get_by_role("button", name="Set").click()
+        await expect(dialog.get_by_role("alert")).to_be_visible()
+        shown.expected.append("400")
+        await dialog.get_by_role("button", name="Remove").click()
+        await expect(dialog).to_be_hidden()
+        await expect(panel).to_be_hidden()
 
 
 @pytest.mark.soak

@@ -108,6 +108,13 @@ export async function command(worker, name, values) {
   return response.json();
 }
 
+/** Sets the engine weights of the pool; none removes them. */
+export async function setEngineWeights(weights) {
+  const location = `/admin/pools/${encodeURIComponent(pool.value)}/weights`;
+  const response = await request(location, { method: 'POST', body: JSON.stringify(weights), headers: { 'Content-Type': 'application/json' } });
+  return response.json();
+}
+
 /** A stream that has said nothing for so long (ms) is taken as lost: the server sends a comment every 10 s. */
 const SILENCE = 30_000;
 

@@ -1,11 +1,12 @@
 /** The workers: their state at the position, and what they did before it. */
-import { html, useMemo, useSignal } from '../library.js';
+import { html, useMemo, useSignal, useState } from '../library.js';
+import { setEngineWeights } from '../api.js';
 import { useAnswer } from '../answers.js';
 import { MarkTable } from '../charts.js';
-import { fleet, withRetry } from '../following.js';
+import { fleet, refreshFleet, withRetry } from '../following.js';
 import { Lanes } from '../lanes.js';
 import { goToTime } from '../moving.js';
-import { Badge, Empty, Meter, Panel, Problem, StateBadge, TextField, Time, View, WindowSelect, WorkerLink } from '../parts.js';
+import { Badge, Dialog, Empty, Meter, Panel, Problem, StateBadge, TextField, Time, View, WindowSelect, WorkerLink } from '../parts.js';
 import { Table } from '../table.js';
 import * as format from '../format.js';
 import * as state from '../state.js';
@@ -59,6 +60,43 @@ function LanePanel({ lanes, names }) {
     <${MarkTable} marks=${marks} />`;
 }
 
+/** Asks for a weight of each engine, and sets or removes them. */
+function WeightsDialog({ engines, weights, onClose }) {
+  const [values, setValues] = useState(Object.fromEntries(engines.map((engine) => [engine, String(weights[engine] ?? (Object.keys(weights).length ? 0 : 1))])));
+  const [problem, setProblem] = useState('');
+  const send = async (chosen) => {
+    try {
+      state.message.value = `Engine weights: ${(await setEngineWeights(chosen)).detail}`;
+      refreshFleet();
+      onClose();
+    } catch (error) {
+      setProblem(error.message);
+    }
+  };
+  const numbers = () => Object.fromEntries(Object.entries(values).map(([engine, text]) => [engine, Number(text)]));
+  return html`<${Dialog} label="Engine weights" onClose=${onClose} className="confirmation">
+    <h2>Engine weights</h2>
+    <p>New requests go to the engines in these shares. They act now, whatever position is shown.</p>
+    <div class="weights">${engines.map((engine) => html`<label key=${engine}><span>${engine}</span><input type="number" min="0" step="any" inputmode="decimal" value=${values[engine]} onInput=${(event) => setValues({ ...values, [engine]: event.currentTarget.value })} /></label>`)}</div>
+    ${problem ? html`<p class="problem" role="alert">${problem}</p>` : null}
+    <div class="actions"><button type="button" onClick=${onClose}>Cancel</button>${Object.keys(weights).length ? html`<button type="button" onClick=${() => send({})}>Remove</button>` : null}<button type="button" class="primary" onClick=${() => send(numbers())}>Set</button></div>
+  <//>`;
+}
+
+/** The weights of a fleet with several engines, and for an operator a button that changes them. */
+function EngineWeights({ workers, weights }) {
+  const [asked, setAsked] = useState(false);
+  const allowed = useSignal(state.site) && state.allowed('control');
+  const engines = [...new Set([...workers.map((worker) => worker.engine), ...Object.keys(weights)])].sort();
+  if (engines.length < 2 && !Object.keys(weights).length) return null;
+  const total = Object.values(weights).reduce((sum, weight) => sum + weight, 0);
+  const shown = total ? engines.map((engine) => `${engine} ${format.percent((weights[engine] ?? 0) / total)}`).join(', ') : 'none: requests go to the worker of least cost, whatever its engine';
+  return html`<${Panel} title="Engine weights"><p>${shown}</p>
+    ${allowed ? html`<div class="actions"><button type="button" onClick=${() => setAsked(true)}>Change</button></div>` : null}
+    ${asked ? html`<${WeightsDialog} engines=${engines} weights=${weights} onClose=${() => setAsked(false)} />` : null}
+  <//>`;
+}
+
 /** The view. */
 export function Fleet() {
   const position = useSignal(state.position);
@@ -77,6 +115,7 @@ export function Fleet() {
         <${Table} label="Workers" columns=${COLUMNS} rows=${workers} keyOf=${(worker) => worker.name} sort=${{ by: sort, order }} onSort=${(by, next) => state.adjust({ sort: by, order: next }, 'replace')}
           onOpen=${(worker) => state.adjust({ panel: worker.name })} empty=${html`<${Empty} title="No worker at this position.">Change the filter, or move to a position at which workers are in the fleet.<//>`} />
       <//>
+      <${EngineWeights} workers=${answer.data.workers} weights=${answer.data.engine_weights} />
       <${Panel} title="Over time"><${LanePanel} lanes=${lanes} names=${names} /><//>
       <${Panel} title="Left" note="the last 30 minutes"><${Left} left=${answer.data.left} /><//>`}
   <//>`;

@@ -431,6 +431,41 @@ def test_what_each_credential_may_see() -> None:
     loop.run(run)
 
 
+def test_engine_weights_are_set_by_an_operator_and_recorded() -> None:
+    """What no router takes is refused by it; who set them is in the log."""
+
+    async def run(clock: VirtualLoop) -> None:
+        async with told(clock, bursts=1) as fleet:
+            ports = ports_of(fleet)
+            tokens = TokenAuthenticator(parse_tokens(f"amy {TOKEN}"), ports.clock)
+            pools = Pools(ports, "the simulator")
+            access = ConsoleAccess(tokens, None, is_open=False)
+            app, bare = ConsoleApp(pools, access, AdminApp(ports, tokens)), ConsoleApp(pools, access)
+            following = asyncio.create_task(pools.run())
+            shown = [(b"host", b"console.example"), (b"authorization", f"Bearer {TOKEN}".encode())]
+            target = f"/admin/pools/{(await pools.history('')).pool}/weights"
+            assert (await call(bare, target, "POST", shown, b'{"sim": 1}')).status == 403
+            for body, status in (
+                (b'{"sim": "1"}', 400),
+                (b"[]", 400),
+                (b'{"sim": -1}', 400),
+                (b'{"other": 1}', 400),
+                (b'{"sim": 2}', 200),
+            ):
+                answer = await call(app, target, "POST", shown, body)
+                assert answer.status == status, (body, answer.body)
+            assert answer.document["engines"][0]["weight"] == 2
+            assert (await call(app, target, "GET", shown)).document["engines"][0]["weight"] == 2
+            assert (await call(app, "/admin/pools/x/y", "POST", shown)).status == 404
+            await asyncio.sleep(2)
+            view = (await call(app, "/api/fleet", headers=shown)).document
+            assert view["engine_weights"] == {"sim": 2}
+            assert b"token amy" in (await call(app, "/api/events?kind=fleet", headers=shown)).body
+            following.cancel()
+
+    loop.run(run)
+
+
 async def test_tokens_of_an_identity_provider_are_admitted_by_their_scopes() -> None:
     """As an edge admits them, with its settings: keys of the provider are read over HTTP."""
     issuer, clock = Issuer(), ManualClock()

@@ -99,7 +99,11 @@ async def restart(fleet: SimFleet) -> Callable[[], int]:
     ("change", "cause"),
     [
         (other_prompts, "the router expected no more: prompts begin otherwise"),
-        (some_other_prompts, "the router expected no more: prompts begin otherwise"),
+        pytest.param(
+            some_other_prompts,
+            "the router expected no more: prompts begin otherwise",
+            marks=pytest.mark.soak,
+        ),
         (restart, "joined with an empty cache"),
     ],
 )

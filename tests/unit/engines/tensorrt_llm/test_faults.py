@@ -182,7 +182,8 @@ async def test_error_while_an_output_is_awaited_is_the_engines_death(world: Worl
         with capture_logs() as lines:
             await ended(world, *answers)
         assert [answer.finish for answer in answers] == ["died"] * 2
-        assert [line["event"] for line in lines] == ["engine_died"]
+        # The engine of the test before may still be shutting down in its thread, and say so.
+        assert [line["event"] for line in lines].count("engine_died") == 1
         await dies(case, "executor ended")
 
 

@@ -72,7 +72,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     formats = ["ack1", "ack2"] if metafunc.definition.get_closest_marker("ack_formats") else ["ack1"]
     for name, kinds in (("server", formats), ("own_server", formats), ("backend", ["memory", *formats])):
         if name in metafunc.fixturenames:
-            metafunc.parametrize(name, kinds, indirect=True)
+            # Killing a server takes seconds: with the other format in `make soak`.
+            soak = pytest.mark.soak if name == "own_server" else ()
+            marked = [pytest.param(kind, marks=soak if kind == "ack2" else ()) for kind in kinds]
+            metafunc.parametrize(name, marked, indirect=True)
 
 
 @pytest.fixture(scope="session")

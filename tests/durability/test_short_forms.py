@@ -16,6 +16,7 @@ async def test_killed_server_keeps_what_it_acknowledged(tmp_path: Path) -> None:
     assert not report.violations, report.text()
 
 
+@pytest.mark.soak
 async def test_killed_leader_keeps_what_it_acknowledged(tmp_path: Path) -> None:
     """The stream's leader of three servers dies: nothing is lost, and nothing stays pending."""
     report = await leader_kills(tmp_path, kills=1, rate=2_000, period_s=2.0)

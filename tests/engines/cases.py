@@ -34,6 +34,12 @@ VLLM: Final = Case("vllm", "worker-0")
 SGLANG: Final = Case("sglang", "sglang-0")
 
 
+VLLM_IN_EVERY_RUN: Final = pytest.mark.parametrize(
+    "case", [VLLM.param(), SGLANG.param(marks=(pytest.mark.soak,))], indirect=True, scope="module"
+)
+"""For tests with fleets of their own whose code is the same for both engines: SGLang's are in `make soak`."""
+
+
 def only(case: Case, *marks: pytest.MarkDecorator) -> pytest.MarkDecorator:
     """For tests of what one engine has."""
     return pytest.mark.parametrize("case", [case.param(marks=marks)], indirect=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from tests.engines.cases import Case
+from tests.engines.cases import VLLM_IN_EVERY_RUN, Case
 from tests.support.clients.image_vectors import (
     FLAGS,
     check_blocks,
@@ -17,7 +17,7 @@ from tests.support.clients.image_vectors import (
 from tests.support.engines.multimodal import tiny_vision_model
 from tests.support.processes.fleet import FleetProcess
 
-pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(300), VLLM_IN_EVERY_RUN]
 
 POOLING = {
     "vllm": ("--kv-cache-mib", "64", "--", "--runner", "pooling", "--convert", "embed"),

@@ -61,6 +61,7 @@ async def encoders(
         yield processes
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     "encoders",
     [

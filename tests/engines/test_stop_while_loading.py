@@ -18,7 +18,7 @@ LOADING = {"vllm": "VLLM::EngineCor", "sglang": "sglang::schedul"}
 """The process that waits. A process's name has 15 characters."""
 
 SOAK = (pytest.mark.soak,)
-"""In every run there is one of each engine, with a fleet and without."""
+"""In every run there is SGLang's: vLLM needs half a minute of processor time until its leader waits."""
 
 RANK = ("--headless", "--data-parallel-start-rank", "1")
 
@@ -36,7 +36,7 @@ def own(case: Case, *more: str) -> tuple[str, ...]:
 @pytest.mark.parametrize(
     ("case", "command", "more", "number", "code"),
     [
-        VLLM.param("up", (), signal.SIGTERM, 0, name="a leader without its rank"),
+        VLLM.param("up", (), signal.SIGTERM, 0, name="a leader without its rank", marks=SOAK),
         VLLM.param("engine", RANK, signal.SIGTERM, 0, name="a rank without its leader", marks=SOAK),
         VLLM.param("engine", RANK, signal.SIGHUP, 0, name="a rank and SIGHUP", marks=SOAK),
         SGLANG.param("up", ("--node-rank=0",), signal.SIGTERM, 0, name="the first node", marks=SOAK),

@@ -9,7 +9,7 @@ import openai
 import pytest
 import pytest_asyncio
 
-from tests.engines.cases import SGLANG, VLLM, Case, only
+from tests.engines.cases import SGLANG, VLLM, VLLM_IN_EVERY_RUN, Case, only
 from tests.support.clients.transcription import FLAGS, HEARD, MODEL, WORDS, check_language, check_spoken_words
 from tests.support.engines import whisper
 from tests.support.media.speech import spoken
@@ -68,12 +68,13 @@ async def transcriber(case: Case, tmp_path_factory: pytest.TempPathFactory) -> A
         yield made
 
 
+@VLLM_IN_EVERY_RUN
 async def test_spoken_words_are_the_text(transcriber: FleetProcess) -> None:
     """Whole, streamed, and with times."""
     await check_spoken_words(transcriber)
 
 
-@only(SGLANG)
+@only(SGLANG, pytest.mark.soak)
 async def test_recordings_at_once_are_not_mixed_up(transcriber: FleetProcess) -> None:
     """SGLang gives each the same places in its cache: nothing of one may be found for another."""
     parts = [part.strip() + "." for part in WORDS.split(".") if part.strip()]
@@ -88,7 +89,7 @@ async def test_recordings_at_once_are_not_mixed_up(transcriber: FleetProcess) ->
     assert found == heard * 3
 
 
-@pytest.mark.parametrize("case", [VLLM.param(marks=(pytest.mark.soak,)), SGLANG.param()], indirect=True)
+@pytest.mark.soak
 async def test_the_language_is_detected(case: Case, tmp_path: Path) -> None:
     """As the same weights do elsewhere."""
     model = await asyncio.to_thread(whisper.ensure_with_languages)

@@ -67,6 +67,7 @@ async def stream(client: httpx.AsyncClient, number: int, **more: Any) -> Answer:
     return Answer(bursts, finish, usage)
 
 
+@pytest.mark.soak
 async def test_an_answer_comes_in_bursts(up: FleetProcess) -> None:
     """One event for each block, as many tokens as were asked for, and the same as without a stream."""
     async with up.client() as client:

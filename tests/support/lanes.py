@@ -10,13 +10,13 @@ from tests.support.crashes import WithoutCrashed
 
 ENGINES, PROCESSES = "lane of engines", "lane of processes"
 
-LANES = {"vllm": ENGINES, "sglang": ENGINES, "clients": ENGINES, "docs": PROCESSES}
+LANES = {"vllm": ENGINES, "sglang": ENGINES, "clients": ENGINES, "docs": ENGINES}
 """By the group that tests are marked with: those with vLLM and SGLang, whose processes compute, and those with a simulated fleet. Other
-projects' clients are with the former: that lane takes seven minutes without them, the other one ten."""
+projects' clients, the docs' commands and the console's pages are with the former: without them that lane is the shorter one."""
 
 FOLDERS = {
-    **dict.fromkeys(("engines", "sglang", "vllm"), ENGINES),
-    **dict.fromkeys(("agents", "buckets", "clients", "console", "durability", "faults", "system"), PROCESSES),
+    **dict.fromkeys(("console", "engines", "sglang", "vllm"), ENGINES),
+    **dict.fromkeys(("agents", "buckets", "clients", "durability", "faults", "system"), PROCESSES),
 }
 """The lane of a folder's tests if their group is in none."""
 

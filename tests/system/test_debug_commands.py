@@ -32,6 +32,7 @@ async def up(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[FleetPro
         yield made
 
 
+@pytest.mark.soak
 async def test_top_on_a_terminal_leaves_it_as_it_was(up: FleetProcess) -> None:
     """It shows the workers until Ctrl-C."""
     controller, terminal = pty.openpty()

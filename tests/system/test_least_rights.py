@@ -87,6 +87,7 @@ async def test_the_next_life_of_an_edge_reads_what_was_left_open(tmp_path: Path)
         assert "denied" not in logged
 
 
+@pytest.mark.soak
 async def test_snapshots_are_kept_named_and_started_from(tmp_path: Path) -> None:
     """A fleet that stops saves one; the operator names it; the next fleet's router goes on from it."""
     async with server(tmp_path, Wanted("default")) as nats:

@@ -63,6 +63,7 @@ def imported() -> None:
     forkserver.preload()
 
 
+@pytest.mark.soak
 @pytest.mark.usefixtures("imported")
 async def test_vllm_answers_as_hugging_face_does() -> None:
     """With as many tokens as it was seen to make of a clip; the same clip is found where it is cached, under the names of an edge.

@@ -50,6 +50,7 @@ def sigmoid(logits: list[list[float]]) -> list[float]:
     return [float(1 / (1 + np.exp(-one))) for [one] in logits]
 
 
+@pytest.mark.soak
 async def test_a_cross_encoder_scores_pairs(tmp_path: Path) -> None:
     """Its tokens have types, by which it distinguishes the texts of a pair; pairs of any lengths share a batch with texts."""
     pairs = [[QUERY, text] for text in TEXTS]

@@ -47,6 +47,7 @@ async def embedder(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fl
         yield made
 
 
+@pytest.mark.soak
 async def test_vectors_are_those_of_the_model(embedder: FleetProcess) -> None:
     """Of length one, and as similar to each other as they are known to be."""
     async with openai.AsyncOpenAI(base_url=f"{embedder.url}/v1", api_key="none", max_retries=0) as client:
@@ -96,6 +97,7 @@ async def test_vectors_for_an_edge_that_died_are_not_computed(embedder: FleetPro
         assert len((await client.embeddings.create(model="minilm", input=list(TEXTS))).data) == len(TEXTS)
 
 
+@pytest.mark.soak
 async def test_scores_are_the_known_similarities(embedder: FleetProcess) -> None:
     """Of one text with several, and of two lists; documents are ranked by them. It has no head for classes."""
     await embedder.until_whole(workers=1)

@@ -115,7 +115,7 @@ ENGINES: list[object] = [
     pytest.param((_diffusers_video, VIDEO), id="diffusers video"),
     pytest.param((_double_images, IMAGE), id="double images"),
     pytest.param((_diffusers_images, EDIT), id="diffusers edits"),
-    pytest.param((_double_edits, EDIT), id="double edits"),
+    pytest.param((_double_edits, EDIT), id="double edits", marks=pytest.mark.soak),
     pytest.param((_double_both, EDIT), id="double images and edits"),
     pytest.param((_double_video, VIDEO), id="double video"),
     pytest.param((_sglang_video, VIDEO), id="sglang video", marks=pytest.mark.soak),

@@ -17,6 +17,7 @@ RENEWALS = 5
 """An answer lasts at least so many renewals of a lease, or the test shows nothing."""
 
 
+@pytest.mark.soak
 async def test_an_edge_started_after_the_workers_serves_long_answers(tmp_path: Path) -> None:
     """The next life of a killed edge, and a second edge, stream long answers to their ends, streaming or not."""
     async with (

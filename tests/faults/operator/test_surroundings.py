@@ -1,6 +1,6 @@
 """Commands start in the surroundings of others as in our own: containers, service managers, odd users, closed streams, full of foreign variables."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Set
 from pathlib import Path
 from typing import NamedTuple
 
@@ -78,7 +78,8 @@ ROOTS = ("a user without a name", "a read-only root")
 
 
 SHORT = "a read-only root"
-"""The one that every run tries with every command; the others are in `make soak`. Each takes some ten seconds."""
+SHORT_COMMANDS = frozenset(("up", "router", "engine", "keys", "config", "warm", "explain", "capture", "sim"))
+"""What every run tries: one command of each kind. All commands in all surroundings are in `make soak`, where each takes some ten seconds."""
 
 SERVERS_SHORT = "without standard streams"
 """The one that every run tries with the commands that serve, which others start."""
@@ -189,30 +190,37 @@ def _lines(up: FleetProcess, request: str, folder: Path) -> list[tuple[str, Star
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=[namespaces] * (name in ROOTS) + [pytest.mark.soak] * (name != SHORT))
-        for name in SURROUNDINGS
-    ],
+    [pytest.param(name, marks=[namespaces] * (name in ROOTS)) for name in SURROUNDINGS],
 )
+@pytest.mark.soak
 async def test_every_command_starts(up: FleetProcess, request_id: str, tmp_path: Path, name: str) -> None:
     """Each ends as it does in our own surroundings, with the same code and words, and without a traceback."""
-    await _check_starts(up, request_id, tmp_path, name)
+    await _check_starts(up, request_id, tmp_path, name, set(STARTS))
+
+
+@namespaces
+@in_module_loop
+@pytest.mark.timeout(240)
+async def test_commands_of_each_kind_start(up: FleetProcess, request_id: str, tmp_path: Path) -> None:
+    """The short form of `test_every_command_starts`."""
+    await _check_starts(up, request_id, tmp_path, SHORT, SHORT_COMMANDS)
 
 
 @in_module_loop
 @pytest.mark.timeout(240)
 async def test_every_command_that_serves_starts(up: FleetProcess, request_id: str, tmp_path: Path) -> None:
     """The same without standard streams, as service managers may start them."""
-    await _check_starts(up, request_id, tmp_path, SERVERS_SHORT, serving=True)
+    serving = {name for name, starts in STARTS.items() if any(start.serves for start in starts)}
+    await _check_starts(up, request_id, tmp_path, SERVERS_SHORT, serving)
 
 
 async def _check_starts(
-    up: FleetProcess, request_id: str, tmp_path: Path, name: str, *, serving: bool = False
+    up: FleetProcess, request_id: str, tmp_path: Path, name: str, commands: Set[str]
 ) -> None:
     _written(tmp_path)
     tmp_path.chmod(0o777)
     surrounding = SURROUNDINGS[name](tmp_path)
-    lines = [one for one in _lines(up, request_id, tmp_path) if one[1].serves or not serving]
+    lines = [one for one in _lines(up, request_id, tmp_path) if one[0] in commands]
     ends = await run(surrounding, [line for _, _, line in lines], tmp_path, within_s=200)
     wrong = [
         f"{' '.join(line.words)}: {reason}"

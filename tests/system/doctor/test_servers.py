@@ -207,6 +207,7 @@ async def test_a_server_that_denies_us(tmp_path: Path) -> None:
         assert found.ids == {"nats-denied"}
 
 
+@pytest.mark.soak
 async def test_a_cluster_that_lost_a_server(tmp_path: Path) -> None:
     """Its replicas are behind; a stream that was there alone does not answer."""
     made = NatsCluster(tmp_path)

@@ -143,7 +143,14 @@ async def waits_for_a_whole_key(credentials: Credentials, content: str | None) -
 
 
 @pytest.mark.timeout(90)
-@pytest.mark.parametrize("content", ["", "SU", "-----BEGIN NATS USER JWT-----\n", None])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "SU",
+        None,
+        *(pytest.param(text, marks=pytest.mark.soak) for text in ("", "-----BEGIN NATS USER JWT-----\n")),
+    ],
+)
 @pytest.mark.parametrize("kind", [nkey, creds])
 async def test_a_key_file_that_cannot_be_read_for_a_while_ends_nothing(
     tmp_path: Path, kind: Callable[[Path], Credentials], content: str | None

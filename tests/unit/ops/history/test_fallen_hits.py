@@ -104,7 +104,7 @@ async def restart(fleet: SimFleet) -> Callable[[], int]:
             "the router expected no more: prompts begin otherwise",
             marks=pytest.mark.soak,
         ),
-        (restart, "joined with an empty cache"),
+        pytest.param(restart, "joined with an empty cache", marks=pytest.mark.soak),
     ],
 )
 def test_a_fall_is_found_within_a_minute(change: Any, cause: str) -> None:

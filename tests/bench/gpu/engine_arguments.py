@@ -1,6 +1,7 @@
 """How each engine is started on both sides of a comparison: alone, and behind Headwater."""
 
 import argparse
+import json
 import os
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection as Pipe
@@ -37,6 +38,7 @@ class BenchEngine(NamedTuple):
 
     `model` names the argument for the model's folder. `arguments` are its own, by name, on both sides; `alone` are those that it gets in addition as a library, and `bare` is
     the body of its process there. `server` is the module of its own HTTP server, with the arguments that only that gets. `environ` are its environment variables.
+    `observed` are the arguments by which a worker has it publish KV events at an address, and count its metrics.
     """
 
     model: str
@@ -45,6 +47,7 @@ class BenchEngine(NamedTuple):
     environ: Callable[[argparse.Namespace], dict[str, str]]
     bare: Callable[[Pipe, dict[str, Any]], None]
     server: tuple[str, ...]
+    observed: Callable[[str], dict[str, Any]]
 
 
 def _context(options: argparse.Namespace) -> int:
@@ -104,6 +107,18 @@ def _sglang_environ(options: argparse.Namespace) -> dict[str, str]:
     return environ
 
 
+def _vllm_observed(endpoint: str) -> dict[str, Any]:
+    config = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": endpoint}
+    return {"kv_events_config": json.dumps(config)}
+
+
+def _sglang_observed(endpoint: str) -> dict[str, Any]:
+    return {
+        "kv_events_config": json.dumps({"publisher": "zmq", "endpoint": endpoint}),
+        "enable_metrics": True,
+    }
+
+
 ENGINES: Final[Mapping[str, BenchEngine]] = {
     "vllm": BenchEngine(
         "model",
@@ -112,6 +127,7 @@ ENGINES: Final[Mapping[str, BenchEngine]] = {
         _vllm_environ,
         bare_engines.vllm,
         ("vllm.entrypoints.openai.api_server", "--disable-log-stats", "--disable-uvicorn-access-log"),
+        _vllm_observed,
     ),
     "sglang": BenchEngine(
         "model_path",
@@ -121,6 +137,7 @@ ENGINES: Final[Mapping[str, BenchEngine]] = {
         _sglang_environ,
         bare_engines.sglang,
         ("sglang.launch_server", "--log-level", "warning", "--skip-server-warmup"),
+        _sglang_observed,
     ),
 }
 """By the name that `headwater up --engine` takes."""

@@ -1,7 +1,7 @@
 """Systems on the same GPUs measured alternately, at several concurrencies: options, measurements and their rows.
 
 Tokens per second are of all answers, over the time from the first request to the last token; TTFT is to the first token
-of an answer, as a client sees it; a token's time is the mean of those after the first, of each request; the gap is the
+of an answer, as a client sees it, the shortest of all being `ttft_min_ms`; a token's time is the mean of those after the first, of each request; the gap is the
 longest time that a request waited for a next token. `gaps_p99_ms` is of all waits of all requests, and `gap_max_ms`
 the longest of them, which ended at `gap_max_at_s` (`time.monotonic`).
 """
@@ -40,6 +40,7 @@ class RoundRow(msgspec.Struct):
     gaps_p99_ms: float
     gap_max_ms: float
     gap_max_at_s: float
+    ttft_min_ms: float = 0.0
 
 
 def arguments(
@@ -130,6 +131,6 @@ def row(system: str, streams: int, repeat: int, result: LoadResult) -> RoundRow:
     every = [gap.took_s * 1e3 for of in waits for gap in of]
     longest = max(max(of) for of in waits)
     figures = [percentile(values, share) for values in (first, later, gaps) for share in (0.5, 0.99)]
-    figures += [percentile(every, 0.99), longest.took_s * 1e3, longest.until_s]
+    figures += [percentile(every, 0.99), longest.took_s * 1e3, longest.until_s, min(first)]
     tokens_s = sum(s.tokens for s in result.samples) / (result.ended_s - result.began_s)
     return RoundRow(system, streams, repeat, len(result.samples), tokens_s, *figures)

@@ -13,6 +13,7 @@ itself, one after the other. --systems compares others with the first that it na
 
     *-engine-context     vLLM with steps as small as its defaults for a library (see `--engine-defaults`)
     own-server           the engine's own OpenAI-compatible HTTP server (`vllm serve`, `sglang.launch_server`), with the fleet's clients
+    own-server-observed  the same, publishing KV events and counting metrics as a worker's engine does
 
 Rows are those of `gpu.rounds`.
 """
@@ -35,10 +36,11 @@ SYSTEMS = (
     "bare",
     "bare-engine-context",
     "own-server",
+    "own-server-observed",
     "headwater",
     "headwater-engine-context",
 )
-COMPARED = ("ttft_p50_ms", "ttft_p99_ms", "gaps_p99_ms", "gap_max_ms")
+COMPARED = ("ttft_min_ms", "ttft_p50_ms", "ttft_p99_ms", "gaps_p99_ms", "gap_max_ms")
 
 
 def show(rows: list[RoundRow]) -> None:
@@ -77,7 +79,7 @@ def _start(
         given.engine_defaults = "engine-context"
     if name.startswith("bare"):
         return Bare(given, model, folder, name=name)
-    if name == "own-server":
+    if name.startswith("own-server"):
         return OwnServer(given, model, folder, name=name)
     return FleetUnderTest(given, model, folder, name=name)
 
@@ -90,6 +92,9 @@ def main() -> int:
     parser.add_argument("--systems", default="bare,headwater", help=f"of {', '.join(SYSTEMS)}")
     parser.add_argument("--alone", action="store_true", help="one engine at a time on the GPU")
     parser.add_argument("--out", type=Path, default=Path("gpu-serving"))
+    parser.add_argument(
+        "--keep", action="store_true", help="keep the fleets' data folders, with their logs, in --out"
+    )
     options = parsed(parser)
     systems = options.systems.split(",")
     if unknown := set(systems) - set(SYSTEMS):
@@ -99,7 +104,7 @@ def main() -> int:
     print("machine:", machine(), flush=True)
     rows: list[RoundRow] = []
     with tempfile.TemporaryDirectory(prefix="headwater-gpu-") as name:
-        folder = Path(name)
+        folder = options.out if options.keep else Path(name)
         model = gpu_model.make(folder / options.shape, options.shape)
         for group in [[one] for one in systems] if options.alone else [systems]:
             with ExitStack() as stack:

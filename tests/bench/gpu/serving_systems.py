@@ -147,6 +147,8 @@ class OwnServer:
         engine = ENGINES[options.engine]
         module, *further = engine.server
         own = {engine.model: self._model, "host": HOST, "port": self._port, **engine.arguments(options)}
+        if name.endswith("-observed"):
+            own |= engine.observed(f"tcp://{HOST}:{free_port(0)}")
         with self._log.open("wb") as output:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", module, *flags(own), *further],

@@ -1,4 +1,4 @@
-"""`Bus` on core NATS. Only this module and `headwater.events.jetstream` import `nats`.
+"""`Bus` on core NATS. Only this module and `headwater.events.jetstream` use nats-py.
 
 A message larger than the server's `max_payload` (1 MiB unless it is configured) is sent in pieces: messages on the same subject, with a header
 that says which message they belong to. Replies go to the last one. A connection keeps the order of what it
@@ -12,11 +12,6 @@ import time
 from typing import Final
 
 import structlog
-from nats.aio.client import Client
-from nats.aio.msg import Msg
-from nats.aio.subscription import Subscription as NatsSubscription
-from nats.errors import ConnectionClosedError, NoRespondersError
-from nats.errors import Error as NatsError
 
 from headwater.actors.bus import (
     PENDING_MESSAGES_MAX,
@@ -28,6 +23,14 @@ from headwater.actors.bus import (
     NoResponder,
     ReplyTimeout,
 )
+from headwater.events.jetstream.nats_py import (
+    Client,
+    ConnectionClosedError,
+    Msg,
+    NatsError,
+    NoRespondersError,
+)
+from headwater.events.jetstream.nats_py import Subscription as NatsSubscription
 
 PENDING_BYTES_MAX = 256 * 1024 * 1024
 """Limit per subscription. Past it, or `PENDING_MESSAGES_MAX`, the client drops messages and logs it; readers of token frames detect the gap by

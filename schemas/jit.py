@@ -1,113 +1,82 @@
-"""Compilation of hot loops: numba, with types preserved and machine code cached on disk."""
+"""Hot loops that numba compiles, with types preserved.
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from hashlib import blake2b
-from pathlib import Path
-from typing import Any, TypeVar, cast
+Numba takes a quarter of a second to import, and most commands compute nothing: the first call of any kernel imports it. Until then a
+kernel is a stand-in, whose place the compiled one takes in all modules of Headwater, so that later calls take no detour.
+"""
 
-import numba
-from numba import njit
-from numba.core import caching
-from numba.extending import register_jitable
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any, Final, TypeVar, cast
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
-CACHE = Path(__file__).parent / "__pycache__" / f"numba-{numba.__version__}"
-"""Machine code, one folder for each version of numba. If it is not writable, what is in it is still used, and else the user's cache folder;
-where that is not writable either, each process compiles for itself.
+_functions: Final[dict[Callable[..., Any], "_StandIn | None"]] = {}
+"""The plain functions of this process's kernels, with their stand-ins, and of what is `jitable`, in the order in which they are defined."""
 
-numba discards a function's whole cache when another version of it wrote it. Environments that share this source tree, as those
-of two engines do, would compile everything again each time the other had run: for 20 seconds, in any process.
-"""
+_loading = threading.RLock()
+_loaded = False
 
 
-_compiled: set[Callable[..., Any]] = set()
-"""The kernels and `jitable` functions of this process, as plain functions."""
+class _StandIn:
+    """A kernel that is not compiled yet."""
 
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.py_func = function
+        """As numba calls it."""
+        self.compiled: Any = None
 
-class _ReadableLocator(caching.UserProvidedCacheLocator):  # type: ignore[misc]  # numba has no types
-    """A cache folder that can be read, though perhaps not written: one that was compiled into an image."""
-
-    def ensure_cache_path(self) -> None:
-        try:
-            super().ensure_cache_path()
-        except OSError:
-            if not Path(self.get_cache_path()).is_dir():
-                raise
-
-
-class _OptionalImplementation(caching.CompileResultCacheImpl):  # type: ignore[misc]
-    _locator_classes = (_ReadableLocator, caching.UserWideCacheLocator)
-
-
-class _OptionalCache(caching.FunctionCache):  # type: ignore[misc]
-    """A cache whose loss costs a compilation: what cannot be read is made again, what cannot be written is done without."""
-
-    _impl_class = _OptionalImplementation
-
-    def load_overload(self, sig: Any, target_context: Any) -> Any:
-        try:
-            return super().load_overload(sig, target_context)
-        except Exception:  # unpickling a damaged file raises anything
-            with suppress(OSError):
-                # Else it would be found damaged by every process.
-                self._cache_file.flush()
-            return None
-
-    def save_overload(self, sig: Any, data: Any) -> None:
-        with suppress(OSError):
-            super().save_overload(sig, data)
+    def __call__(self, *arguments: Any) -> Any:
+        load()
+        return self.compiled(*arguments)
 
 
 def kernel(function: FunctionT) -> FunctionT:
-    """Compile `function` on first call (machine code is cached in `CACHE`, or where NUMBA_CACHE_DIR says, if possible) without the GIL.
+    """Compile `function` on first call (machine code is cached on disk, or where NUMBA_CACHE_DIR says, if possible) without the GIL.
 
     With NUMBA_DISABLE_JIT=1 in the environment the same function runs as plain Python, which is slow but debuggable.
     """
-    _compiled.add(function)
-    made = njit(nogil=True)(function)
-    with _cache_of(function), suppress(RuntimeError):
-        # Numba's own `cache=True` fails where no folder can be written.
-        made._cache = _OptionalCache(function)
-    return cast(FunctionT, made)
+    stand_in = _StandIn(function)
+    _define(function, stand_in)
+    return cast(FunctionT, stand_in.compiled or stand_in)
 
 
 def jitable(function: FunctionT) -> FunctionT:
     """Compile `function` as a part of the kernels that call it, which are defined after it; from Python it is the plain function."""
-    _compiled.add(function)
-    return cast(FunctionT, register_jitable(function))
+    _define(function, None)
+    return function
 
 
-@contextmanager
-def _cache_of(function: Callable[..., Any]) -> Iterator[None]:
-    """Numba chooses a function's cache folder when it is decorated; other packages' kernels keep theirs.
-
-    It notices changes of the kernel's own file only. So the folder's name has a digest of the other files that it is compiled from.
-    """
-    given = numba.config.CACHE_DIR
-    folder = Path(given) if given else CACHE
-    files = sorted({Path(one.__code__.co_filename) for one in _called(function)})
-    others = [file.read_bytes() for file in files if file != Path(function.__code__.co_filename)]
-    if others:
-        folder = folder / blake2b(b"".join(others), digest_size=8).hexdigest()
-    numba.config.CACHE_DIR = str(folder)
-    try:
-        yield
-    finally:
-        numba.config.CACHE_DIR = given
+def _define(function: Callable[..., Any], stand_in: _StandIn | None) -> None:
+    with _loading:
+        _functions[function] = stand_in
+        if _loaded:
+            _compile(function)
 
 
-def _called(function: Callable[..., Any]) -> set[Callable[..., Any]]:
-    """The kernels and `jitable` functions that a function calls, and those that they call."""
-    found: set[Callable[..., Any]] = set()
-    unread = [function]
-    while unread:
-        caller = unread.pop()
-        for name in caller.__code__.co_names:
-            called = caller.__globals__.get(name)
-            called = getattr(called, "py_func", called)
-            if callable(called) and called in _compiled and called not in found:
-                found.add(called)
-                unread.append(called)
-    return found
+def load() -> None:
+    """Import numba, and replace all stand-ins. It does nothing the second time."""
+    global _loaded
+    with _loading:
+        if _loaded:
+            return
+        for function in list(_functions):
+            _compile(function)
+        _loaded = True
+        modules = [
+            vars(module) for name, module in list(sys.modules.items()) if name.startswith("headwater.")
+        ]
+        for names in (*modules, *(function.__globals__ for function in _functions)):
+            for name, found in list(names.items()):
+                if isinstance(found, _StandIn):
+                    names[name] = found.compiled
+
+
+def _compile(function: Callable[..., Any]) -> None:
+    from headwater.schemas import machine_code
+
+    stand_in = _functions[function]
+    if stand_in is None:
+        machine_code.allow_in_kernels(function)
+    else:
+        stand_in.compiled = machine_code.compiled(function, _functions)

@@ -1,4 +1,4 @@
-"""The ports on NATS JetStream. Only this package and `headwater.actors.core_nats` import `nats`.
+"""The ports on NATS JetStream. Only this package and `headwater.actors.core_nats` use nats-py.
 
 Three parts of nats-py are avoided: its ordered consumer silently loses messages at its pending limit, and fails with the
 server's ack format 2; `publish_async` futures may never complete; KV watches and object-store reads use that same

@@ -40,6 +40,24 @@ def times(number):
 """
 
 
+LAZY = """
+import sys
+import numpy
+from headwater.router.index import prefix_index
+from headwater.schemas import hashing, jit
+
+kept, tokens = hashing._chain, numpy.arange(64, dtype=numpy.uint32)
+assert "numba" not in sys.modules
+expected = hashing.chain_plain(tokens.tolist(), 16, 0)
+assert hashing.sequence_hashes(tokens, 16).tolist() == expected
+left = [(name, key) for name, module in sys.modules.items() if name.startswith("headwater.")
+        for key, found in vars(module).items() if isinstance(found, jit._StandIn)]
+out = numpy.empty(4, numpy.uint64)
+kept(hashing.as_read_only(tokens), 16, numpy.uint64(0), hashing._NO_EXTRA, out)
+assert out.tolist() == expected
+print(len(left), len(hashing._chain.signatures))
+"""
+
 WITHOUT_CACHE = """
 import errno, os, tempfile
 from numba.core import caching
@@ -50,6 +68,15 @@ def refuse(*args, **kwargs):
 {what} = refuse
 """
 """What a folder that cannot be written does to numba, for root too."""
+
+
+def test_the_first_call_of_a_kernel_imports_numba_and_replaces_all_stand_ins() -> None:
+    """One that was kept elsewhere than in a module goes on working."""
+    environment = os.environ | {"NUMBA_DISABLE_JIT": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", LAZY], env=environment, capture_output=True, text=True, check=False
+    )
+    assert (done.stderr, done.stdout.split()) == ("", ["0", "1"])
 
 
 def run(folder: Path) -> list[int]:

@@ -11,7 +11,7 @@ import numba
 import tests
 from headwater.ops.process.actor import COMPILING
 from headwater.router.index import match
-from headwater.schemas import jit
+from headwater.schemas import jit, machine_code
 
 ROOT = Path(tests.__path__[0]).parent
 
@@ -50,10 +50,11 @@ def test_nothing_is_compiled_after_the_start() -> None:
 
 def test_each_version_of_numba_has_its_own_cache() -> None:
     """Two environments on one source tree do not compile everything again in turn."""
+    jit.load()
     folder = Path(match.find._cache.cache_path)  # type: ignore[attr-defined]  # numba's, of a compiled function
-    cache = Path(os.environ.get("NUMBA_CACHE_DIR") or jit.CACHE)
+    cache = Path(os.environ.get("NUMBA_CACHE_DIR") or machine_code.CACHE)
     assert cache in folder.parents
-    assert numba.__version__ in jit.CACHE.name
+    assert numba.__version__ in machine_code.CACHE.name
     assert not numba.config.CACHE_DIR or "NUMBA_CACHE_DIR" in os.environ
 
 

@@ -17,7 +17,8 @@ import msgspec
 import structlog
 
 from headwater.events.jetstream.api import MESSAGE_NOT_FOUND, SECOND_NS, api, parse_time_ns
-from headwater.events.jetstream.nats_py import Client, Msg, NatsError, Subscription
+from headwater.events.jetstream.connection import Connection
+from headwater.events.jetstream.nats_py import Client, NatsError, Subscription
 from headwater.events.ports import (
     Bounds,
     Gap,
@@ -165,7 +166,9 @@ class Cursor:
         self._consumer = "c" + self._inbox.rsplit(".", 1)[-1]
         self._buffer, self._outstanding, self._delivered, self._failure = [], 0, 0, ""
         self._idle = False
-        self._subscription = await self._client.subscribe(self._inbox, cb=self._on_message)
+        if not isinstance(self._client, Connection):
+            raise TypeError(f"the log is read by a connection of `connect`, not by {self._client!r}")
+        self._subscription = await self._client.subscribe_at_once(self._inbox, self._on_message)
         config: dict[str, Any] = {
             "name": self._consumer,
             "ack_policy": "none",
@@ -237,17 +240,21 @@ class Cursor:
         except NatsError as error:
             raise _Lost(str(error)) from error
 
-    async def _on_message(self, message: Msg) -> None:
-        # A stored message may have any header, also one that looks like a status.
-        headers = None if message.reply.startswith("$JS.ACK") else message.headers
-        if headers and "Status" in headers:
-            await self._on_status(headers["Status"], headers)
-        else:
-            self._on_data(message)
+    async def _on_message(
+        self, subject: str, reply: str, data: bytes, headers: Mapping[str, str] | None
+    ) -> None:
+        try:
+            # A stored message may have any header, also one that looks like a status.
+            if reply.startswith("$JS.ACK"):
+                self._on_data(subject, reply, data, headers)
+            elif headers and "Status" in headers:
+                await self._on_status(headers["Status"], headers)
+        except ValueError as error:
+            self._failure = f"{reply}: {error}"
         self._wake.set()
 
-    def _on_data(self, message: Msg) -> None:
-        position, delivered, stored_ns, pending = parse_ack(message.reply)
+    def _on_data(self, subject: str, reply: str, data: bytes, headers: Mapping[str, str] | None) -> None:
+        position, delivered, stored_ns, pending = parse_ack(reply)
         if delivered != self._delivered + 1:
             self._failure = f"delivery {delivered} came after {self._delivered}"
             return
@@ -255,11 +262,7 @@ class Cursor:
         self._idle = False
         self.pending = pending
         self._outstanding -= 1
-        self._buffer.append(
-            RawMessage(
-                position, delivered, pending, stored_ns, message.subject, message.data, message.headers
-            )
-        )
+        self._buffer.append(RawMessage(position, delivered, pending, stored_ns, subject, data, headers))
 
     async def _on_status(self, status: str, headers: Mapping[str, str]) -> None:
         if status == "100":

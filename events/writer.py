@@ -78,7 +78,7 @@ class Writer:
         self._trying_since: float | None = None
         self._stamp = stamp
         self._on_stored = on_stored
-        self._pending: deque[tuple[Event, str]] = deque()
+        self._pending: deque[Event] = deque()
         self._seq = 0
         self._previous = b""
         self._wake = asyncio.Event()
@@ -87,7 +87,7 @@ class Writer:
         self.refused = 0
         self.position = 0
 
-    def offer(self, event: Event, trace: str = "") -> bool:
+    def offer(self, event: Event) -> bool:
         """Queue an event. False if the queue is full and the event was rejected."""
         if len(self._pending) >= PENDING_EVENTS_MAX:
             self.refused += 1
@@ -96,7 +96,7 @@ class Writer:
             # Otherwise `run` is awake, or was told to wake: it goes on until nothing is pending.
             self._wake.set()
             self._idle.clear()
-        self._pending.append((event, trace))
+        self._pending.append(event)
         return True
 
     @property
@@ -117,7 +117,7 @@ class Writer:
         """Append until cancelled. Raises `WriterFenced` when a later incarnation of this writer has written."""
         while True:
             if not await self._woken():
-                await self._append([((), "")])
+                await self._append([()])
                 continue
             self._wake.clear()
             await self._clock.sleep(DELAY_S)
@@ -135,7 +135,7 @@ class Writer:
         except TimeoutError:
             return False
 
-    async def _append(self, packed: list[tuple[Sequence[Event], str]]) -> None:
+    async def _append(self, packed: list[Sequence[Event]]) -> None:
         self._trying_since = self._clock.monotonic_s()
         try:
             await self._store(packed)
@@ -143,13 +143,13 @@ class Writer:
             # Also when this incarnation ended: no event will be stored after that.
             self._trying_since = None
 
-    async def _store(self, packed: list[tuple[Sequence[Event], str]]) -> None:
+    async def _store(self, packed: list[Sequence[Event]]) -> None:
         await self._find_place()
-        messages = [self._seal(events, trace) for events, trace in packed]
+        messages = [self._seal(events) for events in packed]
         self.position = await stored(
             lambda: self._send(messages), self._clock, self.subject, lambda: len(self._pending)
         )
-        for index, (events, _) in enumerate(packed):
+        for index, events in enumerate(packed):
             for _ in events:
                 self._pending.popleft()
             if self._on_stored is not None:
@@ -173,7 +173,7 @@ class Writer:
                 _log.warning("append_delayed", subject=self.subject, reason=str(error))
                 await self._clock.sleep(RETRY_S)
 
-    def _seal(self, events: Sequence[Event], trace: str) -> Sealed:
+    def _seal(self, events: Sequence[Event]) -> Sealed:
         if self._stamp is not None:
             events = [*events, self._stamp(events)]
         self._seq += 1
@@ -184,7 +184,6 @@ class Writer:
             seq=self._seq,
             wall_ns=self._clock.wall_ns(),
             events=tuple(events),
-            trace=trace,
             previous=self._previous,
         )
         message = seal(batch)
@@ -197,28 +196,26 @@ class Writer:
         The caller appends them, with `stored`, before `run` is started.
         """
         await self._find_place()
-        packed = pack(((event, "") for event in events), ATOMIC_MESSAGES_MAX) or [((), "")]
-        return [Entry(self.subject, self._seal(part, trace)) for part, trace in packed]
+        packed = pack(events, ATOMIC_MESSAGES_MAX) or [()]
+        return [Entry(self.subject, self._seal(part)) for part in packed]
 
 
-def pack(events: Iterable[tuple[Event, str]], messages_max: int) -> list[tuple[Sequence[Event], str]]:
-    """The first of these (event, trace) pairs as contents of at most `messages_max` messages, each with its trace."""
-    packed: list[tuple[Sequence[Event], str]] = []
+def pack(events: Iterable[Event], messages_max: int) -> list[Sequence[Event]]:
+    """The first of these events as contents of at most `messages_max` messages."""
+    packed: list[Sequence[Event]] = []
     part: list[Event] = []
-    traces: set[str] = set()
     size = 0
-    for event, trace in events:
+    for event in events:
         event_size = size_of(event)
         if part and (size + event_size > BATCH_BYTES_MAX or len(part) >= BATCH_EVENTS_MAX):
-            packed.append((part, traces.pop() if len(traces) == 1 else ""))
-            part, traces, size = [], set(), 0
+            packed.append(part)
+            part, size = [], 0
             if len(packed) == messages_max:
                 return packed
         part.append(event)
-        traces.add(trace)
         size += event_size
     if part:
-        packed.append((part, traces.pop() if len(traces) == 1 else ""))
+        packed.append(part)
     return packed
 
 

@@ -50,8 +50,8 @@ class Batch(msgspec.Struct, Generic[EventT], frozen=True, array_like=True):
     """One log message: the events of one writer, in the order they happened.
 
     `epoch` is the revision of the writer's lease, so a higher epoch is a later incarnation; `seq` counts that incarnation's
-    batches on this subject from 1 and identifies the batch in retries; `wall_ns` is data, which no fold compares. `trace` is the
-    W3C trace id that all events of the batch belong to, empty where they belong to several. `previous` is the digest of the
+    batches on this subject from 1 and identifies the batch in retries; `wall_ns` is data, which no fold compares. `trace` is not
+    written any more: each request has its own in the event of its acceptance. `previous` is the digest of the
     subject's message before this one, `digest` its own: BLAKE2b over all bytes before it, last in the message.
     """
 

@@ -87,7 +87,7 @@ def page() -> str:
         ),
         "## Request headers",
         "```text\n" + (routing_hints.__doc__ or "").split("\n\n", 1)[1].strip("\n") + "\n```",
-        "`traceparent` (W3C) is recorded with the request's events. `authorization` is not checked; without `x-headwater-tenant` a digest of it is the tenant.",
+        "`traceparent` and `tracestate` (W3C) are recorded with the request and passed on to its engines. `authorization` is not checked; without `x-headwater-tenant` a digest of it is the tenant.",
         "## Response headers",
         table(("header", ""), [(code(name), text) for name, text in RESPONSE_HEADERS.items()]),
         "## Request fields",

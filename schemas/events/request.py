@@ -7,6 +7,8 @@
     encoded                                                        per image that an encode worker was considered for
                     stepped                                        whenever a failure changes the state
 
+`after_ms`, like `ttft_ms` and `duration_ms`, is the time since `began_ns` of the acceptance, by the edge's monotonic clock; 0: not known.
+
 Contents of requests and responses are recorded only if the edge is configured to do so: `payload` says whether `body`
 and `answers` are empty ("off"), SHA-256 digests ("hashed") or the bytes themselves ("full").
 """
@@ -18,6 +20,7 @@ import msgspec
 from headwater.schemas.events import Event
 from headwater.schemas.media_kind import PromptMediaKind
 from headwater.schemas.messages.inference import Leg
+from headwater.schemas.trace import TraceContext
 
 SagaState = Literal["routing", "prefill", "handoff", "decode", "ended"]
 PayloadKind = Literal["off", "hashed", "full"]
@@ -41,8 +44,10 @@ class RequestAccepted(Event, frozen=True, tag="req.accepted"):
     """The edge accepted a request, and will write exactly one `RequestEnded`. `body` is the client's request.
 
     `media` are the items of its prompt, in order. A recording that is transcribed has no tokens in a prompt and is not among
-    them. `trace` is the W3C trace id that the client sent, "" without one. `tenant` is a digest of its tenant, 0 without one, as
-    in its decisions, and `priority` that with which it waits for a worker: lower ones are served first.
+    them. `trace`, `span`, `sampled` and `trace_state` are the W3C trace context that the client sent (`TraceContext`). `tenant` is a
+    digest of its tenant, 0 without one, as in its decisions, and `priority` that with which it waits for a worker: lower ones are
+    served first. Times of the request's other events count from `began_ns` of the edge's clock, when it was prepared, `prepare_ms`
+    after its body had arrived. The first `media_ms` of those it took to fetch and decode its media. 0: not known.
     """
 
     request: str
@@ -58,6 +63,17 @@ class RequestAccepted(Event, frozen=True, tag="req.accepted"):
     trace: str = ""
     tenant: int = 0
     priority: int = 0
+    span: str = ""
+    sampled: bool = False
+    trace_state: str = ""
+    began_ns: int = 0
+    prepare_ms: float = 0.0
+    media_ms: float = 0.0
+
+    @property
+    def context(self) -> TraceContext:
+        """The trace context that the client sent."""
+        return TraceContext(self.trace, self.span, self.sampled, self.trace_state)
 
 
 class RequestRouted(Event, frozen=True, tag="req.routed"):
@@ -74,6 +90,7 @@ class RequestRouted(Event, frozen=True, tag="req.routed"):
     emitted_tokens: int
     leg: Leg = ""
     handoff: str = ""
+    after_ms: float = 0.0
 
 
 class RequestEncoded(Event, frozen=True, tag="req.encoded"):
@@ -97,10 +114,11 @@ class RequestEncoded(Event, frozen=True, tag="req.encoded"):
     ahead_max: int = -1
     apart_ms: float = 0.0
     here_ms: float = 0.0
+    after_ms: float = 0.0
 
 
 class RequestPrefilled(Event, frozen=True, tag="req.prefilled"):
-    """The prefill leg of a choice ended after `prefill_ms`; `handoff` identifies its KV, "" without any."""
+    """The prefill leg of a choice ended after `prefill_ms`; `handoff` identifies its KV, which is kept for `lease_ms`, "" without any."""
 
     request: str
     choice: int
@@ -108,6 +126,8 @@ class RequestPrefilled(Event, frozen=True, tag="req.prefilled"):
     epoch: int
     handoff: str
     prefill_ms: float
+    lease_ms: int = 0
+    after_ms: float = 0.0
 
 
 class RequestStepped(Event, frozen=True, tag="req.stepped"):
@@ -126,6 +146,7 @@ class RequestStepped(Event, frozen=True, tag="req.stepped"):
     epoch: int
     reason: str
     handoff: str = ""
+    after_ms: float = 0.0
 
 
 class RequestStarted(Event, frozen=True, tag="req.started"):

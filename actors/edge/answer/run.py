@@ -91,7 +91,7 @@ class Generation:
         self._dispatching: asyncio.Future[None] | None = None
         self._drivers: list[ChoiceDriver] = []
         self._choices: list[ChoiceWriter] = []
-        self._dispatcher = Dispatcher(workers, prepared.model.card.pool, hints)
+        self._dispatcher = Dispatcher(workers, prepared.model.card.pool, hints, record.trace)
         if prepared.detection is None:
             self._add_choices()
 
@@ -518,7 +518,7 @@ class Generator:
         answers = len(prepared.prompts) * prepared.per_prompt
         prompt_tokens = prepared.prompt_tokens
         quota.reserve(prompt_tokens, request.max_tokens and prepared.sampling.max_tokens, answers)
-        record = serving.record(name, prepared.model, request.endpoint, call.trace, answers=answers)
+        record = serving.record(name, prepared.model, request.endpoint, call, answers=answers)
         generation = Generation(
             serving.workers,
             prepared,
@@ -537,6 +537,7 @@ class Generator:
             stream=request.stream,
             media=prepared.media,
             flow=hints.flow,
+            media_s=prepared.media_s,
         )
         client = Disconnect(call.receive)
         try:

@@ -236,7 +236,10 @@ class App:
                     if len(body) >= LARGE_BYTES:
                         body = await shorten(body)
                 scheme = scope.get("scheme", "http")
-                await post(Call(body, trace_of(scope), receive, send, headers, principal, quota, scheme))
+                arrived_s = self._workers.ports.clock.monotonic_s()
+                await post(
+                    Call(body, trace_of(scope), receive, send, headers, principal, quota, scheme, arrived_s)
+                )
         except ApiError as error:
             # Here and not above: these errors too have the headers of the limits.
             await self._refuse(send, scope["path"], error)

@@ -222,7 +222,7 @@ class ImagesApi:
         serving = self._serving
         serving.require_open()
         call.quota.reserve(job.tokens, 0)
-        record = serving.record(job.order.request, model, "images", call.trace)
+        record = serving.record(job.order.request, model, "images", call)
         record.accepted(job.tokens, job.order.count, call.body, stream=stream, flow=job.hints.flow)
         work = FileGeneration(serving.workers, job, take).run(record)
         return await serving.compute(call, record, job.tokens, work)

@@ -304,7 +304,7 @@ class PoolingApi:
         self._serving.require_open()
         tokens = sum(len(prompt) for prompt in job.prompts)
         call.quota.reserve(tokens, 0)
-        record = self._serving.record(job.request, job.model, endpoint, call.trace)
+        record = self._serving.record(job.request, job.model, endpoint, call)
         media = job.media[0] if job.media else ()
         record.accepted(tokens, len(job.prompts), call.body, media=media, flow=job.hints.flow)
         with self._serving.workers.media.hold(held):

@@ -165,7 +165,7 @@ class VideosApi:
             seconds=str(fields.seconds) if fields.seconds is not None else f"{order.frames / order.fps:g}",
             created_ns=now_ns,
             deadline_s=now_ns // 1_000_000_000 + self._settings.timeout_s,
-            trace=call.trace,
+            trace_context=call.trace,
             constraints=hints.constraints,
             preferences=hints.preferences,
             # A deadline for the first token means nothing to a job.

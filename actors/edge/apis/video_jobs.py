@@ -23,6 +23,7 @@ from headwater.schemas.constraints import (
     Preferences,
 )
 from headwater.schemas.messages.file_generation import VideoRequest
+from headwater.schemas.trace import NO_TRACE, TraceContext
 
 VideoStatus = Literal["queued", "in_progress", "completed", "failed"]
 
@@ -45,7 +46,7 @@ class VideoJob(msgspec.Struct, frozen=True, kw_only=True):
     seconds: str
     created_ns: int
     deadline_s: int
-    trace: str = ""
+    trace_context: TraceContext = NO_TRACE
     constraints: Constraints = NO_CONSTRAINTS
     preferences: Preferences = NO_PREFERENCES
     flow: FlowControl = NO_FLOW_CONTROL

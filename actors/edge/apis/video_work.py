@@ -127,7 +127,7 @@ class VideoWork:
             job.model,
             "videos",
             payload=parts.payload,
-            trace=job.trace,
+            trace=job.trace_context,
         )
         body = msgspec.json.encode({"model": job.model, "prompt": order.prompt})
         record.accepted(job.tokens, 1, body, flow=job.flow)

@@ -1,5 +1,6 @@
 """The preparation of a request for a model: everything that is known before a worker is asked for."""
 
+import asyncio
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
@@ -237,6 +238,8 @@ class Prepared(NamedTuple):
     """How to detect the spoken language; None if it is known."""
     language: str = ""
     """What was detected."""
+    media_s: float = 0.0
+    """How long it took to fetch and decode the media."""
 
     def media_of(self, place: int) -> tuple[PromptMedia, ...]:
         """The media of the prompt at this place."""
@@ -319,13 +322,16 @@ async def prepare(
         raise bad_request(f"At most {CHOICES_MAX} choices over all prompts.", param=request.param)
     read_as = answer_format(request, model.card, model.response_template)
     loaded = NO_MEDIA
+    media_s = 0.0
     media: tuple[PromptMedia, ...] = ()
     if request.messages:
         if request.has_media:
+            began_s = asyncio.get_running_loop().time()
             known: dict[MediaPart, MediaItem] = {}
             turns = await with_texts_of_files(request.messages, intake, known)
             request = msgspec.structs.replace(request, messages=turns)
             loaded = await load_media(request.messages, model, intake, known)
+            media_s = asyncio.get_running_loop().time() - began_s
         chat = await chat_prompt(
             request, model, context, loaded, special_tokens_in_text=special_tokens_in_text
         )
@@ -345,7 +351,9 @@ async def prepare(
     guide_param = "tool_choice" if read_as.guide else request.guide_param
     longest = max(map(len, prompts))
     sampling = sampling_for(request, model, context, longest, guide, guide_param)
-    return Prepared(request, model, prompts, sampling, read_as, guide_param, salt, loaded, media)
+    return Prepared(
+        *(request, model, prompts, sampling, read_as, guide_param, salt, loaded, media), media_s=media_s
+    )
 
 
 async def _transcription(
@@ -360,7 +368,9 @@ async def _transcription(
     support = require_speech(model)
     prompt = await speech_prompt(recording, model, support)
     sampling = sampling_for(request, model, context, len(prompt), None, "")
+    began_s = asyncio.get_running_loop().time()
     chunks = await load_chunks(recording, support, intake, model.card.media_processor)
+    media_s = asyncio.get_running_loop().time() - began_s
     if salt.value:
         chunks = tuple(
             [chunk._replace(id=of_tenant((chunk.media(0),), salt.value)[0].id) for chunk in chunks]
@@ -376,4 +386,9 @@ async def _transcription(
     read_as = answer_format(request, model.card, model.response_template)
     unknown = bool(support.languages) and not recording.language
     detection = detection_of(support) if unknown else None
-    return Prepared(request, model, prompts, sampling, read_as, "", salt, chunks=chunks, detection=detection)
+    return Prepared(
+        *(request, model, prompts, sampling, read_as, "", salt),
+        chunks=chunks,
+        detection=detection,
+        media_s=media_s,
+    )

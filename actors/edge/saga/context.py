@@ -20,13 +20,18 @@ from headwater.actors.http.errors import ApiError, overloaded
 from headwater.actors.media.intake import MediaIntake, TenantIntake
 from headwater.schemas.events.request import PayloadKind
 from headwater.schemas.failure import failure_place
+from headwater.schemas.trace import NO_TRACE, TraceContext
 
 T = TypeVar("T")
 
 _TRACEPARENT = re.compile(
-    rb"(?P<version>(?!ff)[0-9a-f]{2})-(?P<trace>(?!0{32})[0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
+    rb"(?P<version>(?!ff)[0-9a-f]{2})-(?P<trace>(?!0{32})[0-9a-f]{32})-(?P<span>(?!0{16})[0-9a-f]{16})-(?P<flags>[0-9a-f]{2})"
     rb"(?P<more>-.*)?"
 )
+_TRACESTATE = re.compile(rb"[\x20-\x7e\t]{1,512}")
+"""What is passed on of a client's `tracestate`: the length that W3C Trace Context asks for at least."""
+
+SAMPLED: Final = 1
 
 
 NO_SALTS: Final = CacheSalts()
@@ -34,16 +39,19 @@ NO_SALTS: Final = CacheSalts()
 
 
 class Call(NamedTuple):
-    """One POST: its body, its W3C trace id, its ASGI channels, its headers, its sender, what that may use, and http or https."""
+    """One POST: its body, its W3C trace context, its ASGI channels, its headers, its sender, what that may use, http or https, and when its
+    body was here by the monotonic clock.
+    """
 
     body: bytes
-    trace: str
+    trace: TraceContext
     receive: Receive
     send: Send
     headers: Headers
     principal: Principal = ANONYMOUS
     quota: RequestQuota = NO_QUOTA
     scheme: str = "http"
+    arrived_s: float = 0.0
 
 
 class Serving(NamedTuple):
@@ -79,9 +87,9 @@ class Serving(NamedTuple):
         return permitted_model(self.models, principal, name)
 
     def record(
-        self, request: str, model: Model, endpoint: str, trace: str, *, answers: int = 0
+        self, request: str, model: Model, endpoint: str, call: Call, *, answers: int = 0
     ) -> RequestLogWriter:
-        """The account of a request. `answers` counts the texts that it returns."""
+        """The account of a request that a call makes. `answers` counts the texts that it returns."""
         return RequestLogWriter(
             self.ledger,
             self.workers.ports.clock,
@@ -89,7 +97,8 @@ class Serving(NamedTuple):
             model.card.name,
             endpoint,
             payload=self.payload,
-            trace=trace,
+            trace=call.trace,
+            arrived_s=call.arrived_s,
             answers=answers,
         )
 
@@ -133,13 +142,23 @@ class Serving(NamedTuple):
             raise overloaded("Request log is unavailable; retry.", 1.0)
 
 
-def trace_of(scope: Scope) -> str:
-    """Trace id of the `traceparent` header (W3C Trace Context), empty where there is none or it is malformed."""
+def trace_of(scope: Scope) -> TraceContext:
+    """The W3C trace context of a request, empty where it has no `traceparent`, or a malformed one. A malformed `tracestate` is left out."""
+    parent: re.Match[bytes] | None = None
+    state = b""
     for name, value in scope["headers"]:
-        if name == b"traceparent":
+        if name == b"traceparent" and parent is None:
             parent = _TRACEPARENT.fullmatch(value)
             # Only versions after 00 may have further fields after the flags.
             if parent is None or (parent["version"] == b"00" and parent["more"]):
-                return ""
-            return parent["trace"].decode()
-    return ""
+                return NO_TRACE
+        elif name == b"tracestate":
+            state = state + b"," + value if state else value
+    if parent is None:
+        return NO_TRACE
+    return TraceContext(
+        parent["trace"].decode(),
+        parent["span"].decode(),
+        bool(int(parent["flags"], 16) & SAMPLED),
+        state.decode() if _TRACESTATE.fullmatch(state) else "",
+    )

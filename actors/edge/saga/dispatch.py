@@ -34,6 +34,7 @@ from headwater.schemas.events.route import Decision, RouteQuery, RouteRefused
 from headwater.schemas.hashing import U32
 from headwater.schemas.messages.inference import Accepted, GenerateRequest, Sampling
 from headwater.schemas.messages.media import PromptMedia
+from headwater.schemas.trace import NO_TRACE, TraceContext
 
 T = TypeVar("T")
 
@@ -85,10 +86,13 @@ class RouteAnswer(NamedTuple):
 class Dispatcher:
     """Queries the router for one request: for its choices, or for messages that a worker answers as a whole."""
 
-    def __init__(self, workers: WorkerRegistry, pool: str, hints: RoutingHints) -> None:
+    def __init__(
+        self, workers: WorkerRegistry, pool: str, hints: RoutingHints, trace: TraceContext = NO_TRACE
+    ) -> None:
         self.workers = workers
         self.clock = workers.ports.clock
         self.pool = pool
+        self.trace = trace
         self.tenant = hashing.tenant_digest(hints.flow.tenant)
         self._hints = hints
         self._opened_s = self.clock.monotonic_s()
@@ -279,6 +283,7 @@ class ChoiceMessages:
             media=self._sent_media,
             edge_epoch=self._workers.epoch,
             tenant=self._dispatcher.tenant,
+            trace=self._dispatcher.trace,
         )
         try:
             reply = await self._workers.generate(attempt.worker, attempt.epoch, request)

@@ -50,9 +50,9 @@ class OpenRequests:
         """True while the buffer has room for the events of another request."""
         return self.writer.pending < ACCEPT_PENDING_MAX
 
-    def write(self, event: Event, trace: str = "") -> None:
+    def write(self, event: Event) -> None:
         """Write an event of a request. Never blocks."""
-        if not self.writer.offer(event, trace):
+        if not self.writer.offer(event):
             _log.error("request_event_lost", event_kind=type(event).__name__)
 
     async def open(self) -> int:

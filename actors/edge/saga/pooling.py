@@ -31,6 +31,7 @@ from headwater.schemas.hashing import U32, pack_tokens
 from headwater.schemas.messages.inference import Embedded, EmbedRequest
 from headwater.schemas.messages.media import PromptMedia, media_features
 from headwater.schemas.tables import required_capabilities
+from headwater.schemas.trace import TraceContext
 
 MESSAGE_TOKENS_MAX: Final = 16_384
 """Prompt tokens of one message; a longer prompt goes alone."""
@@ -116,7 +117,7 @@ class Pooling:
         self, job: PoolingJob, number: int, prompts: range, record: RequestLogWriter
     ) -> tuple[bytes, ...]:
         """Send one message to workers until one replies with its vectors."""
-        dispatcher = Dispatcher(self._workers, job.model.card.pool, job.hints)
+        dispatcher = Dispatcher(self._workers, job.model.card.pool, job.hints, record.trace)
         tokens = sum(len(job.prompts[one]) for one in prompts)
         features = media_features(item for one in prompts for item in (job.media[one] if job.media else ()))
         needs = ("embed", *required_capabilities(None, **features))
@@ -129,12 +130,12 @@ class Pooling:
         message = Addressed(job.request, number, tokens, constraints, DEATHS_MAX, hashes)
 
         async def send(decision: Decision, attempt: str) -> tuple[bytes, ...] | NotTaken:
-            return await self._embed(job, prompts, decision, attempt)
+            return await self._embed(job, prompts, decision, attempt, record.trace)
 
         return await dispatcher.place(message, record, send)
 
     async def _embed(
-        self, job: PoolingJob, prompts: range, decision: Decision, attempt: str
+        self, job: PoolingJob, prompts: range, decision: Decision, attempt: str, trace: TraceContext
     ) -> tuple[bytes, ...] | NotTaken:
         """The vectors, or why this worker refuses.
 
@@ -149,6 +150,7 @@ class Pooling:
             tuple(job.segments[one] for one in prompts) if any(job.segments) else (),
             job.cache_salt,
             media=tuple(job.media[one] for one in prompts) if job.media else (),
+            trace=trace,
         )
         worker, epoch = decision.worker, decision.epoch
         try:

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from hashlib import sha256
 from typing import Final
 
+import msgspec
+
 from headwater.actors import metrics
 from headwater.actors.edge.saga.open_requests import OpenRequests
 from headwater.actors.http.decoding import whole_body
@@ -14,15 +16,28 @@ from headwater.schemas.events.request import (
     PayloadKind,
     RequestAccepted,
     RequestCheckpoint,
+    RequestEncoded,
     RequestEnded,
     RequestEvent,
+    RequestPrefilled,
     RequestRouted,
     RequestStarted,
+    RequestStepped,
 )
 from headwater.schemas.hashing import pack_tokens, tenant_digest
 from headwater.schemas.messages.media import PromptMedia
+from headwater.schemas.trace import NO_TRACE, TraceContext
 
 CHECKPOINT_TOKENS: Final = 64
+
+
+TIMED: Final = (RequestRouted, RequestEncoded, RequestPrefilled, RequestStepped)
+"""Events that get their time when they are written. The saga, which makes them, has no clock; others say it in a field of their own."""
+
+
+def _ms(seconds: float) -> float:
+    """Milliseconds, to the microsecond."""
+    return round(seconds * 1000, 3)
 
 
 class RequestLogWriter:
@@ -40,17 +55,20 @@ class RequestLogWriter:
         endpoint: str,
         *,
         payload: PayloadKind,
-        trace: str,
+        trace: TraceContext = NO_TRACE,
+        arrived_s: float = 0.0,
         answers: int = 0,
     ) -> None:
         self.began_s = clock.monotonic_s()
+        self.trace = trace
+        self._began_ns = clock.wall_ns()
+        self._prepared_s = self.began_s - arrived_s if arrived_s else 0.0
         self._ledger = ledger
         self._clock = clock
         self._request = request
         self._model = model
         self._endpoint = endpoint
         self._payload_kind: PayloadKind = payload
-        self._trace = trace
         self._prompt_tokens = 0
         self._checkpoints = [0] * answers
         self._answers: list[list[str]] = [[] for _ in range(answers)]
@@ -67,10 +85,11 @@ class RequestLogWriter:
         stream: bool = False,
         media: Sequence[PromptMedia] = (),
         flow: FlowControl = NO_FLOW_CONTROL,
+        media_s: float = 0.0,
     ) -> None:
         """The edge must end this request, whatever happens. `choices` counts prompts where it pools; `media` is the first one's.
 
-        `flow` says for whom it waits for a worker, and with which priority.
+        `flow` says for whom it waits for a worker, and with which priority. `media_s` is how long it took to fetch and decode its media.
         """
         self._prompt_tokens = prompt_tokens
         metrics.ACTIVE.inc()
@@ -92,9 +111,15 @@ class RequestLogWriter:
                         if item.kind != "recording"
                     ]
                 ),
-                trace=self._trace,
+                trace=self.trace.trace,
                 tenant=tenant_digest(flow.tenant),
                 priority=flow.priority,
+                span=self.trace.span,
+                sampled=self.trace.sampled,
+                trace_state=self.trace.state,
+                began_ns=self._began_ns,
+                prepare_ms=_ms(self._prepared_s),
+                media_ms=_ms(media_s),
             )
         )
 
@@ -105,8 +130,7 @@ class RequestLogWriter:
 
     def started(self, choice: int, worker: str, epoch: int, cached_tokens: int) -> None:
         """The first tokens of a choice arrived."""
-        ttft_ms = round((self._clock.monotonic_s() - self.began_s) * 1000, 3)
-        self.write(RequestStarted(self._request, choice, worker, epoch, cached_tokens, ttft_ms))
+        self.write(RequestStarted(self._request, choice, worker, epoch, cached_tokens, self._after_ms()))
 
     def generated(self, choice: int, emitted: Sequence[int], text: str) -> None:
         """A choice has the tokens `emitted` by now, and its client was sent `text` for the new ones."""
@@ -144,8 +168,8 @@ class RequestLogWriter:
                 completion_tokens,
                 cached_tokens,
                 migrations,
-                round(ttft_s * 1000, 3),
-                round(duration_s * 1000, 3),
+                _ms(ttft_s),
+                _ms(duration_s),
                 error,
                 self._payload_kind,
                 answers,
@@ -166,7 +190,12 @@ class RequestLogWriter:
 
     def write(self, event: RequestEvent) -> None:
         """Write any event of the request. Never blocks."""
-        self._ledger.write(event, self._trace)
+        if isinstance(event, TIMED):
+            event = msgspec.structs.replace(event, after_ms=self._after_ms())
+        self._ledger.write(event)
+
+    def _after_ms(self) -> float:
+        return _ms(self._clock.monotonic_s() - self.began_s)
 
     def _payload(self, data: bytes) -> bytes:
         if self._payload_kind == "off":

@@ -350,9 +350,11 @@ def _on_prefilled(saga: Saga, handoff: Handoff | None, now_s: float, effects: Ef
     holder = KvHolder(attempt.worker, attempt.epoch, attempt.name, pairs_with, handoff, until_s)
     follows = handoff is not None and handoff.choreography == "room"
     saga = _go(_detach(saga, effects, follows=follows), "prefilled", effects)
-    name = handoff.id if handoff is not None else ""
+    kept = (handoff.id, handoff.expires_ms) if handoff is not None else ("", 0)
     prefill_ms = round((now_s - attempt.began_s) * 1000, 3)
-    prefilled = RequestPrefilled(spec.request, spec.index, attempt.worker, attempt.epoch, name, prefill_ms)
+    prefilled = RequestPrefilled(
+        spec.request, spec.index, attempt.worker, attempt.epoch, kept[0], prefill_ms, kept[1]
+    )
     effects.append(RecordEvent(prefilled))
     origin = f"No worker decodes the prompt that worker {attempt.worker} prefilled"
     placement = Placement(now_s + MOVE_S_MAX, gone=saga.gone, origin=origin)

@@ -291,21 +291,6 @@ async def test_a_life_goes_on_behind_the_one_before_it() -> None:
     assert "between position 1 and this one" in broken.reason
 
 
-async def test_events_of_one_trace_carry_it() -> None:
-    """A message has a trace id where all its events share one."""
-    clock = ManualClock()
-    log = FaultyLog(clock)
-    one = writer(log, clock)
-    async with running(one.run()):
-        for trace in ("a", "a"):
-            one.offer(KvGap(0), trace)
-        await clock.advance(DELAY_S)
-        for trace in ("a", "b"):
-            one.offer(KvGap(0), trace)
-        await clock.advance(DELAY_S)
-    assert [given.trace for given in log.given] == ["a", ""]
-
-
 async def test_a_stamp_sees_and_follows_the_events_of_its_message() -> None:
     """The stamp is made with the message, once, also when the message is tried again."""
     clock = SkippingClock()

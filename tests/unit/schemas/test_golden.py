@@ -106,18 +106,26 @@ EVENTS: tuple[Event, ...] = (
         trace="t",
         tenant=7,
         priority=2,
+        span="s",
+        sampled=True,
+        trace_state="a=1",
+        began_ns=1_800_000_000_000_000_000,
+        prepare_ms=2.5,
+        media_ms=1.5,
     ),
-    RequestRouted("r", 1, "r-1-1", "w1", 4, 5),
+    RequestRouted("r", 1, "r-1-1", "w1", 4, 5, after_ms=3.5),
     RequestStarted("r", 1, "w1", 4, 16, 12.5),
     RequestCheckpoint("r", 1, 64, b"\1\0\0\0"),
-    RequestStepped("r", 1, "prefill", "lost", "routing", "w1", 4, "it is gone", "h"),
-    RequestEncoded("r", 1, "r-1-1", "0a" * 16, 56, "cached", "w1", 4, 12.5, "why"),
-    RequestPrefilled("r", 1, "w1", 4, "h", 12.5),
+    RequestStepped("r", 1, "prefill", "lost", "routing", "w1", 4, "it is gone", "h", 3.5),
+    RequestEncoded("r", 1, "r-1-1", "0a" * 16, 56, "cached", "w1", 4, 12.5, "why", after_ms=3.5),
+    RequestPrefilled("r", 1, "w1", 4, "h", 12.5, 30_000, 3.5),
     RequestEnded("r", "stop", 8, 4, 1, 12.5, 99.0, "x"),
     RequestsOpen(-1),
 )
 PINNED: dict[str, str] = json.loads((GOLDEN / "events.json").read_text())
 """The message of each event, in hexadecimal."""
+UNTIMED: dict[str, str] = json.loads((GOLDEN / "untimed_events.json").read_text())
+"""Those of events that had no times yet."""
 LOG = GOLDEN / "pool.log.gz"
 STATE, BLOCKS = "0bda6b489045e081099ad32c44a2542b", 6231050919034565070
 """Digests of the state and of the index to which that log folds."""
@@ -168,6 +176,18 @@ def test_events_are_written_and_read_as_they_always_were(event: Event) -> None:
 def test_every_event_type_is_pinned() -> None:
     """Whoever adds an event type pins its bytes here."""
     assert {type(event) for event in EVENTS} == set(EVENT_TYPES)
+
+
+@pytest.mark.parametrize(("kind", "data"), UNTIMED.items())
+def test_events_from_before_they_had_times_are_read(kind: str, data: str) -> None:
+    """As those whose times are not known."""
+    [read] = decode_batch(bytes.fromhex(data)).events
+    assert type(read).__name__ == kind
+    unknown = {"began_ns": 0, "prepare_ms": 0.0, "media_ms": 0.0, "after_ms": 0.0}
+    assert {name: getattr(read, name) for name in unknown if hasattr(read, name)} in (
+        {"began_ns": 0, "prepare_ms": 0.0, "media_ms": 0.0},
+        {"after_ms": 0.0},
+    )
 
 
 def test_a_request_accepted_before_its_tenant_was_recorded_is_read() -> None:

@@ -23,6 +23,7 @@ from headwater.schemas.events.request import (
     RequestStarted,
 )
 from headwater.schemas.hashing import unpack_tokens
+from headwater.schemas.trace import NO_TRACE, TraceContext
 from tests.support.worlds.edge import ANSWER, EdgeWorld, Response
 
 COMPLETIONS = "/v1/completions"
@@ -62,7 +63,10 @@ def test_a_life_is_told_from_acceptance_to_its_one_end() -> None:
         assert (accepted.request, accepted.model, accepted.endpoint) == (name, "m", "completions")
         assert (accepted.max_tokens, accepted.choices, accepted.stream) == (wanted, 1, False)
         assert accepted.prompt_tokens == response.document["usage"]["prompt_tokens"]
-        assert routed == RequestRouted(name, 0, edge.given[0].request, "w1", 1, 0)
+        assert isinstance(routed, RequestRouted)
+        assert msgspec.structs.replace(routed, after_ms=0.0) == RequestRouted(
+            name, 0, edge.given[0].request, "w1", 1, 0
+        )
         assert isinstance(started, RequestStarted)
         assert (started.request, started.worker, started.epoch, started.cached_tokens) == (name, "w1", 1, 0)
         assert checkpoints == [RequestCheckpoint(name, 0, tokens) for tokens in (64, 128)]
@@ -197,19 +201,36 @@ MALFORMED = [
 ]
 
 
+def accepted_with(edge: EdgeWorld, *headers: tuple[bytes, bytes]) -> RequestAccepted:
+    """The acceptance of a completion with these headers."""
+    body = {"model": "m", "prompt": SECRET, "max_tokens": 5}
+    assert edge.ask(COMPLETIONS, body, headers=list(headers)).status == 200
+    return [event for event in told(edge.recorded()) if isinstance(event, RequestAccepted)][-1]
+
+
 @pytest.mark.parametrize("value", SOUND + MALFORMED)
-def test_the_trace_of_the_request_is_on_its_messages(value: str) -> None:
+def test_the_trace_context_of_the_client_is_recorded_and_sent_to_the_worker(value: str) -> None:
     """From `traceparent`, as W3C Trace Context spells it; whatever else stands there is ignored."""
     with EdgeWorld() as edge:
-        body = {"model": "m", "prompt": SECRET, "max_tokens": 5}
-        header = (b"traceparent", value.encode("latin-1"))
-        assert edge.ask(COMPLETIONS, body, headers=[header]).status == 200
-        records = edge.recorded()
-        assert {one.batch.trace for one in records} == {TRACE if value in SOUND else ""}
+        accepted = accepted_with(edge, (b"traceparent", value.encode("latin-1")))
+        wanted = TraceContext(TRACE, PARENT, value != SOUND[1]) if value in SOUND else NO_TRACE
+        assert accepted.context == wanted
+        assert [request.trace for request in edge.given] == [wanted]
+
+
+def test_vendors_state_is_passed_on() -> None:
+    """Several headers are one list; what is too long or not text is left out, and so is a state without a parent."""
+    parent = (b"traceparent", SOUND[0].encode())
+    with EdgeWorld() as edge:
+        accepted = accepted_with(edge, (b"tracestate", b"a=1"), parent, (b"tracestate", b"b=2"))
+        assert accepted.context == TraceContext(TRACE, PARENT, True, "a=1,b=2")
+        for state in (b"a=" + b"1" * 511, b"a=\xe9"):
+            assert accepted_with(edge, parent, (b"tracestate", state)).trace_state == ""
+        assert accepted_with(edge, (b"tracestate", b"a=1")).context == NO_TRACE
 
 
 def test_requests_that_share_a_message_keep_their_traces() -> None:
-    """The message can have one trace id only; each request has its own."""
+    """Each request has its own."""
     with EdgeWorld() as edge:
         for trace in ("a" * 32, "b" * 32, ""):
             headers = [(b"traceparent", f"00-{trace}-{PARENT}-01".encode())] if trace else []

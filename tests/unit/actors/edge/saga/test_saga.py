@@ -219,7 +219,7 @@ def test_a_prefilled_prompt_is_claimed_once_and_released_at_the_first_token() ->
     """The worker with the KV is cancelled when the decode worker has it, not before."""
     saga, effects = run(*HANDED)
     assert [e.event for e in effects if isinstance(e, RecordEvent)] == [
-        RequestPrefilled("r", 0, "w1", 1, "h", 1000.0)
+        RequestPrefilled("r", 0, "w1", 1, "h", 1000.0, 10_000)
     ]
     assert effects[-1] == AskRouter(2, "r-0-2", Constraints(leg="decode"), may_wait=False)
     saga, [dispatch] = step(saga, Routed(2, decision("decode", "w2"), 0.0, 1.0))

@@ -163,6 +163,27 @@ _FIRST_COUNT = Counter(
 )
 
 
+TRACER_REQUESTS = Counter(
+    "headwater_tracer_requests_total",
+    "Requests that ended, by why their traces were sent: sampled, error, migrated, slow; or that they were left out",
+    ["reason"],
+)
+TRACER_SPANS = Counter(
+    "headwater_tracer_spans_total",
+    "Spans sent to the receiver, and dropped because it refused them for minutes",
+    ["outcome"],
+)
+TRACER_FAILURES = Counter("headwater_tracer_failures_total", "Attempts to send spans that failed")
+TRACER_LAG = Gauge(
+    "headwater_tracer_lag_messages", "Messages of the request log that the tracer has not read"
+)
+TRACER_GAPS = Counter("headwater_tracer_log_gaps_total", "Gaps found in the request log")
+TRACER_LEFT_OUT = Gauge(
+    "headwater_tracer_left_out_requests",
+    "Requests without a trace because they were open for too long, or a part of the log was missing",
+)
+
+
 class ShadowMetrics:
     """A shadow's metrics, updated from its tally by `note`."""
 

@@ -11,7 +11,7 @@ from headwater.schemas import subjects
 from headwater.schemas.names import PROBE, token
 from headwater.schemas.subjects import ANY, EngineVerb, InboxKind, PoolKind
 
-Kind = Literal["edge", "router", "shadow", "worker", "operator", "admin", "console", "observer"]
+Kind = Literal["edge", "router", "shadow", "worker", "operator", "admin", "console", "tracer", "observer"]
 
 KINDS: Final[tuple[Kind, ...]] = (
     "edge",
@@ -21,6 +21,7 @@ KINDS: Final[tuple[Kind, ...]] = (
     "operator",
     "admin",
     "console",
+    "tracer",
     "observer",
 )
 
@@ -34,6 +35,7 @@ DUTIES: Final[dict[Kind, str]] = {
     "writes no events, only empty messages that probe whether a log accepts any",
     "admin": "control workers, set engine weights, read leases; for the admin port, which must not have an operator's key",
     "console": "read the logs, snapshots, cards, leases and API keys, and hear the routers' digests; writes nothing",
+    "tracer": "read the logs, to send traces of requests elsewhere; writes nothing",
     "observer": "read streams and statistics; writes nothing",
 }
 """What each kind does, in a line."""
@@ -85,6 +87,7 @@ def rights(ns: str, kind: Kind, *, name: str = "", pools: tuple[str, ...] = ()) 
         "operator": _operator,
         "admin": _admin,
         "console": _console,
+        "tracer": _tracer,
     }.get(kind, _observer)
     return make(ns, client, tuple(token("pool", pool) for pool in pools))
 
@@ -284,6 +287,22 @@ def _console(ns: str, client: str, pools: tuple[str, ...]) -> Rights:
             _inbox(ns, "console", client),
             *(subjects.digests(ns, pool) for pool in pools or (ANY,)),
         ),
+        deny_publish=_no_reading(*hidden),
+    )
+
+
+def _tracer(ns: str, client: str, pools: tuple[str, ...]) -> Rights:
+    streams = _streams(ns, pools)
+    hidden = (streams.leases, streams.cards, streams.blobs, *streams.edges_only)
+    return Rights(
+        publish=(
+            "$JS.API.STREAM.NAMES",
+            *_look_up(streams.requests, *streams.pools),
+            *_read(streams.requests, *streams.pools),
+            *_exist(*hidden),
+            *_reply(ns, "operator", "observer"),
+        ),
+        subscribe=(_inbox(ns, "tracer", client), *_services("tracer", client)),
         deny_publish=_no_reading(*hidden),
     )
 

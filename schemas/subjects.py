@@ -31,7 +31,9 @@ from typing import Final, Literal
 from headwater.schemas.names import slug, token
 
 PoolKind = Literal["fleet", "kv", "load", "route", "shadow"]
-InboxKind = Literal["edge", "router", "shadow", "worker", "operator", "admin", "console", "observer"]
+InboxKind = Literal[
+    "edge", "router", "shadow", "worker", "operator", "admin", "console", "tracer", "observer"
+]
 LeaseKind = Literal["worker", "router", "edge", "shadow"]
 EngineVerb = Literal["generate", "cancel", "status", "embed", "encode", "file", "drain", "claim", "offer"]
 

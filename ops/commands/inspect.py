@@ -8,6 +8,7 @@ from msgspec import Meta
 from headwater.ops.config.command import AnyWord, Key, command, group
 from headwater.ops.config.processes import PoolReader
 from headwater.ops.config.setting import ConfigError, Flag
+from headwater.ops.config.trace import OtlpProtocol
 
 
 @command
@@ -35,6 +36,32 @@ def explain(
 
     return signals.run_command(
         lambda: operator.explain(settings.nats, settings.pool, request, every=every, as_json=as_json)
+    )
+
+
+@command(
+    notes="Exit status: 0, or 1 if the log has nothing of the request, or the receiver did not take the trace."
+)
+def trace(
+    request: Annotated[str, Meta(description="request id, as in the header x-request-id")],
+    /,
+    *,
+    otlp: Annotated[str, Key("trace.otlp")],
+    protocol: Annotated[OtlpProtocol, Key("trace.protocol")],
+    tenants: Annotated[bool, Key("trace.tenants")],
+    as_json: Annotated[bool, Flag("json"), Meta(description="print JSON: the spans")] = False,
+    settings: PoolReader,
+) -> int:
+    """Show a request that the log holds as the spans of a trace, or send them to a receiver (--otlp)."""
+    from headwater.ops.config.trace import receiver_of
+    from headwater.ops.process import signals
+    from headwater.ops.tracing import command as tracing
+
+    receiver = receiver_of(otlp, protocol) if otlp else None
+    return signals.run_command(
+        lambda: tracing.trace(
+            settings.nats, settings.pool, request, receiver, tenants=tenants, as_json=as_json
+        )
     )
 
 

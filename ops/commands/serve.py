@@ -16,6 +16,7 @@ from headwater.ops.config.processes import (
     LocalFleetSettings,
     RouterProcess,
     ShadowProcess,
+    TracerProcess,
 )
 from headwater.ops.config.setting import Flag
 from headwater.router.decision.names import PolicyName
@@ -105,6 +106,15 @@ def console(settings: ConsoleProcess) -> int:
     from headwater.ops.process import signals
 
     return signals.run(lambda stop: process.console(settings, stop))
+
+
+@command
+def tracer(settings: TracerProcess) -> int:
+    """Send traces of requests to an OpenTelemetry receiver (--otlp), from the logs and apart from everything that serves requests."""
+    from headwater.ops.process import signals
+    from headwater.ops.tracing import process
+
+    return signals.run(lambda stop: process.run(settings, stop))
 
 
 @command

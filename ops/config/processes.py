@@ -33,6 +33,7 @@ from headwater.ops.config.setting import (
     setting_of,
     settings_of,
 )
+from headwater.ops.config.trace import TraceSettings
 from headwater.ops.config.worker import (
     FleetSettings,
     LoraOptions,
@@ -130,6 +131,9 @@ class Settings(NamedTuple):
     auth: Annotated[AccessSettings, Prefix("", flags={"mode": "auth"})] = AccessSettings()
     admin: AdminSettings = AdminSettings()
     console: ConsoleSettings = ConsoleSettings()
+    trace: Annotated[TraceSettings, Prefix("trace", flags={"otlp": "otlp", "protocol": "otlp-protocol"})] = (
+        TraceSettings()
+    )
     nats: NatsSettings = NatsSettings()
     streams: StreamSettings = StreamSettings()
     metrics: MetricsSettings = MetricsSettings()
@@ -160,6 +164,7 @@ GROUPS = {
     "auth": "Authentication",
     "admin": "Admin port",
     "console": "Console",
+    "trace": "Traces",
     "nats": "NATS",
     "streams": "Streams",
     "metrics": "Metrics",
@@ -310,6 +315,7 @@ class EngineProcess(NamedTuple):
     sim: SimOptions = DEFAULTS.sim
     lora: LoraOptions = DEFAULTS.lora
     health: HealthSettings = DEFAULTS.health
+    trace: TraceSettings = DEFAULTS.trace
     nats: NatsSettings = DEFAULTS.nats
     streams: StreamSettings = DEFAULTS.streams
     metrics: MetricsSettings = DEFAULTS.metrics
@@ -332,6 +338,17 @@ class ConsoleProcess(NamedTuple):
     console: ConsoleSettings = DEFAULTS.console
     auth: AccessSettings = DEFAULTS.auth
     nats: NatsSettings = DEFAULTS.nats
+    log: LogSettings = DEFAULTS.log
+
+
+class TracerProcess(NamedTuple):
+    """The tracer."""
+
+    name: Name = DEFAULTS.name
+    data_dir: DataDir = DEFAULTS.data_dir
+    trace: TraceSettings = DEFAULTS.trace
+    nats: NatsSettings = DEFAULTS.nats
+    metrics: MetricsSettings = DEFAULTS.metrics
     log: LogSettings = DEFAULTS.log
 
 
@@ -360,6 +377,7 @@ class LocalFleetSettings(NamedTuple):
     auth: AccessSettings = DEFAULTS.auth
     admin: AdminSettings = DEFAULTS.admin
     console: ConsoleSettings = DEFAULTS.console
+    trace: TraceSettings = DEFAULTS.trace
     nats: NatsSettings = DEFAULTS.nats
     streams: StreamSettings = DEFAULTS.streams
     metrics: MetricsSettings = DEFAULTS.metrics

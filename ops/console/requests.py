@@ -148,7 +148,7 @@ async def request_view(history: History, query: Query, *, contents: bool) -> Doc
     moment = await known_moment(history, row, query.optional("at"))
     events = await events_of(history.log_of_requests, row, moment.stored_ns)
     made = [found async for found in _decisions_of(history, row, moment.position)]
-    shown = waterfall(events, [(decision, record) for decision, record in made])
+    shown = waterfall(events, [decision for decision, _ in made])
     own = _row(row, moment)
     return {
         **own,

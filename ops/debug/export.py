@@ -67,7 +67,7 @@ class _Held(msgspec.Struct):
 
     edge: str = ""
     events: list[Stamped] = []
-    decisions: list[tuple[Decision, Record]] = []
+    decisions: list[Decision] = []
 
 
 class Exported(NamedTuple):
@@ -94,7 +94,7 @@ class Exporter:
         time_ns = record.stored_ns
         for event in record.batch.events:
             if isinstance(event, Decision):
-                self._hold(request_of(event.request)).decisions.append((event, record))
+                self._hold(request_of(event.request)).decisions.append(event)
             elif isinstance(event, LoadReported):
                 self._load(record.batch.writer, event, time_ns)
             elif isinstance(event, OF_A_WORKER):

@@ -26,6 +26,12 @@ from headwater.schemas.tables import ENCODE_NEEDS
 HIDDEN = frozenset({"request", "payload", "body", "answers", "tokens", "tenant", "answered"})
 """Fields of events that are not for a line of text."""
 
+TIMES = frozenset({"began_ns", "after_ms"})
+"""Fields that are for documents, not for a line of text."""
+
+IF_ANY = frozenset({"priority", "sampled", "prepare_ms", "media_ms", "lease_ms"})
+"""Fields that a line of text has only if they are not 0."""
+
 ENCODED: dict[EncodeOutcome, str] = {
     "computed": "computed by {worker}",
     "cached": "{worker} had its embedding",
@@ -246,7 +252,7 @@ def event_line(event: Event) -> str:
     fields = [
         f"{name.removesuffix('_ms').removesuffix('_tokens').replace('_', ' ')} {_text(name, value)}"
         for name, value in msgspec.structs.asdict(event).items()
-        if name not in HIDDEN and value not in ("", (), b"", -1) and (name != "priority" or value)
+        if name not in HIDDEN | TIMES and value not in ("", (), b"", -1) and (value or name not in IF_ANY)
     ]
     kind = type(event).__struct_config__.tag
     return f"{kind}: {', '.join(fields)}" if fields else str(kind)

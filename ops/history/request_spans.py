@@ -1,11 +1,11 @@
 """One request as a waterfall: what each of its choices waited for, computed or transferred, on which worker, from when to when."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
-from headwater.events.ports import Log, Record
+from headwater.events.ports import Log
 from headwater.ops.history.requests import Request
 from headwater.schemas.events import Event
 from headwater.schemas.events.request import (
@@ -77,9 +77,40 @@ async def events_of(log: Log, row: Request, now_ns: int) -> list[Stamped]:
     ]
 
 
-def waterfall(events: Sequence[Stamped], decisions: Sequence[tuple[Decision, Record]]) -> Waterfall:
+def at_edge(events: Sequence[Stamped]) -> list[Stamped]:
+    """The same events at their times by their edge's clock, to the microsecond, where they say them; no event before the one before it.
+
+    A log's server stores events in batches, some milliseconds after they happened.
+    """
+    found: list[Stamped] = []
+    began_ns = 0
+    for stored_ns, position, event in events:
+        if isinstance(event, RequestAccepted):
+            began_ns = time_ns = event.began_ns
+        else:
+            after_ms = _after_ms(event)
+            time_ns = began_ns + int(after_ms * MS_NS) if began_ns and after_ms else 0
+        earliest_ns = found[-1].time_ns if found else 0
+        found.append(Stamped(max(time_ns or stored_ns, earliest_ns), position, event))
+    return found
+
+
+def _after_ms(event: Event) -> float:
+    """How long after the acceptance of its request an event happened; 0 if it does not say so."""
+    match event:
+        case RequestRouted() | RequestEncoded() | RequestPrefilled() | RequestStepped():
+            return event.after_ms
+        case RequestStarted():
+            return event.ttft_ms
+        case RequestEnded():
+            return event.duration_ms
+        case _:
+            return 0.0
+
+
+def waterfall(events: Sequence[Stamped], decisions: Iterable[Decision]) -> Waterfall:
     """The stages of a request from its events, and from the decisions that were made for it."""
-    return _Assembly({decision.request: decision for decision, _ in decisions}).run(events)
+    return _Assembly({decision.request: decision for decision in decisions}).run(events)
 
 
 class _Assembly:
@@ -102,9 +133,11 @@ class _Assembly:
                     self._route(event, time_ns)
                 case RequestPrefilled():
                     self._close(event.choice, time_ns, {"prefill_ms": event.prefill_ms})
-                    self._begin(
+                    kept = self._begin(
                         "handoff", "KV waits for its decode worker", event.choice, event.worker, time_ns
                     )
+                    if event.handoff:
+                        kept.detail = {"handoff": event.handoff, "lease_ms": event.lease_ms}
                 case RequestStarted():
                     self._start(event, time_ns)
                 case RequestCheckpoint():
@@ -170,13 +203,14 @@ class _Assembly:
         self._found.spans.append(queue)
 
     def _start(self, event: RequestStarted, time_ns: int) -> None:
-        self._close(
+        before = self._close(
             event.choice, time_ns, {"cached_tokens": event.cached_tokens} if event.cached_tokens >= 0 else {}
         )
         self._found.marks.append(
             PointMark(time_ns, "first token", f"after {event.ttft_ms:.1f} ms", event.choice, event.worker)
         )
-        self._begin("decode", "generates tokens", event.choice, event.worker, time_ns)
+        attempt = before.attempt if before is not None else ""
+        self._begin("decode", "generates tokens", event.choice, event.worker, time_ns, attempt)
 
     def _step(self, event: RequestStepped, time_ns: int) -> None:
         span = self._close(event.choice, time_ns)

@@ -93,7 +93,7 @@ def _stuck(silent_s: float) -> bytes:
 
 Labels = Callable[[], Mapping[str, str]]
 
-KINDS: Final = ("edge", "router", "worker", "shadow")
+KINDS: Final = ("edge", "router", "worker", "shadow", "tracer")
 """Actors whose metrics are named after their kind."""
 
 

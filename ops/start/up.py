@@ -5,6 +5,7 @@
         ├─ edge
         ├─ admin            only with --admin-port
         ├─ console          unless --console-port is 0
+        ├─ tracer           only with --otlp
         ├─ engine host (vLLM on CPU: one process that imports, then forks the workers)
         └─ or one process per worker (SGLang's: in its own environment)
 
@@ -44,9 +45,11 @@ from headwater.ops.config.processes import (
     EngineProcess,
     LocalFleetSettings,
     RouterProcess,
+    TracerProcess,
     process_words,
 )
 from headwater.ops.config.setting import ENV_PREFIX, ConfigError
+from headwater.ops.config.trace import receiver_of
 from headwater.ops.config.worker import FleetSettings
 from headwater.ops.diagnosis.disk import check_room, free_bytes
 from headwater.ops.diagnosis.report import report
@@ -60,6 +63,7 @@ from headwater.ops.process.sockets import bind, free_port, free_range
 from headwater.ops.start import environment, make_engine, plan, preflight
 from headwater.ops.start.children import Child, ChildGroup, headwater_command
 from headwater.ops.start.spawner import Main, Spawner
+from headwater.ops.tracing.otlp import need_opentelemetry
 from headwater.schemas import subjects
 from headwater.schemas.addresses import host_port, reachable, split_host_port
 from headwater.schemas.tables import LeaseKind, ModelCard
@@ -160,6 +164,7 @@ STOP_MARGIN_S = 10.0
 """How much longer than its drain timeout a process has before it is killed."""
 
 OTHER_PROCESSES = ("edge-0", "router-0")
+TRACER = "tracer-0"
 TARGETS = "prometheus-targets.json"
 """File in the data directory that lists every process's metrics, as Prometheus's file_sd_configs reads them."""
 
@@ -178,13 +183,14 @@ class LocalFleet:
         engines = settings.engine_process
         gpus = plan.visible_gpus(os.environ) if plan.uses_gpus(engines, cpu=make_engine.on_cpu()) else ()
         metrics = settings.metrics
-        first = metrics.port or free_range(len(plan.names(engines)) + len(OTHER_PROCESSES), metrics.host)
+        others = (*OTHER_PROCESSES, TRACER) if settings.trace.otlp else OTHER_PROCESSES
+        first = metrics.port or free_range(len(plan.names(engines)) + len(others), metrics.host)
         # The workers' ports first: one process may host them all, and plans them in the same way.
         self._engines = engines._replace(metrics=metrics._replace(port=first))
         self.workers = plan.plan(self._engines, devices=gpus)
         self._metrics = {
             name: metrics._replace(port=first + len(self.workers) + number)
-            for number, name in enumerate(OTHER_PROCESSES)
+            for number, name in enumerate(others)
         }
         self._data = Path(settings.data_dir)
         self._held = contextlib.ExitStack()
@@ -212,6 +218,9 @@ class LocalFleet:
         environment.prepare({worker.engine for worker in self.workers}, settings.sglang.python)
         if settings.console.port:
             check_console(settings.console, settings.auth)
+        if settings.trace.otlp:
+            receiver_of(settings.trace.otlp, settings.trace.protocol)
+            need_opentelemetry()
         if settings.admin.port:
             admin.check(AdminProcess(admin=settings.admin, nats=settings.nats))
         check_access(settings.auth, settings.http.host)
@@ -243,6 +252,8 @@ class LocalFleet:
             self._add("admin", "admin", AdminProcess(admin=own, nats=self._access, log=settings.log))
         if settings.console.port:
             self._start_console()
+        if settings.trace.otlp:
+            self._start_tracer()
         self._start_edge(settings.http._replace(host=host, port=port))
         self._start_engines()
 
@@ -291,6 +302,18 @@ class LocalFleet:
         )
         self._add("console", "console", console)
         self.console_url = f"http://{host_port(reachable(own.host), port)}"
+
+    def _start_tracer(self) -> None:
+        settings = self._settings
+        tracer = TracerProcess(
+            name=TRACER,
+            data_dir=str(self._data),
+            trace=settings.trace,
+            nats=self._access,
+            metrics=self._metrics[TRACER],
+            log=settings.log,
+        )
+        self._add("tracer", "tracer", tracer)
 
     def _start_edge(self, http: HttpSettings) -> None:
         settings = self._settings
@@ -458,7 +481,8 @@ class LocalFleet:
             task.cancel()
         await self._children.stop("admin", "console", "edge")
         await self._children.stop_workers()
-        await self._children.stop("router")
+        # What the tracer has not sent is sent by the next one.
+        await self._children.stop("router", "tracer")
         if self._client is not None and not self._client.is_closed:
             await self._client.close()
         # The server.

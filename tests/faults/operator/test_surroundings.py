@@ -106,6 +106,11 @@ STARTS: dict[str, list[Start]] = {
     "engine": [Start(("sim", *CLIENT), code=143, serves="--metrics-port")],
     "console": [Start((*CLIENT,), serves="--console-port")],
     "admin": [Start((*CLIENT, "--admin-token-file", "TOKENS"), serves="--admin-port")],
+    "tracer": [
+        Start(
+            (*CLIENT, "--otlp", "http://127.0.0.1:9", "--data-dir", "FOLDER/tracer"), serves="--metrics-port"
+        )
+    ],
     "shadow": [Start((*CLIENT, "--policy", "random"), serves="--metrics-port")],
     "ctl": [Start(("list", *CLIENT), says="worker-0")],
     "keys": [Start(("list", *CLIENT))],
@@ -118,6 +123,7 @@ STARTS: dict[str, list[Start]] = {
     "completion": [Start(("bash",), says="complete")],
     "warm": [Start((), says="compiled")],
     "explain": [Start(("REQUEST", *CLIENT), says="least cost")],
+    "trace": [Start(("REQUEST", *CLIENT), says="router router-0")],
     "log": [Start(CLIENT, says="Decision")],
     "tree": [Start(CLIENT)],
     "replay": [Start(("--verify", *CLIENT))],

@@ -136,6 +136,7 @@ WRITES: dict[Kind, set[str]] = {
     - {*EVENTS.values(), REQUEST, FRAMES, MEDIA, MEDIA_OFFER, WAIT, ENGINE["generate"], DIGESTS, *reads(SECRETS)},
     "admin": {CONTROL, *reads(LEASES)},
     "console": {*reads(POOL), *reads(REQUESTS), *reads(LEASES), *reads(CARDS), *reads(API_KEYS)},
+    "tracer": {*reads(POOL), *reads(REQUESTS)},
     "observer": {"$SRV.PING", *reads(POOL), *reads(REQUESTS), *reads(LEASES), *reads(CARDS)},
 }  # fmt: skip
 """Of `EVERYTHING`, what each kind may publish; all may look whether a stream exists."""
@@ -173,6 +174,7 @@ def test_each_kind_reads_its_own_inbox_only(kind: Kind) -> None:
         ("operator", set()),
         ("admin", set()),
         ("console", {DIGESTS}),
+        ("tracer", set()),
         ("observer", set()),
     ],
 )
@@ -183,7 +185,7 @@ def test_each_kind_hears_what_is_meant_for_it(kind: Kind, own: set[str]) -> None
     assert {subject for subject in asked if may_subscribe(right, subject)} == own
 
 
-@pytest.mark.parametrize("kind", ["edge", "router", "shadow", "worker"])
+@pytest.mark.parametrize("kind", ["edge", "router", "shadow", "worker", "tracer"])
 def test_actors_answer_service_discovery(kind: Kind) -> None:
     """As the stock tool asks."""
     right = rights(NS, kind)

@@ -113,7 +113,10 @@ def _compare(events: list[Event], logged: list[Any], fleet: SimFleet) -> None:
         assert wholes[request]["dur"] / 1000 == pytest.approx(event.duration_ms, abs=400)
         assert wholes[request]["args"]["completion_tokens"] == event.completion_tokens
     at_workers = [event for name in fleet.engines for event in of(events, name, "X")]
-    legs = Counter(event["args"]["request"] for event in at_workers if event["args"].get("attempt"))
+    attempts = {
+        (one["args"]["request"], one["args"]["attempt"]) for one in at_workers if "attempt" in one["args"]
+    }
+    legs = Counter(request for request, _ in attempts)
     assert legs == Counter(event.request for event in logged if isinstance(event, RequestRouted))
     started = Counter(event["args"]["request"] for event in at_workers if event["name"] == "decode")
     for event in logged:

@@ -66,6 +66,7 @@ def test_named_actors_have_users_instead_of_their_kind() -> None:
         "operator",
         "admin",
         "console",
+        "tracer",
         "observer",
         "worker.a",
         "worker.b",

@@ -1,0 +1,89 @@
+"""Settings of traces: the receiver, and which requests' traces it gets."""
+
+import os
+from typing import Annotated, Literal, NamedTuple
+from urllib.parse import urlsplit
+
+from msgspec import Meta
+
+from headwater.ops.config.setting import ConfigError
+
+OtlpProtocol = Literal["auto", "http", "grpc"]
+
+GRPC_PORT = 4317
+"""The port that OTLP over gRPC has by its specification; that of HTTP is 4318."""
+
+PATH = "/v1/traces"
+PORTS = {"http": 80, "https": 443}
+VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+
+
+class TraceSettings(NamedTuple):
+    """Traces of requests."""
+
+    otlp: Annotated[
+        str,
+        Meta(
+            description="URL of an OpenTelemetry receiver that gets traces of requests, such as http://127.0.0.1:4318; engines send their own "
+            "spans there too (default: none). Headers, certificates and time limits are in OTEL_EXPORTER_OTLP_…, as for any other sender"
+        ),
+    ] = ""
+    protocol: Annotated[
+        OtlpProtocol,
+        Meta(
+            description="protocol of the receiver: http (protobuf), grpc, or auto: as OTEL_EXPORTER_OTLP_PROTOCOL says, else grpc for port 4317 and "
+            "http for others"
+        ),
+    ] = "auto"
+    sample: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=1,
+            description="share of all traces that is sent, by their ids; of a client's own trace, whatever the client decided. Errors, migrations and "
+            "slow requests always are",
+        ),
+    ] = 0.01
+    slow_s: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="requests are slow that need so many seconds until their first token, or until their end if they have none; 0: none is",
+        ),
+    ] = 10.0
+    tenants: Annotated[bool, Meta(description="spans name digests of tenants")] = False
+
+
+class Receiver(NamedTuple):
+    """A receiver's endpoint of traces, and the host and port that it is reached at."""
+
+    endpoint: str
+    protocol: Literal["http", "grpc"]
+    address: tuple[str, int]
+
+    @property
+    def environment(self) -> str:
+        """The protocol as OpenTelemetry's variables name it."""
+        return "grpc" if self.protocol == "grpc" else "http/protobuf"
+
+
+def receiver_of(url: str, protocol: OtlpProtocol = "auto", flag: str = "--otlp") -> Receiver:
+    """The endpoint that a URL means: over HTTP without a path the one of the specification. Raises `ConfigError`."""
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError as error:
+        raise ConfigError(f"{flag} {url}: {error}") from error
+    if parts.scheme not in ("http", "https") or not host:
+        raise ConfigError(
+            f"{flag} {url}: give a URL such as http://127.0.0.1:4318 (HTTP) or http://127.0.0.1:4317 (gRPC)"
+        )
+    if protocol == "auto":
+        wanted = next((os.environ[name] for name in VARIABLES if os.environ.get(name)), "")
+        if wanted:
+            protocol = "grpc" if wanted == "grpc" else "http"
+        else:
+            protocol = "grpc" if port == GRPC_PORT else "http"
+    if protocol == "http" and parts.path in ("", "/"):
+        url = url.rstrip("/") + PATH
+    return Receiver(url, protocol, (host, port or PORTS[parts.scheme]))

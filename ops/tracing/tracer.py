@@ -1,0 +1,274 @@
+"""The tracer: sends the traces of requests that have ended to a receiver, from the logs.
+
+It only reads: nothing that serves requests knows of it or waits for it.
+
+Subjects in
+    the request log; the pools' logs (decisions)
+State
+    the open requests and their decisions, bounded; a file with the position that was reached
+On lag
+    reads on; the logs keep what it has not read
+On a receiver that cannot be reached
+    waits, and reads no further: nothing is lost while the logs hold it. Spans that a reachable receiver refuses for `REFUSED_S` are dropped (counted)
+On loss of the log
+    waits
+On a gap in the log
+    requests whose events are missing are left out (counted)
+On start
+    from the position of its file, without one from the log's end. Requests that were sent but not noted are sent again, with the same ids
+On stop
+    ends at once; the next one goes on from there
+"""
+
+import asyncio
+import os
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from headwater.actors import metrics
+from headwater.actors.runtime.actor import Actor
+from headwater.actors.runtime.persistence import Ports
+from headwater.events.ports import Log, LogError
+from headwater.ops.config.trace import TraceSettings
+from headwater.ops.tracing.gathering import Ended, Gathering
+from headwater.ops.tracing.otlp import OtlpSender
+from headwater.schemas.subjects import ANY, pool_subject
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import ReadableSpan
+
+POLL_S: Final = 0.5
+"""How often a log that has nothing new is asked again."""
+
+READ_MAX: Final = 1_000
+"""Messages of the request log that are read before the pools' logs are read up to their time, and what has ended is sent."""
+
+POOLS_S: Final = 10.0
+"""How often the list of pools is read."""
+
+APART_NS: Final = 10_000_000_000
+"""How far apart the two logs may have stored what belongs together."""
+
+SEND_MAX: Final = 512
+"""Spans of one message to the receiver."""
+
+RETRY_S: Final = 1.0
+RETRY_S_MAX: Final = 30.0
+"""Pauses between two attempts to send, doubled from the first value to the last."""
+
+REFUSED_S: Final = 300.0
+"""How long spans are offered to a receiver that can be reached and does not take them."""
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where a tracer is in the request log with the identity `log`: requests that ended up to `done` were sent, and events of open ones
+    are after `since`.
+    """
+
+    log: str
+    since: int
+    done: int
+
+
+class Tracer(Actor):
+    """See the module. `file` keeps its place; its folder exists."""
+
+    kind = "tracer"
+
+    def __init__(
+        self, ports: Ports, name: str, settings: TraceSettings, sender: OtlpSender, file: Path
+    ) -> None:
+        super().__init__(ports, name)
+        self._sender = sender
+        self._file = file
+        self._gathering = Gathering(settings)
+        self._log_name = ""
+        self._read = self._done = 0
+        self._saved: Place | None = None
+        self._pools: dict[str, tuple[Log, int]] = {}
+        self._pools_s = -POOLS_S
+        self._horizon_ns = 0
+        self._is_down = False
+        self._sent: Counter[str] = Counter()
+
+    def stats(self) -> dict[str, Any]:
+        """See `Actor.stats`."""
+        return {
+            "state": "receiver unavailable" if self._is_down else "ready",
+            "receiver": self._sender.receiver.endpoint,
+            "position": self._read,
+            "sent": dict(self._sent),
+        }
+
+    async def start(self) -> None:
+        """See `Actor.start`."""
+        await self._find_place()
+        self.spawn(self._follow(), "follow")
+        self.log.info("tracer_started", receiver=self._sender.receiver.endpoint, position=self._read)
+
+    async def drain(self) -> None:
+        """See `Actor.drain`. What was not sent is sent by the next one."""
+        self._sender.close()
+
+    async def close(self) -> None:
+        """See `Actor.close`."""
+
+    async def _find_place(self) -> None:
+        log = self.ports.requests
+        self._log_name, bounds = await log.identity(), await log.bounds()
+        place = self._load()
+        if place is None:
+            self._read = self._done = bounds.last
+        elif place.log != self._log_name:
+            # Another log of the same name: all of it is new.
+            self._read = self._done = bounds.first - 1
+        else:
+            self._read, self._done = place.since, place.done
+
+    def _load(self) -> Place | None:
+        try:
+            return msgspec.json.decode(self._file.read_bytes(), type=Place)
+        except FileNotFoundError:
+            return None
+        except (OSError, msgspec.DecodeError) as error:
+            self.log.warning("tracer_place_unreadable", file=str(self._file), reason=str(error))
+            return None
+
+    def _save(self) -> None:
+        place = Place(self._log_name, self._gathering.since(self._read), self._done)
+        if place == self._saved:
+            return
+        part = self._file.with_name(f"{self._file.name}.part")
+        try:
+            part.write_bytes(msgspec.json.encode(place))
+            os.replace(part, self._file)
+        except OSError as error:
+            self.log.warning("tracer_place_not_saved", file=str(self._file), reason=str(error))
+            return
+        self._saved = place
+
+    # The logs.
+
+    async def _follow(self) -> None:
+        """Read on until cancelled."""
+        while True:
+            try:
+                progressed = await self._step()
+            except LogError as error:
+                if not error.retryable:
+                    raise
+                self.log.warning("tracer_log_unavailable", reason=str(error))
+                progressed = False
+            if not progressed:
+                await self.ports.clock.sleep(POLL_S)
+
+    async def _step(self) -> bool:
+        """Read a part of the request log, what the pools' logs have up to then, and send what has ended. False if there was nothing."""
+        log = self.ports.requests
+        bounds = await log.bounds()
+        metrics.TRACER_LAG.set(max(0, bounds.last - self._read))
+        if bounds.last < self._read:
+            if await log.identity() != self._log_name:
+                await self._find_place()
+            return False
+        if self._read < bounds.first - 1:
+            self._note_gap(bounds.first - 1)
+        until = min(bounds.last, self._read + READ_MAX)
+        if until <= self._read:
+            return False
+        ended: list[Ended] = []
+        async for piece in log.scan(self._read, until):
+            for record in piece.records:
+                self._horizon_ns = max(self._horizon_ns, record.stored_ns)
+                if not self._pools:
+                    await self._find_pools(record.stored_ns)
+                ended += self._gathering.requests(record)
+        self._read = until
+        # A decision is stored before the request that it is about ends.
+        await self._read_pools()
+        await self._finish([one for one in ended if one.position > self._done])
+        self._done = max(self._done, until)
+        metrics.TRACER_LEFT_OUT.set(self._gathering.left_out)
+        self._save()
+        return True
+
+    def _note_gap(self, until: int) -> None:
+        self.log.warning("tracer_log_gap", first=self._read + 1, last=until)
+        metrics.TRACER_GAPS.inc()
+        self._gathering.forget()
+        self._read = until
+
+    async def _find_pools(self, from_ns: int) -> None:
+        """Begin to follow the pools that are not followed yet, a little before a time."""
+        self._pools_s = self.ports.clock.monotonic_s()
+        for pool in await self.ports.pool_logs() if self.ports.pool_logs is not None else ():
+            if pool not in self._pools:
+                log = await self.ports.pool_log(pool)
+                self._pools[pool] = log, await log.position_at(from_ns - APART_NS)
+
+    async def _read_pools(self) -> None:
+        if self.ports.clock.monotonic_s() - self._pools_s >= POOLS_S:
+            await self._find_pools(self._horizon_ns)
+        for pool, (log, read) in list(self._pools.items()):
+            last = (await log.bounds()).last
+            if last < read:
+                # Its log was made anew.
+                del self._pools[pool]
+                continue
+            if last > read + READ_MAX:
+                # After an absence the logs are read side by side, so that few decisions are held.
+                last = max(read, await log.position_at(self._horizon_ns + APART_NS))
+            async for piece in log.scan(read, last, [pool_subject(self.ports.ns, pool, "route", ANY)]):
+                for record in piece.records:
+                    self._gathering.routes(record)
+            self._pools[pool] = log, last
+
+    # The receiver.
+
+    async def _finish(self, ended: Sequence[Ended]) -> None:
+        made = self._gathering.finish(ended)
+        for one in ended:
+            metrics.TRACER_REQUESTS.labels(one.reason or "left out").inc()
+        spans = self._sender.spans(trace for _, trace in made)
+        for first in range(0, len(spans), SEND_MAX):
+            await self._send(spans[first : first + SEND_MAX])
+        self._sent.update(one.reason for one, _ in made)
+        self.requests.total += len(made)
+
+    async def _send(self, spans: Sequence["ReadableSpan"]) -> None:
+        """Send spans, however long it takes, unless a receiver that can be reached refuses them."""
+        clock, pause_s = self.ports.clock, RETRY_S
+        refused_since_s: float | None = None
+        while reason := await asyncio.to_thread(self._sender.send, spans):
+            metrics.TRACER_FAILURES.inc()
+            if not self._is_down:
+                self._is_down = True
+                self.log.warning("traces_not_sent", receiver=self._sender.receiver.endpoint, reason=reason)
+            if not await self._is_reachable():
+                refused_since_s = None
+            elif refused_since_s is None:
+                refused_since_s = clock.monotonic_s()
+            elif clock.monotonic_s() - refused_since_s >= REFUSED_S:
+                self.log.error("traces_dropped", spans=len(spans), reason=reason)
+                metrics.TRACER_SPANS.labels("dropped").inc(len(spans))
+                return
+            await clock.sleep(pause_s)
+            pause_s = min(2 * pause_s, RETRY_S_MAX)
+        if self._is_down:
+            self._is_down = False
+            self.log.info("traces_sent_again", receiver=self._sender.receiver.endpoint)
+        metrics.TRACER_SPANS.labels("sent").inc(len(spans))
+
+    async def _is_reachable(self) -> bool:
+        """Does the receiver accept connections?"""
+        try:
+            async with asyncio.timeout(RETRY_S):
+                _, writer = await asyncio.open_connection(*self._sender.receiver.address)
+        except (OSError, TimeoutError):
+            return False
+        writer.close()
+        return True

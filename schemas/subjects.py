@@ -18,6 +18,7 @@ hw.<ns>.worker.<worker>.resync            core NATS    requests that a worker re
 hw.<ns>.worker.<worker>.control           core NATS    an operator's commands to a worker, at any epoch
 hw.<ns>.edge.<edge>.frames                core NATS    token frames: one message per edge and engine step
 hw.<ns>.edge.<edge>.media                 core NATS    queries of workers for media of the edge's requests
+hw.<ns>.edge.<edge>.offer                 core NATS    claims and releases of media that the edge offers to workers
 hw.<ns>.edge.<edge>.streams.<epoch>       core NATS    queries of workers whether one incarnation of the edge still receives what they generate for it
 hw.<ns>.usage.<edge>                      core NATS    what an edge's clients use of their rate limits, for the other edges
 $SRV.PING|INFO|STATS[.<name>[.<id>]]      core NATS    service discovery, as the stock `nats` tool sends it

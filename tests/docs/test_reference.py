@@ -1,13 +1,16 @@
 """The reference pages say what the code says."""
 
+import inspect
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from itertools import chain
 
 import pytest
 from docs._reference import http_api, log_events
 
+from headwater.schemas import subjects
 from tests.docs.pages import ROOT
 
 
@@ -47,3 +50,22 @@ def test_every_route_is_described() -> None:
 def test_response_headers_exist(header: str) -> None:
     edge = ROOT / "actors" / "edge"
     assert any(f'"{header}"' in path.read_text() for path in edge.rglob("*.py"))
+
+
+def test_every_subject_is_described() -> None:
+    """Each one that the module spells has a row, and each row has one: rows are written by hand."""
+    rows = [re.sub(r"<[^>]+>", "*", row) for row in re.findall(r"^hw\.\S+", str(subjects.__doc__), re.M)]
+    made = {_example(make) for _, make in inspect.getmembers(subjects, inspect.isfunction)}
+    spelled = {one for one in made if one.startswith("hw.") and not one.endswith(">")}
+    assert {one for one in spelled if not any(subjects.matches(row, one) for row in rows)} == set()
+    assert {row for row in rows if not any(subjects.matches(row, one) for one in spelled)} == set()
+
+
+def _example(make: Callable[..., object]) -> str:
+    """What a function of the module returns for arguments named like its parameters; "" if it takes a subject apart."""
+    given = {"epoch": 1, "kind": "load"}
+    names = inspect.signature(make).parameters
+    try:
+        return str(make(**{name: given.get(name, name) for name in names}))
+    except (TypeError, ValueError, IndexError):
+        return ""

@@ -75,6 +75,10 @@ class ShadowActor(Actor):
         """Its state and results."""
         return self._fold
 
+    def log_fields(self) -> dict[str, Any]:
+        """See `Actor.log_fields`."""
+        return {**super().log_fields(), "pool": self.pool, "log_position": lambda: self._fold.state.position}
+
     def stats(self) -> dict[str, Any]:
         """See `Actor.stats`."""
         tally = self._fold.tally

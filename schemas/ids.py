@@ -21,6 +21,8 @@ AHEAD_S_MAX: Final = 86_400
 
 _ID: Final = re.compile(r"(?<![0-9a-zA-Z])([0-9a-f]{8})[0-9a-f]{16}(?![0-9a-zA-Z])")
 
+_ATTEMPT: Final = re.compile(r"-\d{1,9}-\d{1,9}(?:-e\d+-\d+)?$")
+
 
 def unique_ids(clock: Clock) -> Callable[[], str]:
     """Ids of 24 hex digits: the time in seconds, 8 digits that are random per process, and a counter.
@@ -56,3 +58,8 @@ def time_of(name: str, now_ns: int) -> int | None:
     if not ID_S_MIN <= seconds <= now_ns // SECOND_NS + AHEAD_S_MAX:
         return None
     return seconds * SECOND_NS
+
+
+def request_of(attempt: str) -> str:
+    """The name of the request in that of an attempt, `REQUEST-CHOICE-NUMBER`, or of its encode leg, `…-eITEM-NUMBER`."""
+    return _ATTEMPT.sub("", attempt)

@@ -134,6 +134,10 @@ class RouterActor(Actor):
             **self._divergence.stats(),
         }
 
+    def log_fields(self) -> dict[str, Any]:
+        """See `Actor.log_fields`."""
+        return {**super().log_fields(), "pool": self.pool, "log_position": lambda: self.state.position}
+
     async def start(self) -> None:
         """See `Actor.start`. Queries are answered only after the fold has caught up with the log."""
         ports = self.ports
@@ -228,10 +232,12 @@ class RouterActor(Actor):
     async def send(self, message: Message, query: RouteQuery, reply: RouteReply) -> None:
         """See `QueryHandler`."""
         self.requests.errors += isinstance(reply, RouteRefused)
+        if isinstance(reply, Decision):
+            self.log.debug("route_decided", attempt=query.request, worker=reply.worker, epoch=reply.epoch)
         try:
             await self.ports.bus.publish(message.reply, _encode(reply))
         except BusError as error:
-            self.log.warning("answer_not_sent", request=query.request, reason=str(error))
+            self.log.warning("answer_not_sent", attempt=query.request, reason=str(error))
 
     async def _reconcile(
         self, reconciler: LeaseReconciler, weights: EngineWeightsKeeper, writer: Writer

@@ -283,7 +283,7 @@ class RouteQueue:
 
     def _note_refused(self, query: RouteQuery, refused: RouteRefused) -> RouteRefused:
         self._metrics.refused.inc()
-        _log.info("route_refused", request=query.request, reason=refused.reason)
+        _log.info("route_refused", attempt=query.request, reason=refused.reason)
         return refused
 
     def _note_size(self) -> None:

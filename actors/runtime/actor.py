@@ -134,8 +134,16 @@ class Actor(ABC):
         finally:
             await cancel_all([starting, stopping])
 
+    def log_fields(self) -> dict[str, Any]:
+        """Fields of all log lines of its tasks; `log_position` may be a function that returns it."""
+        return {self.kind: self.name}
+
     async def run(self) -> str:
         """Run until stopped (returns "") or failed (returns the reason)."""
+        with structlog.contextvars.bound_contextvars(**self.log_fields()):
+            return await self._run()
+
+    async def _run(self) -> str:
         reason = ""
         try:
             async with asyncio.TaskGroup() as group:

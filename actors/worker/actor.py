@@ -175,6 +175,14 @@ class WorkerActor(Actor):
             "kv_events_pending": self._incarnation.kv.pending if self._incarnation else 0,
         }
 
+    def log_fields(self) -> dict[str, Any]:
+        """See `Actor.log_fields`."""
+        return {**super().log_fields(), "pool": lambda: self._pool, "log_position": self._log_position}
+
+    def _log_position(self) -> int:
+        """The newest position at which the pool log has an event of this worker."""
+        return self._incarnation.log_position if self._incarnation is not None else 0
+
     async def start(self) -> None:
         """See `Actor.start`. The engine starts first, so that every lease stands for a working engine."""
         info = await self.engine.start()

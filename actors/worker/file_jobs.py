@@ -158,7 +158,7 @@ class FileJobs:
             now_s = self._clock.monotonic_s()
             for name, job in list(self._jobs.items()):
                 if now_s - job.asked_s > ABANDONED_S:
-                    _log.info("file_request_abandoned", request=name, after_s=ABANDONED_S)
+                    _log.info("file_request_abandoned", attempt=name, after_s=ABANDONED_S)
                     self._drop(name)
 
     def _accept(self, request: FileRequest) -> Accepted | Refused:

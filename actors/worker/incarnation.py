@@ -154,6 +154,11 @@ class Incarnation:
         """The epoch of this incarnation."""
         return self.lease.epoch
 
+    @property
+    def log_position(self) -> int:
+        """The newest position at which the log has an event of this incarnation."""
+        return max(writer.position for writer in (self.fleet, self.kv, self.load))
+
     async def join(self) -> int:
         """Join the pool in one append; returns its log position. Raises `WriterFenced`."""
         entries = [

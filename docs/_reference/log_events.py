@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from docs._reference.markdown import code, table
+from headwater.engines.logs import FIELDS, FIRST
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 AREAS = ("actors", "engines", "events", "ops", "router", "schemas")
@@ -17,7 +18,7 @@ _NAME = re.compile(r"[a-z][a-z0-9]*(?:_[a-z0-9]+)*")
 _HEAD = """
 # Log events
 
-Every log line has an `event`, a level and fields; `--log-format json` prints them as JSON, one object a line. `exception` is an error with a traceback. Names are stable:
+Every log line has an `event`, a level and fields; `--log-format json` prints them as JSON, one object a line ([Logs](../guides/logs.md)). The level `exception` is an error with a traceback. Names are stable:
 a renamed event is named in the changelog.
 """
 
@@ -46,7 +47,17 @@ def page() -> str:
                 " ".join(code(field) for field in event.fields),
             )
         )
-    return _HEAD + "\n" + table(("event", "level", "meaning", "action", "fields"), rows)
+    fields = [(", ".join(map(code, name.split(", "))), meaning) for name, meaning in FIELDS.items()]
+    every = " ".join(code(name) for name in FIRST)
+    return "\n".join(
+        (
+            _HEAD,
+            f"## Fields of all events\n\nEach line has {every}; the others where they are known.\n",
+            table(("field", "meaning"), fields),
+            "## Events\n",
+            table(("event", "level", "meaning", "action", "fields"), rows),
+        )
+    )
 
 
 def read() -> dict[str, tuple[str, str]]:
@@ -78,17 +89,22 @@ def logged() -> list[LogEvent]:
 
 
 def _calls(tree: ast.AST) -> Iterator[tuple[str, str, list[str]]]:
-    """(event, level, fields) of each call of a logger."""
+    """(event, level, fields) of each call of a logger. Raises `ValueError` for one whose event is no name."""
     aliases = dict(_aliases(tree))
     for node in ast.walk(tree):
-        if not (isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant)):
+        if not (isinstance(node, ast.Call) and node.args):
             continue
-        method, name = node.func, node.args[0].value
+        method, first = node.func, node.args[0]
         levels = aliases.get(method.id, []) if isinstance(method, ast.Name) else _levels(method)
-        # Sentences are for developers: they are no events.
-        if isinstance(name, str) and _NAME.fullmatch(name):
-            given = [keyword.arg for keyword in node.keywords if keyword.arg and keyword.arg != "exc_info"]
-            yield from ((name, level, given) for level in levels)
+        if not levels:
+            continue
+        name = first.value if isinstance(first, ast.Constant) else None
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise ValueError(
+                f"line {node.lineno} logs {ast.unparse(first)}, which is not the name of an event"
+            )
+        given = [keyword.arg for keyword in node.keywords if keyword.arg and keyword.arg != "exc_info"]
+        yield from ((name, level, given) for level in levels)
 
 
 def _aliases(tree: ast.AST) -> Iterator[tuple[str, list[str]]]:

@@ -5,13 +5,16 @@ those that the adapter relies on, and on a CPU, where SGLang's are for a GPU.
 """
 
 import json
+import os
 import socket
 from collections.abc import Mapping, Sequence
 from importlib import metadata
+from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
-from headwater.engines import native_arguments
+from headwater.engines import logs, native_arguments
 from headwater.engines import native_arguments as engine_native_arguments
+from headwater.engines import process as engine_process
 from headwater.engines.engine import EngineUnavailable
 from headwater.engines.limits import EMBEDDINGS_MIB
 from headwater.engines.releases import SGLANG_DIFFUSION_BROKER, Vulnerability, check_release
@@ -68,6 +71,24 @@ def disaggregation_arguments(mode: Mode | None, host: str, port: int, *, cpu: bo
 def environment(host: str, *, cpu: bool) -> dict[str, str]:
     """Environment variables of an engine that prefills or decodes."""
     return {"SGLANG_HOST_IP": host, **ENVIRONMENT, **(CPU_ENVIRONMENT if cpu else {})}
+
+
+LOG_CONFIG: Final = "SGLANG_LOGGING_CONFIG_PATH"
+
+PER_BATCH: Final = "sglang.srt.managers.scheduler_components.metrics_reporter"
+"""Logs a line for each batch at the level info. Its numbers are among the metrics."""
+
+
+def log_as_this_process(folder: Path, level: str) -> None:
+    """Have SGLang's processes log as this one does, at a level of SGLang's, unless the operator has configured them.
+
+    `folder` is private, and lives as long as they do.
+    """
+    given = os.environ.get(LOG_CONFIG)
+    if not logs.is_configured() or (given and not engine_process.is_private(Path(given).parent)):
+        return
+    levels = {"sglang": level, PER_BATCH: "warning" if level == "info" else level}
+    os.environ[LOG_CONFIG] = str(logs.write_config(folder, levels))
 
 
 def free_port(host: str) -> int:
@@ -154,7 +175,7 @@ def keyword_arguments(
     mode = mode_of(settings.role, given)
     arguments: dict[str, Any] = {"page_size": PAGE_SIZE, **(CPU if cpu else {})}
     arguments |= {
-        "log_level": "warning",
+        "log_level": logs.level(),
         # New tokens only: otherwise each chunk has all tokens of its request so far.
         "incremental_streaming_output": True,
         # Left to the model, JSON may be white space without end.

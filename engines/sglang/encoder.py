@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import structlog
 
+from headwater.engines import logs
 from headwater.engines.embeddings import ImageEncoder, encoded_image
 from headwater.engines.engine import (
     EncodedImage,
@@ -237,6 +238,7 @@ def _load(arguments: Mapping[str, Any]) -> Any:
 
     load_plugins()
     given = ServerArgs(**arguments)
+    logs.follow("sglang")
     publish(given, role="encoder")
     return MMEncoder(given, dist_init_method=f"tcp://{host_port(HOST, sglang_config.free_port(HOST))}")
 

@@ -336,11 +336,11 @@ class SglangEngine(SglangControl):
                         break
         except (ValueError, RequestRejected) as error:
             # The first is the only exception by which SGLang rejects an invalid request.
-            _log.info("request_rejected", request=stream.request.request, param="")
+            _log.info("request_rejected", attempt=stream.request.request, param="")
             stream.send(Step((), "rejected", detail=str(error)[:TEXT_MAX]))
         except Exception as error:  # the boundary to SGLang: any exception ends this request
-            _log.error("generate_failed", request=stream.request.request, failure=failure_place(error))
-            _log.debug("generate_failure", exc_info=True)
+            _log.error("generate_failed", attempt=stream.request.request, failure=failure_place(error))
+            _log.debug("generate_failure", attempt=stream.request.request, exc_info=True)
             stream.send(Step((), "error", detail=f"{type(error).__name__}; see the worker's log"))
         finally:
             self._drop(stream)

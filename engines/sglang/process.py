@@ -297,6 +297,7 @@ def launch(arguments: dict[str, Any], failure_file: str) -> Any:
         run_scheduler_process_func = staticmethod(run_scheduler)
         run_detokenizer_process_func = staticmethod(run_detokenizer)
 
+    config.log_as_this_process(Path(failure_file).parent, arguments["log_level"])
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     before = signal.getsignal(signal.SIGQUIT)

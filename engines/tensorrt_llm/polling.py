@@ -5,6 +5,7 @@ Its metrics are in this process's registry, so the metrics port of the worker sh
 
 import asyncio
 import importlib
+import os
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable
@@ -14,6 +15,7 @@ from typing import Any, Final
 
 import structlog
 
+from headwater.engines import logs
 from headwater.engines.engine import EngineUnavailable, KvEvent
 from headwater.engines.tensorrt_llm.kv_events import EventTranslator
 from headwater.engines.tensorrt_llm.recorded import PYTHONS
@@ -29,6 +31,8 @@ STATS_PAUSE_S: Final = (0.01, 0.1)
 GROWTH: Final = 1.5
 BATCH_MAX: Final = 256
 """Events after which other tasks of the loop run."""
+
+LOG_LEVEL: Final = "TLLM_LOG_LEVEL"
 
 Fetch = Callable[[], AsyncIterator[dict[str, Any]]]
 Take = Callable[[dict[str, Any]], None]
@@ -240,7 +244,12 @@ def not_installed(reason: str) -> str:
 
 
 def load_library() -> Any:
-    """The classes by name. Raises `EngineUnavailable`: not installed, or a release without one of them."""
+    """The classes by name. Raises `EngineUnavailable`: not installed, or a release without one of them.
+
+    TensorRT-LLM, its processes and its native code read the level of their lines from the environment, when they are loaded.
+    """
+    if logs.is_configured():
+        os.environ.setdefault(LOG_LEVEL, logs.level().upper())
     found: dict[str, Any] = {}
     for name, module in NAMES.items():
         try:

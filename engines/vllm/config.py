@@ -12,7 +12,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final, NamedTuple, get_args
 
-from headwater.engines import native_arguments
+from headwater.engines import logs, native_arguments
+from headwater.engines import process as engine_process
 from headwater.engines.engine import EngineUnavailable, RequestRejected
 from headwater.engines.limits import EMBEDDINGS_MIB
 from headwater.engines.native_arguments import has, name_of, number, tokens_of, value, without
@@ -100,6 +101,23 @@ def environment(settings: VllmSettings) -> None:
     if settings.nixl_port:
         os.environ["VLLM_NIXL_SIDE_CHANNEL_HOST"] = settings.nixl_host
         os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(settings.nixl_port)
+
+
+LOG_CONFIG: Final = "VLLM_LOGGING_CONFIG_PATH"
+
+
+def log_as_this_process(folder: Path) -> None:
+    """Have vLLM's processes log as this one does, unless the operator has configured them. Call before vLLM is imported.
+
+    `folder` is private, and lives as long as they do. Where vLLM is imported already they are forks, which need no configuration.
+    """
+    given = os.environ.get(LOG_CONFIG)
+    if not logs.is_configured() or "VLLM_CONFIGURE_LOGGING" in os.environ:
+        return
+    if given and not engine_process.is_private(Path(given).parent):
+        return
+    level = os.environ.setdefault("VLLM_LOGGING_LEVEL", logs.level().upper())
+    os.environ[LOG_CONFIG] = str(logs.write_config(folder, {"vllm": level}))
 
 
 def keyword_arguments(settings: VllmSettings, events: str, replay: str, *, cpu: bool) -> dict[str, Any]:

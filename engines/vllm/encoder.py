@@ -77,7 +77,7 @@ class VllmEncoder(ImageEncoder):
         settings = self._settings
         self._private = process.take("engine")
         with interruptible():
-            version = import_vllm()
+            version = import_vllm(self._private)
             self._engine, self._failure_file = launch(settings, self._private, self._complete)
         config = self._engine.vllm_config
         self._support = media_support(config)

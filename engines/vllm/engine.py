@@ -126,7 +126,7 @@ class VllmEngine(VllmControl):
         if self._settings.reads_embeddings:
             self._embeddings = EmbeddingInput(self._settings.embeddings_mib)
         with interruptible():
-            version = import_vllm()
+            version = import_vllm(self._folder)
             loggers = stat_loggers(self._record, prometheus=self._settings.metrics)
             self._engine, self._failure_file = launch(self._settings, self._folder, self._complete, loggers)
         config = self._engine.vllm_config
@@ -355,11 +355,11 @@ class VllmEngine(VllmControl):
         except Exception as error:  # the boundary to vLLM: any exception ends this request
             rejection = rejection_of(error)
             if rejection is not None:
-                _log.info("request_rejected", request=request.request, param=rejection.param)
+                _log.info("request_rejected", attempt=request.request, param=rejection.param)
                 stream.send(Step((), "rejected", detail=str(rejection), param=rejection.param))
                 return
-            _log.error("generate_failed", request=request.request, failure=failure_place(error))
-            _log.debug("generate_failure", exc_info=True)
+            _log.error("generate_failed", attempt=request.request, failure=failure_place(error))
+            _log.debug("generate_failure", attempt=request.request, exc_info=True)
             if self._engine is not None and self._engine.errored:
                 stream.send(Step((), "died", detail=death_of(self._engine, self._failure_file)))
             else:

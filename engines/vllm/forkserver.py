@@ -17,6 +17,8 @@ import time
 import warnings
 from typing import Any
 
+from headwater.engines import logs
+
 PRELOADS = (
     "vllm.v1.engine.async_llm",
     "vllm.engine.arg_utils",
@@ -44,7 +46,7 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "TORCHDYNAMO_DISABLE": "1",  # compiling costs more than it saves here
     "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_CONFIGURE_LOGGING": "0",  # its lines are logged by structlog
+    "VLLM_CONFIGURE_LOGGING": "0",  # forks log as the process that imported it
     "TORCH_CPP_LOG_LEVEL": "ERROR",
     "TOKENIZERS_PARALLELISM": "false",
     "HF_HUB_OFFLINE": "1",
@@ -73,8 +75,8 @@ def preload(*, online: bool = False) -> float:
     # Deprecations inside vLLM and torch are of no use to operators.
     warnings.filterwarnings("ignore", category=FutureWarning)
     logging.getLogger("torch").setLevel(logging.ERROR)
-    # Its own variable, where an operator wants more.
-    logging.getLogger("vllm").setLevel(os.environ.get("VLLM_LOGGING_LEVEL", "").upper() or logging.ERROR)
+    # Its own variable goes before.
+    logging.getLogger("vllm").setLevel(os.environ.get("VLLM_LOGGING_LEVEL", logs.level()).upper())
     began = time.monotonic()
     for name in PRELOADS:
         try:

@@ -28,8 +28,9 @@ SOCKETS_FOLDER_LENGTH_MAX: Final = 70
 _log = structlog.get_logger("headwater.vllm")
 
 
-def import_vllm() -> str:
-    """Import vLLM; its version. Raises `EngineUnavailable`."""
+def import_vllm(folder: Path) -> str:
+    """Import vLLM; its version. The private `folder` is for its processes. Raises `EngineUnavailable`."""
+    config.log_as_this_process(folder)
     try:
         from vllm import __version__ as version
         from vllm.platforms import current_platform  # noqa: F401 (tried here, for its errors)
@@ -188,8 +189,13 @@ def words(settings: VllmSettings, transfer: str = "", *, cpu: bool = False) -> t
 
 
 def run(settings: VllmSettings) -> None:
-    """Run until SIGTERM, SIGINT or SIGHUP, or until the leader ends. Raises `EngineUnavailable`."""
+    """Run until SIGTERM, SIGINT or SIGHUP, or until the leader ends. Raises `EngineUnavailable`.
+
+    The caller removes the private folder: see `give_up_own` of `headwater.engines.process`.
+    """
     import json
+
+    config.log_as_this_process(engine_process.take("engine"))
 
     try:
         from vllm.entrypoints.cli.serve import run_headless

@@ -156,7 +156,7 @@ class VllmControl(RankedEngineBase[EngineRank, Loras]):
             except (
                 Exception
             ) as error:  # without our method in the worker the blocks are freed when the lease expires
-                _log.warning("release_left_to_the_lease", request=request, reason=str(error)[:200])
+                _log.warning("release_left_to_the_lease", attempt=request, reason=str(error)[:200])
                 return
             if any(_flat(released)):
                 return

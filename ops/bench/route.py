@@ -23,6 +23,7 @@ from headwater.actors.runtime.tables import CardTable
 from headwater.actors.worker.actor import WorkerActor
 from headwater.actors.worker.inflight import WorkerProfile
 from headwater.actors.worker.model_card import Served
+from headwater.engines import logs
 from headwater.engines.sim.defaults import ZERO
 from headwater.engines.sim.engine import SimEngine, SimSettings
 from headwater.engines.sim.model import sim_model_files
@@ -31,7 +32,7 @@ from headwater.ops.bench.report import Measure, Report, cpu_seconds, percentile
 from headwater.ops.config.nats import NatsSettings
 from headwater.ops.config.processes import MetricsSettings
 from headwater.ops.nats.server import open_ports
-from headwater.ops.process import logging, signals
+from headwater.ops.process import signals
 from headwater.ops.process.actor import Host, run_one
 from headwater.ops.process.signals import die_with_parent
 from headwater.ops.start.temporary import temporary_fleet
@@ -198,7 +199,7 @@ async def host_workers(nats: NatsSettings, settings: SimSettings, count: int, st
 def main(url: str, namespace: str, count: int) -> int:
     """Run `count` workers of the simulated model until SIGTERM."""
     die_with_parent()
-    logging.configure("error")
+    logs.configure("error")
     nats = NatsSettings(url, namespace=namespace)
     settings = SimSettings(step_time=ZERO)
     return signals.run(lambda stop: host_workers(nats, settings, count, stop))

@@ -114,11 +114,11 @@ def main(line: Sequence[str] | None = None) -> int:
     descriptors.raise_limit()
     try:
         bound, _ = parse(sys.argv[1:] if line is None else line)
-        _warn_of_variables()
         if bound.log is not None:
-            from headwater.ops.process import logging
+            from headwater.engines import logs
 
-            logging.configure(bound.log.level, bound.log.format)
+            logs.configure(bound.log.level, bound.log.format, kind=bound.function.__name__)
+        _warn_of_variables()
         code = bound.run()
         sys.stdout.flush()
         return code
@@ -135,14 +135,14 @@ def main(line: Sequence[str] | None = None) -> int:
         with contextlib.suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         where = error.filename or "the output"
-        print(f"headwater: cannot write to {where}: {error.strerror}", file=sys.stderr)
+        _say(f"cannot write to {where}: {error.strerror}", failed=True)
         return 2
     except Exception as error:
         interruption = sys.modules.get("headwater.engines.process")
         if interruption is not None and isinstance(error, interruption.EngineInterrupted):
             return int(128 + error.number)
         if isinstance(error, _user_errors()):
-            print(f"headwater: {error}", file=sys.stderr)
+            _say(str(error), failed=True)
             return 2
         raise
 
@@ -170,7 +170,16 @@ def open_standard_streams() -> None:
 def _warn_of_variables() -> None:
     for name, meant in config_sources.unknown(os.environ):
         hint = f": did you mean {meant}?" if meant else "; `headwater config reference` lists all settings"
-        print(f"headwater: no setting has the variable {name}, which is ignored{hint}", file=sys.stderr)
+        _say(f"no setting has the variable {name}, which is ignored{hint}")
+
+
+def _say(text: str, *, failed: bool = False) -> None:
+    """See `headwater.engines.logs.say`, which is not imported for a command line that is wrong."""
+    logs = sys.modules.get("headwater.engines.logs")
+    if logs is not None:
+        logs.say(text, failed=failed)
+    else:
+        print(f"headwater: {text}", file=sys.stderr, flush=True)
 
 
 def _user_errors() -> tuple[type[Exception], ...]:

@@ -138,10 +138,11 @@ def _numbers(flag: str, what: str, text: str) -> list[int]:
 
 def _measured(bench: "Callable[[], Awaitable[Report]]", *, as_json: bool) -> int:
     """Run a measurement that starts processes, and print its report."""
+    from headwater.engines import logs
     from headwater.ops.bench import report
-    from headwater.ops.process import logging, signals
+    from headwater.ops.process import signals
 
-    logging.configure("warning")
+    logs.configure("warning")
 
     async def run(_stop: object) -> int:
         report.show(await bench(), as_json=as_json)

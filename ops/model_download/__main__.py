@@ -10,6 +10,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from headwater.engines import logs
 from headwater.ops.model_download.store import DownloadFailed
 from headwater.ops.process import signals
 
@@ -26,6 +27,8 @@ def main() -> int:
     # Read by the hub's library when it is imported: progress is ours.
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     asked = json.loads(sys.stdin.read())
+    if asked["log_json"]:
+        logs.configure(fmt="json", kind="download")
     try:
         answer = {"folder": str(_download(asked))}
     except ImportError as error:

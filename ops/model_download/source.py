@@ -9,7 +9,7 @@ from subprocess import PIPE
 from typing import Final, Literal, NamedTuple
 from urllib.parse import urlsplit
 
-from headwater.engines import native_arguments
+from headwater.engines import logs, native_arguments
 from headwater.engines.engine import EngineUnavailable
 from headwater.engines.process import interruptible
 from headwater.ops.config.processes import EngineProcess
@@ -102,7 +102,12 @@ def fetch(source: ModelSource, *, weights: bool, cache: Path | None) -> Path:
     """
     if source.kind == "folder":
         return Path(source.at).expanduser()
-    asked = {**source._asdict(), "weights": weights, "cache": str(cache) if cache else ""}
+    asked = {
+        **source._asdict(),
+        "weights": weights,
+        "cache": str(cache) if cache else "",
+        "log_json": logs.is_json(),
+    }
     program = [sys.executable, "-m", __package__]
     with interruptible(), subprocess.Popen(program, stdin=PIPE, stdout=PIPE, text=True) as process:
         try:

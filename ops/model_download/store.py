@@ -23,6 +23,8 @@ from urllib.parse import urlsplit
 import obstore
 from obstore.store import from_url
 
+from headwater.engines import logs
+
 FORMATS: Final = (("*.safetensors",), ("*.bin",), ("*.pt", "*.pth"))
 """Formats of weights that engines load, the best first: a model's files of other formats are copies of the same."""
 
@@ -138,7 +140,7 @@ def locked(path: Path, what: str) -> Iterator[None]:
 def progress(what: str, total: int, count: Callable[[], int]) -> Iterator[None]:
     """Print within the block how much of `total` bytes is there, by `count`: on a terminal in one line, else every 10 s."""
     began, ended, first = time.monotonic(), threading.Event(), count()
-    terminal = sys.stderr.isatty()
+    terminal = sys.stderr.isatty() and not logs.is_json()
 
     def line() -> str:
         there, seconds = count(), max(0.001, time.monotonic() - began)
@@ -149,8 +151,10 @@ def progress(what: str, total: int, count: Callable[[], int]) -> Iterator[None]:
 
     def show() -> None:
         while not ended.wait(TERMINAL_PROGRESS_S if terminal else PROGRESS_S):
-            print(f"\r{line()}\033[K" if terminal else line(), end="" if terminal else "\n", file=sys.stderr)
-            sys.stderr.flush()
+            if terminal:
+                print(f"\r{line()}\033[K", end="", file=sys.stderr, flush=True)
+            else:
+                say(line())
 
     say(f"downloading {what}: {_gb(total)}, of which {_gb(first)} are there")
     thread = threading.Thread(target=show, daemon=True)
@@ -176,8 +180,8 @@ def bytes_of(paths: Iterable[Path]) -> int:
 
 
 def say(text: str) -> None:
-    """Print a line for the person who started the download."""
-    print(f"headwater: {text}", file=sys.stderr, flush=True)
+    """Say it to the person who started the download."""
+    logs.say(text)
 
 
 def _gb(count: int) -> str:

@@ -6,7 +6,6 @@ Where users have limited permissions, only the operator may create streams.
 import asyncio
 import contextlib
 import socket
-import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -18,6 +17,7 @@ from prometheus_client.registry import Collector
 from headwater.actors.runtime.actor import Actor, RestartLimitReached, Unrecoverable, cancel_all, supervise
 from headwater.actors.runtime.persistence import Ports
 from headwater.actors.runtime.tables import CardTable, LeaseTable
+from headwater.engines import logs
 from headwater.engines.process import collect_rarely, freeze_heap
 from headwater.events.jetstream import Connection, JetStreamTable
 from headwater.events.jetstream.streams import ensure_namespace, ensure_pool
@@ -46,9 +46,7 @@ NOTICE_AFTER_S = 1.5
 """Loading the kernels from numba's cache takes half a second."""
 
 
-def compile_kernels(
-    say: Callable[[str], object] = lambda text: print(f"headwater: {text} …", file=sys.stderr),
-) -> None:
+def compile_kernels(say: Callable[[str], object] = lambda text: logs.say(f"{text} …")) -> None:
     """Call every kernel with each of its argument types: numba loads it from its cache, or compiles it.
 
     `say` gets one line of text when nothing is in the cache, from another thread.

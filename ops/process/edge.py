@@ -12,6 +12,7 @@ from headwater.actors.http.server import BadCertificate, Certificate, UvicornSer
 from headwater.actors.media.intake import MediaIntake
 from headwater.actors.runtime.actor import Actor
 from headwater.actors.runtime.persistence import PROBE_S, Ports
+from headwater.engines import logs
 from headwater.engines.transfer.opening import media_transfer
 from headwater.engines.transfer.port import TransferUnavailable
 from headwater.ops.config.edge import HttpSettings, check_access
@@ -47,6 +48,7 @@ async def run_edge(settings: EdgeProcess, stop: asyncio.Event) -> int:
     possible = connections_possible(http.connections.connections)
     connections = http.connections._replace(connections=possible)
     name = settings.name or f"edge-{secrets.token_hex(3)}"
+    logs.describe(edge=name)
     options = EdgeOptions(
         payload=edge.record_payloads,
         limits=edge.client,
@@ -65,7 +67,6 @@ async def run_edge(settings: EdgeProcess, stop: asyncio.Event) -> int:
         open_media_transfer = media_transfer(name, transfer.mib, transfer.transport)
     except TransferUnavailable as error:
         raise ConfigError(f"--media-transfer: {error}") from error
-
     try:
         intake = MediaIntake(settings.media.fetch, settings.media.intake, settings.media.limits)
     except ValueError as error:

@@ -7,6 +7,7 @@ from headwater.actors.router.actor import RouterActor
 from headwater.actors.runtime.actor import Actor
 from headwater.actors.runtime.persistence import PROBE_S, Ports
 from headwater.actors.shadow import ShadowActor
+from headwater.engines import logs
 from headwater.ops.config.processes import RouterProcess, ShadowProcess
 from headwater.ops.config.router import weights_of
 from headwater.ops.nats.pool_choice import first_pool
@@ -33,6 +34,7 @@ async def run_router(settings: RouterProcess, stop: asyncio.Event) -> int:
             probe_s=PROBE_S,
         )
 
+    logs.describe(router=name)
     return await run_one(
         Host(settings.nats, settings.metrics, settings.cache_dir, settings.streams),
         "router",
@@ -55,6 +57,7 @@ async def run_shadow(
         pool = settings.pool or await first_pool(ports)
         return ShadowActor(ports, name, pool, policy=policy, judge=judge)
 
+    logs.describe(shadow=name)
     return await run_one(
         Host(settings.nats, settings.metrics, settings.cache_dir), "shadow", name, make, stop
     )

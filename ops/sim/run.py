@@ -24,6 +24,7 @@ import structlog
 
 from headwater.actors.edge.actor import EdgeActor
 from headwater.actors.runtime.tables import decode_lease
+from headwater.engines import logs
 from headwater.events.memory import MemoryLog
 from headwater.ops.config.setting import ConfigError
 from headwater.ops.sim import checks, loop
@@ -429,8 +430,11 @@ def _range(text: str) -> tuple[int, int]:
 
 def quiet(*, trace: bool) -> None:
     """Configure logging: lines would drown the result, but with a trace they are part of it."""
+    if not trace:
+        logs.silence()
+        return
     structlog.configure(
-        wrapper_class=structlog.make_filtering_bound_logger("info" if trace else "critical"),
+        wrapper_class=structlog.make_filtering_bound_logger("info"),
         processors=[structlog.processors.KeyValueRenderer(key_order=["event"])],
         cache_logger_on_first_use=False,
     )

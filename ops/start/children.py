@@ -5,11 +5,14 @@ ready: what clients send must not end it. Any other process that cannot be kept 
 """
 
 import asyncio
+import contextlib
 import os
+import re
 import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from typing import Final
 
 import structlog
 
@@ -20,6 +23,7 @@ from headwater.actors.runtime.actor import (
     Unrecoverable,
     supervise,
 )
+from headwater.engines import logs
 from headwater.ops.config.setting import ENV_PREFIX
 from headwater.ops.config.sources import CONFIG_VARIABLE, KEY_VARIABLE, OWN, is_of_a_service
 from headwater.ops.process.actor import EXIT_START_FAILED, EXIT_UNRECOVERABLE
@@ -58,9 +62,63 @@ def headwater_command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "headwater.ops.cli", *arguments]
 
 
+LINE_MAX: Final = 1 << 20
+"""Bytes of a line; a longer one is passed on in parts."""
+
+REST_S: Final = 1.0
+"""How long to wait for the end of a dead process's output, which a process of another group may hold open."""
+
+_COLOUR: Final = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+
+
+class OutputLines(asyncio.Protocol):
+    """Passes on what a child writes to `stream`, line by line: a log line as it is, any other as a log line with its text.
+
+    Native libraries, and Python before it logs, write text.
+    """
+
+    def __init__(self, stream: str, kind: str, child: str) -> None:
+        self.pid = 0
+        self.ended = asyncio.Event()
+        self._stream = stream
+        self._kind = kind
+        self._child = child
+        self._rest = b""
+
+    async def open(self) -> int:
+        """Read from a new pipe until all that have its other end closed it; returns that end."""
+        ours, theirs = os.pipe()
+        await asyncio.get_running_loop().connect_read_pipe(lambda: self, open(ours, "rb", buffering=0))  # noqa: SIM115 (the transport closes it)
+        return theirs
+
+    def data_received(self, data: bytes) -> None:
+        """See `asyncio.Protocol`."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        if len(self._rest) > LINE_MAX:
+            lines, self._rest = [*lines, self._rest], b""
+        for line in lines:
+            self._pass_on(line)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See `asyncio.Protocol`."""
+        self._pass_on(self._rest)
+        self.ended.set()
+
+    def _pass_on(self, line: bytes) -> None:
+        if logs.is_line(line):
+            sys.stderr.write(f"{line.decode()}\n")
+            sys.stderr.flush()
+            return
+        # A progress bar repeats itself in one line.
+        text = _COLOUR.sub("", line.decode(errors="replace").rstrip("\r").rpartition("\r")[2]).rstrip()
+        if text:
+            logs.write_text(text, self._stream, kind=self._kind, child=self._child, pid=self.pid)
+
+
 class Child:
     """One supervised process. `run` is for `supervise`; `stop` ends it for good.
 
+    With `wraps`, the kind of the process, what it writes becomes log lines of this one: see `OutputLines`.
     One that `may_end` is not started again when it ends with exit code 0. With a `spawner`, `command` is a `headwater`
     command without the program's name, and the process is forked from the spawner instead of executed.
     """
@@ -77,8 +135,10 @@ class Child:
         may_end: bool = False,
         spawner: Spawner | None = None,
         stop_timeout_s: float = STOP_TIMEOUT_S,
+        wraps: str = "",
     ) -> None:
         self.name = name
+        self._wraps = wraps
         self._command = command
         self._stop_signal = stop_signal
         self._on_exit = on_exit
@@ -88,6 +148,7 @@ class Child:
         self._spawner = spawner
         self._stop_timeout_s = stop_timeout_s
         self._process: asyncio.subprocess.Process | SpawnedProcess | None = None
+        self._output: list[OutputLines] = []
         self._stopping = False
         self._started_s = 0.0
 
@@ -112,6 +173,7 @@ class Child:
         code = await process.wait()
         # Whatever it had started itself goes with it.
         _kill_group(process.pid)
+        await self._pass_on_rest()
         if self._on_exit is not None:
             await self._on_exit(process.pid)
         if self._stopping or (self._may_end and code == 0):
@@ -124,22 +186,35 @@ class Child:
 
     async def _start(self) -> asyncio.subprocess.Process | SpawnedProcess:
         environ = child_environment() | self._environ
-        if self._spawner is not None:
-            return await self._spawner.spawn(self._command, environ)
-        output = open(self._log_file, "ab") if self._log_file else None  # noqa: SIM115 (closed below)
+        streams = ("stdout", "stderr") if self._wraps else ()
+        self._output = [OutputLines(stream, self._wraps, self.name) for stream in streams]
+        ends = [await lines.open() for lines in self._output]
         try:
-            return await asyncio.create_subprocess_exec(
-                *self._command,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env=environ,
-                start_new_session=True,
-                preexec_fn=die_with_parent,
-            )
+            if self._log_file:
+                ends.append(os.open(self._log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644))
+            process = await self._start_with(environ, ends)
         finally:
-            if output is not None:
-                output.close()
+            for end in ends:
+                os.close(end)
+        for lines in self._output:
+            lines.pid = process.pid
+        return process
+
+    async def _start_with(
+        self, environ: dict[str, str], ends: list[int]
+    ) -> asyncio.subprocess.Process | SpawnedProcess:
+        """Start it with `ends` as its output and error; one is for both, and without it has those of this process."""
+        if self._spawner is not None:
+            return await self._spawner.spawn(self._command, environ, ends)
+        return await asyncio.create_subprocess_exec(
+            *self._command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=ends[0] if ends else None,
+            stderr=ends[-1] if ends else None,
+            env=environ,
+            start_new_session=True,
+            preexec_fn=die_with_parent,
+        )
 
     async def restart(self) -> None:
         """Ask it to end, then make it: who supervises it starts it again."""
@@ -150,6 +225,14 @@ class Child:
         """Ask it to end, then make it."""
         self._stopping = True
         await self._end()
+        await self._pass_on_rest()
+
+    async def _pass_on_rest(self) -> None:
+        """Wait until what it wrote before its end is passed on."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(REST_S):
+                for lines in self._output:
+                    await lines.ended.wait()
 
     async def _end(self) -> None:
         process = self._process

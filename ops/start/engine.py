@@ -16,7 +16,7 @@ from headwater.actors.worker.actor import WorkerActor
 from headwater.actors.worker.inflight import WorkerCollector, WorkerProfile
 from headwater.actors.worker.lora import LoraSettings
 from headwater.actors.worker.lora_slots import RestartList
-from headwater.engines import registry
+from headwater.engines import logs, registry
 from headwater.engines.engine import Engine, EngineUnavailable
 from headwater.engines.lora_files import LoraCache, LoraError, LoraPolicy
 from headwater.engines.lora_files.sources import parse_networks, parse_sources
@@ -85,6 +85,7 @@ async def run_engine(settings: EngineProcess, stop: asyncio.Event) -> int:
     """Run one engine until stopped or until it dies: then the process ends, and its supervisor starts another."""
     own = settings.worker
     name = settings.name or unique_name()
+    logs.describe(kind="worker", worker=name)
     try:
         engine, served = make_engine.make(settings, name)
         media = settings.media_transfer

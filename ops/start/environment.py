@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from headwater import __version__
-from headwater.engines import registry
+from headwater.engines import logs, registry
 from headwater.engines.engine import EngineUnavailable
 from headwater.engines.traits import EngineEnvironment
 
@@ -25,6 +25,9 @@ INSIDE: Final = "HEADWATER_ENVIRONMENT_OF"
 """Variable with the engine whose environment this process was continued in."""
 
 CPU_TORCH: Final = "torch==2.13.0+cpu"
+
+REASON_MAX: Final = 2_000
+"""Characters of what the installer says last before it fails."""
 
 
 def _needs(engine: str) -> EngineEnvironment:
@@ -93,9 +96,7 @@ def ensure(engine: str) -> Path:
             f"{needs.title} is not installed here, and neither is uv, which would install it: `pip install uv`, or "
             f"install headwater's `{needs.extras.partition(',')[0]}` extra, or use another --engine"
         )
-    print(
-        f"{needs.title} is not installed here: installing it once into {folder} ({needs.size}) …", flush=True
-    )
+    logs.say(f"{needs.title} is not installed here: installing it once into {folder} ({needs.size}) …")
     links = os.environ.get("UV_FIND_LINKS") or os.environ.get("PIP_FIND_LINKS") or ""
     environ = os.environ | ({"UV_FIND_LINKS": links} if links else {})
     torch = ([CPU_TORCH] if links else ["--torch-backend=cpu"]) if needs.cpu else []
@@ -108,8 +109,12 @@ def ensure(engine: str) -> Path:
     root = Path(source[1].partition("[")[0]) if source[0] == "-e" else None
     for step in steps:
         # In the project's folder uv reads what pyproject.toml says about the engine's dependencies.
-        if subprocess.run(step, env=environ, cwd=root, check=False).returncode:
-            raise EngineUnavailable(f"installing {needs.title} failed at: {' '.join(step[:3])}")
+        done = subprocess.run(step, env=environ, cwd=root, check=False, capture_output=logs.is_json())
+        if done.returncode:
+            said = (done.stderr or b"").decode(errors="replace").strip()[-REASON_MAX:]
+            raise EngineUnavailable(
+                f"installing {needs.title} failed at: {' '.join(step[:3])}{said and f': {said}'}"
+            )
     (folder / "complete").touch()
     return python
 

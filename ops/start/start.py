@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from headwater.engines import process, registry
+from headwater.engines import logs, process, registry
 from headwater.ops.config.processes import EngineProcess
 from headwater.ops.config.setting import ConfigError
 from headwater.ops.config.worker import FleetSettings
@@ -16,6 +16,7 @@ def run(settings: EngineProcess) -> int:
 
     0 after `headwater ctl stop` only: a worker that a signal ended is to be started again.
     """
+    logs.describe(kind="worker")
     if settings.worker.engine == "sglang":
         from headwater.ops.start import environment
 

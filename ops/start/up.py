@@ -31,7 +31,7 @@ import structlog
 from headwater.actors.runtime.actor import cancel_all
 from headwater.actors.runtime.lease import TTL_S
 from headwater.actors.runtime.tables import CardTable, LeaseTable
-from headwater.engines import registry
+from headwater.engines import logs, registry
 from headwater.engines.process import EngineInterrupted
 from headwater.events.jetstream import Connection, JetStreamTable, without_secret
 from headwater.events.jetstream.streams import ensure_namespace
@@ -383,7 +383,8 @@ class LocalFleet:
             _log.warning("nats_port_taken", wanted=wanted, used=port)
         monitor = free_port(0)
         config = nats_server.write_config(self._data / "nats", port, monitor_port=monitor)
-        command = [nats_server.binary(), "-c", str(config)]
+        traced = ["-D"] if self._settings.log.level == "debug" else []
+        command = [nats_server.binary(), "-c", str(config), *traced]
         # SIGTERM lets the server finish its writes; SIGINT would too.
         server = Child("nats-server", command, log_file=str(self._data / "nats" / "nats-server.log"))
         self._children.add(server)
@@ -424,6 +425,7 @@ class LocalFleet:
                 # A worker that ends with 0 was stopped by `headwater ctl stop`; after a signal it ends with another code.
                 may_end=command == "engine",
                 spawner=spawner,
+                wraps=("worker" if command == "engine" else command) if logs.is_json() else "",
                 stop_timeout_s=self._settings.drain_timeout + STOP_MARGIN_S,
             ),
             is_worker=command == "engine",
@@ -442,7 +444,10 @@ class LocalFleet:
             if now - printed >= PROGRESS_S:
                 printed = now
                 what = "edge and router" if not health else f"workers ({joined} of {len(self.workers)})"
-                print(f"  waiting for {what}, {now - started:.0f} s …", file=sys.stderr, flush=True)
+                if logs.is_json():
+                    _log.info("fleet_waiting", waits_for=what, seconds=round(now - started, 1))
+                else:
+                    print(f"  waiting for {what}, {now - started:.0f} s …", file=sys.stderr, flush=True)
             await asyncio.sleep(READY_POLL_S)
 
     @property
@@ -498,7 +503,10 @@ async def up(settings: LocalFleetSettings, stop: asyncio.Event, spawner: Spawner
     fleet = LocalFleet(settings, spawner)
     waiting = asyncio.ensure_future(stop.wait())
     try:
-        print(f"starting {plan.described(fleet.workers)} …", file=sys.stderr, flush=True)
+        if logs.is_json():
+            _log.info("fleet_starting", workers=plan.described(fleet.workers))
+        else:
+            print(f"starting {plan.described(fleet.workers)} …", file=sys.stderr, flush=True)
         ends: set[asyncio.Future[Any]] = {waiting, fleet.failure}
         starting = asyncio.create_task(fleet.start(), name="start")
         await asyncio.wait({starting, *ends}, return_when=asyncio.FIRST_COMPLETED)
@@ -508,14 +516,17 @@ async def up(settings: LocalFleetSettings, stop: asyncio.Event, spawner: Spawner
             await asyncio.wait({ready, *ends}, return_when=asyncio.FIRST_COMPLETED)
             if ready.done():
                 ready.result()
-                print(_greeting(fleet, await fleet.model(), time.monotonic() - began), flush=True)
+                _greet(fleet, await fleet.model(), time.monotonic() - began)
                 await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             ready.cancel()
         await cancel_all([starting])
         if fleet.failure.done():
-            print(f"headwater: {fleet.failure.result()}", file=sys.stderr, flush=True)
+            logs.say(fleet.failure.result(), failed=True)
             return 1
-        print("stopping: finishing in-flight requests …", file=sys.stderr, flush=True)
+        if logs.is_json():
+            _log.info("fleet_stopping")
+        else:
+            print("stopping: finishing in-flight requests …", file=sys.stderr, flush=True)
         return 0
     except EngineInterrupted:
         return 0
@@ -525,13 +536,25 @@ async def up(settings: LocalFleetSettings, stop: asyncio.Event, spawner: Spawner
             await fleet.stop()
 
 
-def _greeting(fleet: LocalFleet, card: ModelCard, seconds: float) -> str:
-    url, nats = fleet.url, fleet.nats.url
+def _greet(fleet: LocalFleet, card: ModelCard, seconds: float) -> None:
+    """Say that the fleet is ready, and where."""
+    url, nats = f"{fleet.url}/v1", without_secret(fleet.nats.url)
+    if logs.is_json():
+        _log.info(
+            "fleet_ready",
+            url=url,
+            model=card.name,
+            nats=nats,
+            console=fleet.console_url,
+            seconds=round(seconds, 1),
+        )
+        return
     console = f"console: {fleet.console_url}\n" if fleet.console_url else ""
     key = " -H 'authorization: Bearer KEY'" if fleet.authenticates else ""
-    return (
-        f"headwater is ready at {url}/v1 after {seconds:.1f} s (model {card.name}, NATS {without_secret(nats)})\n"
-        f"{console}try: curl -N {url}/v1/{example_request(card, key)}"
+    print(
+        f"headwater is ready at {url} after {seconds:.1f} s (model {card.name}, NATS {nats})\n"
+        f"{console}try: curl -N {url}/{example_request(card, key)}",
+        flush=True,
     )
 
 

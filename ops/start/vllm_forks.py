@@ -19,6 +19,7 @@ from typing import NoReturn
 import structlog
 
 from headwater.actors.runtime.actor import DEFAULT_POLICY, Backoff
+from headwater.engines import logs
 from headwater.engines.engine import EngineUnavailable
 from headwater.engines.vllm import config, forkserver
 from headwater.events.jetstream import JetStreamTable
@@ -44,6 +45,7 @@ _log = structlog.get_logger("headwater.host")
 
 def run(settings: EngineProcess) -> int:
     """Host the settings' workers until a signal asks it to end, or one cannot be kept alive; returns the exit code."""
+    logs.describe(kind="host")
     # Before anything is imported: a wrong path should not cost a minute.
     make_engine.model_folder(settings.worker.model)
     plans = workers.plan(settings)

@@ -8,9 +8,9 @@ from typing import get_args, get_origin, get_type_hints
 
 from msgspec import Meta
 
+from headwater.engines import logs
 from headwater.ops.bench import index, report
 from headwater.ops.config.setting import ConfigError
-from headwater.ops.process import logging
 from tests.bench import limits, whatif
 from tests.bench.index_peer import DynamoIndex
 from tests.bench.media.bench import bench as media
@@ -67,7 +67,7 @@ def main(line: Sequence[str] | None = None) -> int:
     """Measure, and print the report."""
     given = vars(_parser().parse_args(line))
     name, as_json = given.pop("name"), given.pop("json")
-    logging.configure("warning")
+    logs.configure("warning")
     try:
         if name == "zoo":
             workers, peer = given.pop("workers"), given.pop("peer")

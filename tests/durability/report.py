@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import uvloop
 
-from headwater.ops.process import logging
+from headwater.engines import logs
 from tests.durability.history import Violation
 
 
@@ -29,7 +29,7 @@ class Report(NamedTuple):
 
 def command(run: Callable[[Path], Awaitable[Report]]) -> int:
     """Run with a folder of its own, print the table; 1 on a violation."""
-    logging.configure("error")
+    logs.configure("error")
     with (
         tempfile.TemporaryDirectory(prefix="headwater-durability-") as folder,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import uvloop
 
-from headwater.ops.process import logging
+from headwater.engines import logs
 
 
 class Violation(NamedTuple):
@@ -38,7 +38,7 @@ class Report(NamedTuple):
 
 def command(run: Callable[[Path], Awaitable[Report]]) -> int:
     """Run with a folder of its own, print the table; 1 on a violation. Then the folder with all logs is kept."""
-    logging.configure("error")
+    logs.configure("error")
     folder = Path(tempfile.mkdtemp(prefix="headwater-faults-"))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         report = runner.run(_run(run, folder))

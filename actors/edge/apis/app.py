@@ -226,6 +226,9 @@ class App:
         receive: Receive,
         send: Send,
     ) -> None:
+        trace = trace_of(scope)
+        if trace.trace:
+            structlog.contextvars.bind_contextvars(trace=trace.trace)
         quota, headers = self._quota(principal, scope["headers"]), scope["headers"]
         if quota is not NO_QUOTA:
             send = HeaderAdder(send, quota.headers)
@@ -237,9 +240,7 @@ class App:
                         body = await shorten(body)
                 scheme = scope.get("scheme", "http")
                 arrived_s = self._workers.ports.clock.monotonic_s()
-                await post(
-                    Call(body, trace_of(scope), receive, send, headers, principal, quota, scheme, arrived_s)
-                )
+                await post(Call(body, trace, receive, send, headers, principal, quota, scheme, arrived_s))
         except ApiError as error:
             # Here and not above: these errors too have the headers of the limits.
             await self._refuse(send, scope["path"], error)

@@ -5,6 +5,8 @@ import re
 from collections.abc import Coroutine
 from typing import Any, Final, NamedTuple, TypeVar
 
+import structlog
+
 from headwater.actors.edge.admit.limiter import NO_QUOTA, RequestQuota, time_limit_reached
 from headwater.actors.edge.admit.principal import ANONYMOUS, Principal, permitted_model
 from headwater.actors.edge.admit.salts import CacheSalts
@@ -89,8 +91,8 @@ class Serving(NamedTuple):
     def record(
         self, request: str, model: Model, endpoint: str, call: Call, *, answers: int = 0
     ) -> RequestLogWriter:
-        """The account of a request that a call makes. `answers` counts the texts that it returns."""
-        return RequestLogWriter(
+        """The account of a request, which log lines of this task are about from now on. `answers` counts the texts that it returns."""
+        record = RequestLogWriter(
             self.ledger,
             self.workers.ports.clock,
             request,
@@ -101,6 +103,8 @@ class Serving(NamedTuple):
             arrived_s=call.arrived_s,
             answers=answers,
         )
+        structlog.contextvars.bind_contextvars(**record.log_fields)
+        return record
 
     async def compute(
         self, call: Call, record: RequestLogWriter, tokens: int, work: Coroutine[Any, Any, T]

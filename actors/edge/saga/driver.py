@@ -222,7 +222,7 @@ class ChoiceDriver:
                 if effect.error is not None and effect.error.code == ENDED_WORKERS:
                     _log.error(
                         "request_ended_workers",
-                        request=self.saga.spec.request,
+                        **self._record.log_fields,
                         choice=self._index,
                         workers=self.saga.deaths,
                         reason=effect.error.logged,
@@ -244,6 +244,8 @@ class ChoiceDriver:
 
     async def _pursue(self, effect: AwaitedEffect | None) -> None:
         """Carry out effects whose answers lead to further ones, until the saga awaits nothing more from here."""
+        # A move begins in the task that receives the frames of all requests.
+        structlog.contextvars.bind_contextvars(**self._record.log_fields)
         while effect is not None:
             match effect:
                 case AskRouter():
@@ -256,6 +258,8 @@ class ChoiceDriver:
                     # Its frames may arrive before its reply does.
                     self._heard_s, self._unanswered = self._clock.monotonic_s(), 0
                     self._handle = self._workers.adopt(self)
+                    leg, position = effect.attempt, self._log_position
+                    _log.debug("leg_sent", attempt=leg.name, worker=leg.worker, log_position=position)
                     event = await self._messages.send_leg(effect, self._handle, self.emitted)
                 case PauseSearch():
                     await self._clock.sleep(effect.seconds)
@@ -273,6 +277,7 @@ class ChoiceDriver:
 
     async def _query(self) -> None:
         """One query, and what follows from its reply."""
+        structlog.contextvars.bind_contextvars(**self._record.log_fields)
         attempt = self.saga.attempt
         number, worker = attempt.number, attempt.worker
         query = StatusQuery(attempt.name, self.saga.received)
@@ -298,11 +303,16 @@ class ChoiceDriver:
     def _lose(self, number: int, reason: str, *, died: bool = True) -> None:
         self._move_on(self.feed(LegLost(number, reason, self._clock.monotonic_s(), died)))
 
+    @property
+    def _log_position(self) -> int:
+        """The log position at which the router chose the worker."""
+        return self.saga.decision.position if self.saga.decision is not None else 0
+
     def _log_setback(self, event: RequestStepped) -> None:
         log = _log.warning if event.cause in ("lost", "timed out") else _log.info
         log(
             "request_migrated",
-            request=event.request,
+            **self._record.log_fields,
             choice=event.choice,
             state=event.before,
             cause=event.cause,
@@ -310,4 +320,5 @@ class ChoiceDriver:
             reason=event.reason,
             emitted_tokens=self.saga.emitted,
             migrations=self.saga.migrations,
+            log_position=self._log_position,
         )

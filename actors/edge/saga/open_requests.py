@@ -53,7 +53,9 @@ class OpenRequests:
     def write(self, event: Event) -> None:
         """Write an event of a request. Never blocks."""
         if not self.writer.offer(event):
-            _log.error("request_event_lost", event_kind=type(event).__name__)
+            _log.error(
+                "request_event_lost", event_kind=type(event).__name__, request=getattr(event, "request", "")
+            )
 
     async def open(self) -> int:
         """Fence former incarnations and end the requests that they left open; returns their number.

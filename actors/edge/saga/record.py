@@ -5,6 +5,7 @@ from hashlib import sha256
 from typing import Final
 
 import msgspec
+import structlog
 
 from headwater.actors import metrics
 from headwater.actors.edge.saga.open_requests import OpenRequests
@@ -29,6 +30,8 @@ from headwater.schemas.messages.media import PromptMedia
 from headwater.schemas.trace import NO_TRACE, TraceContext
 
 CHECKPOINT_TOKENS: Final = 64
+
+_log = structlog.get_logger("headwater.edge")
 
 
 TIMED: Final = (RequestRouted, RequestEncoded, RequestPrefilled, RequestStepped)
@@ -93,6 +96,9 @@ class RequestLogWriter:
         """
         self._prompt_tokens = prompt_tokens
         metrics.ACTIVE.inc()
+        _log.debug(
+            "request_accepted", model=self._model, endpoint=self._endpoint, prompt_tokens=prompt_tokens
+        )
         self.write(
             RequestAccepted(
                 self._request,
@@ -122,6 +128,11 @@ class RequestLogWriter:
                 media_ms=_ms(media_s),
             )
         )
+
+    @property
+    def log_fields(self) -> dict[str, str]:
+        """The fields that log lines about the request have."""
+        return {"request": self._request} | ({"trace": self.trace.trace} if self.trace.trace else {})
 
     def routed(self, message: int, attempt: str, worker: str, epoch: int) -> None:
         """A message of prompts to pool was sent to a worker; from its second time on it counts as migrated."""
@@ -157,6 +168,7 @@ class RequestLogWriter:
             raise RuntimeError(f"{self._request} ended twice")
         self._ended = True
         duration_s = self._clock.monotonic_s() - self.began_s
+        _log.debug("request_ended", reason=reason, error=error, seconds=round(duration_s, 3))
         migrations += sum([routes - 1 for routes in self._routes.values()])
         answers: tuple[bytes, ...] = ()
         if self._payload_kind != "off":

@@ -190,13 +190,13 @@ class RouterClient:
             self._spawn(self._publish_gone(subject, request), "gone")
         except RuntimeError:
             # The edge itself ends: the router notices that the polls stop.
-            _routing_log.debug("route_cancel_not_sent", request=request)
+            _routing_log.debug("route_cancel_not_sent", attempt=request)
 
     async def _publish_gone(self, subject: str, request: str) -> None:
         try:
             await self._ports.bus.publish(subject, _encode(RouteWait(request, gone=True)))
         except BusError as error:
-            _routing_log.info("route_cancel_not_sent", request=request, reason=str(error))
+            _routing_log.info("route_cancel_not_sent", attempt=request, reason=str(error))
 
 
 # The workers.
@@ -425,7 +425,7 @@ class WorkerRegistry:
                 return
             except RuntimeError:
                 # The actor ends: `close` sends it.
-                _log.debug("cancel_deferred", request=attempt)
+                _log.debug("cancel_deferred", attempt=attempt)
         self._late_cancels.append((worker, epoch, attempt))
 
     async def _cancel(self, worker: str, epoch: int, attempt: str, *, fetched: bool = False) -> None:
@@ -433,7 +433,7 @@ class WorkerRegistry:
         try:
             await self.ports.bus.publish(subject, _encode(Cancel((attempt,), fetched)))
         except BusError as error:
-            _log.warning("cancel_not_sent", request=attempt, worker=worker, reason=str(error))
+            _log.warning("cancel_not_sent", attempt=attempt, worker=worker, reason=str(error))
 
     async def close(self, reason: str) -> None:
         """End each request with an error and cancel it at its worker. Returns within `CLOSE_S_MAX` seconds."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import signal
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -10,7 +11,9 @@ from typing import IO, NamedTuple
 
 from headwater.ops.start.children import child_environment
 from tests.support.processes import zygote
-from tests.support.processes.fleet import READY, FleetProcess, descendants
+from tests.support.processes.fleet import FleetProcess, descendants
+
+READY = re.compile(rb"ready at (https?://[^/]+)/v1 .*NATS (nats://[0-9.:]+)")
 
 NO_ENVIRON: Mapping[str, str] = {}
 

@@ -2,8 +2,8 @@
 
 import asyncio
 import contextlib
+import json
 import os
-import re
 import signal
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -24,8 +24,9 @@ from tests.support.processes import zygote
 SILENCE_S = 0.3
 GRACE_S = 0.05
 WHOLE_S = 60.0
+READY_POLL_S = 0.02
 
-READY = re.compile(rb"ready at (https?://[^/]+)/v1 .*NATS (nats://[0-9.:]+)")
+LINE_FIELDS = ("timestamp", "level", "logger", "event", "kind", "pid")
 
 
 class FleetProcess:
@@ -224,7 +225,8 @@ async def fleet(
             sglang=sglang,
         )
     try:
-        url, server = await _until_ready(process, log, ready_s)
+        ready = await _until_ready(process, log, ready_s)
+        url, server = ready["url"].removesuffix("/v1"), ready["nats"]
         made = FleetProcess(process, url, server, log, access)
         try:
             yield made
@@ -233,10 +235,14 @@ async def fleet(
         if process.returncode is None:
             code, output = await made.command("replay", "--verify")
             assert code == 0, output
+            assert '"logger"' not in output, f"what is replayed is logged: {output}"
         left = descendants(process.pid)
         assert await made.stop() == 0
         alive = [pid for pid in left if command_line(pid)]
         assert not alive, f"left behind: {[command_line(pid) for pid in alive]}"
+        log_lines(log)
+        assert process.stdout is not None
+        assert not await process.stdout.read(), "what is not a log line is printed"
     finally:
         if process.returncode is None:
             for pid in [*descendants(process.pid), process.pid]:
@@ -247,16 +253,27 @@ async def fleet(
         await process.close_outputs()
 
 
-async def _until_ready(process: zygote.Process, log: Path, ready_s: float) -> tuple[str, str]:
-    """The URL of the edge and that of the server, once `headwater up` says that it is ready."""
-    assert process.stdout is not None
+def log_lines(log: Path) -> list[dict[str, Any]]:
+    """All lines that a fleet has written: each is a JSON object with the fields of every line, whichever process wrote it."""
+    found = []
+    for text in log.read_bytes().splitlines():
+        line = json.loads(text)
+        assert [name for name in line if name in LINE_FIELDS] == [*LINE_FIELDS], text
+        found.append(line)
+    return found
+
+
+async def _until_ready(process: zygote.Process, log: Path, ready_s: float) -> dict[str, Any]:
+    """The line with which `headwater up` says that it is ready."""
     async with asyncio.timeout(ready_s):
         while True:
-            line = await process.stdout.readline()
-            assert line, f"headwater up ended before it was ready:\n{log.read_text()[-3000:]}"
-            match = READY.search(line)
-            if match:
-                return match[1].decode(), match[2].decode()
+            ended = process.returncode is not None
+            for text in log.read_bytes().splitlines():
+                if b'"fleet_ready"' in text:
+                    line: dict[str, Any] = json.loads(text)
+                    return line
+            assert not ended, f"headwater up ended before it was ready:\n{log.read_text()[-3000:]}"
+            await asyncio.sleep(READY_POLL_S)
 
 
 def descendants(pid: int) -> list[int]:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from headwater.schemas.ids import SECOND_NS, time_of, unique_ids
+from headwater.schemas.ids import SECOND_NS, request_of, time_of, unique_ids
 from tests.support.worlds.clock import WALL_NS, ManualClock
 
 NOW_S = WALL_NS // SECOND_NS
@@ -54,3 +54,11 @@ def test_the_time_is_read_from_every_form_of_name(name: str) -> None:
 def test_other_names_have_no_time(name: str) -> None:
     """Ids of another form, and times before the first release or in the future."""
     assert time_of(name, WALL_NS) is None
+
+
+@pytest.mark.parametrize("name", ["chatcmpl-{}", "msg_{}", "{}", "audio-1-{}"])
+@pytest.mark.parametrize("after", ["", "-0-1", "-12-3", "-0-1-e2-1"])
+def test_an_attempt_names_its_request(name: str, after: str) -> None:
+    """A leg of it, or the encode leg of one of its images."""
+    request = name.format(unique_ids(ManualClock())())
+    assert request_of(f"{request}{after}") == request

@@ -244,7 +244,7 @@ def test_what_can_not_work_is_one_line_and_code_2(
     """Through the whole command line, before anything is loaded or connected to."""
     monkeypatch.setattr("sys.argv", ["headwater", *words])
     # It is for a whole process, and would outlive this test.
-    monkeypatch.setattr("headwater.ops.process.logging.configure", lambda *_: None)
+    monkeypatch.setattr("headwater.engines.logs.configure", lambda *_, **__: None)
     assert cli.main() == 2
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert error.startswith("headwater: ")

@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from headwater.engines import logs
 from headwater.engines.vllm.forkserver import ENVIRONMENT, OFFLINE, preload
 
 
@@ -27,17 +28,18 @@ def test_a_hub_may_be_asked_only_where_adapters_come_from_one(
     assert OFFLINE.isdisjoint(environ) if online else environ.keys() >= OFFLINE
 
 
-@pytest.mark.parametrize(("given", "expected"), [("", logging.ERROR), ("info", logging.INFO)])
+@pytest.mark.parametrize(("given", "expected"), [("", logging.DEBUG), ("info", logging.INFO)])
 def test_vllms_log_has_the_level_of_its_own_variable(
     monkeypatch: pytest.MonkeyPatch, given: str, expected: int
 ) -> None:
-    """Without it, errors only."""
+    """Without it, that of this process."""
 
     def stop_before_importing(name: str) -> None:
         raise InterruptedError(name)
 
     environ = {"VLLM_LOGGING_LEVEL": given} if given else {}
     monkeypatch.setattr(os, "environ", environ)
+    monkeypatch.setattr(logs, "_level", "debug")
     monkeypatch.setattr(importlib, "import_module", stop_before_importing)
     logger = logging.getLogger("vllm")
     before = logger.level

@@ -24,7 +24,7 @@ Capture = pytest.CaptureFixture[str]
 @pytest.fixture(autouse=True)
 def _logging_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     """A command configures it for its whole process: it would outlive the test."""
-    monkeypatch.setattr("headwater.ops.process.logging.configure", lambda *_: None)
+    monkeypatch.setattr("headwater.engines.logs.configure", lambda *_, **__: None)
 
 
 def shown(capsys: Capture, monkeypatch: pytest.MonkeyPatch, *line: str) -> str:

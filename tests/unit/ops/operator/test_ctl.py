@@ -20,7 +20,7 @@ from tests.support.processes.line import settings_of
 @pytest.fixture(autouse=True)
 def _logging_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     """A command configures it for its whole process: it would outlive the test."""
-    monkeypatch.setattr("headwater.ops.process.logging.configure", lambda *_: None)
+    monkeypatch.setattr("headwater.engines.logs.configure", lambda *_, **__: None)
 
 
 @pytest.mark.parametrize(

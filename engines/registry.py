@@ -21,6 +21,9 @@ from headwater.engines.traits import EngineTraits
 
 GROUP: Final = "headwater.engines"
 OWN_PACKAGE: Final = "headwater"
+DEFAULT_ENGINE: Final = "vllm"
+"""The engine of a fleet that names none."""
+
 METHODS: Final = ("start", "generate")
 """What makes a class in a file an engine."""
 
@@ -99,9 +102,20 @@ def traits_of(engine: str) -> EngineTraits:
     return traits
 
 
-def own_traits() -> dict[str, EngineTraits]:
-    """The traits of Headwater's own engines, by name."""
-    return {name: traits_of(name) for name, entry in installed().items() if entry.is_own}
+@cache
+def all_traits() -> dict[str, EngineTraits]:
+    """The traits of all engines that installed packages offer, by name: the default engine's first, then those of engines that load something.
+
+    An engine whose package cannot be imported has the default traits here; `traits_of` says what is wrong with it.
+    """
+    found: dict[str, EngineTraits] = {}
+    for name in sorted({entry.name for entry in _entries(tuple(sys.path))}):
+        try:
+            found[name] = traits_of(name)
+        except Exception:  # another package's code
+            found[name] = EngineTraits()
+    order = sorted(found, key=lambda name: (name != DEFAULT_ENGINE, found[name].loads == "nothing"))
+    return {name: found[name] for name in order}
 
 
 def find(text: str) -> EngineEntry:

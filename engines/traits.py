@@ -1,43 +1,102 @@
-"""What must be known of an engine before it is imported: each engine's package says it, as `TRAITS`. Light to import."""
+"""What must be known of an engine before it is imported: its package says it, as `TRAITS`. Light to import: the command line reads it.
 
-from collections.abc import Mapping
-from typing import Literal, NamedTuple
+An engine with options has them in a `NamedTuple` that its traits name. Each field with a description is a setting: a flag, a variable,
+a key of the configuration file, and a row of the reference.
+"""
+
+import shlex
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal, NamedTuple
+
+import msgspec
+
+
+class Text(NamedTuple):
+    """Annotation of a setting with a notation of its own: how text is read, and how a value is written.
+
+    `kind`: the type of what `read` returns, if it is not the setting's.
+    """
+
+    read: Callable[[str], Any]
+    write: Callable[[Any], str]
+    metavar: str = ""
+    kind: Any = None
+
+
+def _read_pairs(text: str) -> dict[str, str]:
+    return dict(_pair(word.strip()) for word in text.split(",") if word.strip())
+
+
+def _pair(word: str) -> tuple[str, str]:
+    name, equals, value = word.partition("=")
+    if not (name and equals and ":" in value):
+        raise ValueError(f"{word!r} is not NAME=MODULE:CLASS")
+    return name, value
+
+
+def _write_pairs(pairs: dict[str, str]) -> str:
+    return ",".join(f"{name}={value}" for name, value in pairs.items())
+
+
+def _write_json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def _read_words(text: str) -> tuple[str, ...]:
+    return tuple(shlex.split(text))
+
+
+JSON = Text(msgspec.json.decode, _write_json, "JSON")
+PAIRS = Text(_read_pairs, _write_pairs, "NAME=MODULE:CLASS,…")
+
+Words = Annotated[tuple[str, ...], Text(_read_words, shlex.join, "TEXT")]
+Table = Annotated[dict[str, Any], JSON]
+Processors = Annotated[
+    dict[str, str], PAIRS, msgspec.Meta(description="logits processors that requests may use by name")
+]
 
 
 class EngineEnvironment(NamedTuple):
     """The environment that an engine runs in where it is not installed: the extras of Headwater that bring it, and their `size`.
 
     `module` is what the engine is imported as. `cpu`: with the CPU build of torch. `warm`: kernels and imports are compiled when the
-    environment is made.
+    environment is made. `per_worker`: only the processes of workers continue in it, and one of another path may be named by the option
+    `python`; otherwise the whole `headwater up` does.
     """
 
-    title: str
     module: str
     extras: str
     size: str
     cpu: bool = False
     warm: bool = False
+    per_worker: bool = False
 
 
 class EngineTraits(NamedTuple):
-    """The traits of an engine; the defaults are those of an engine in one file.
+    """The traits of an engine; the defaults are those of an engine in one file. `title` is its name in texts.
+
+    `options` is the type of its options, whose defaults it has; an engine without one gets `worker.engine_options`. Words after `--` on a
+    command line are the option `native`, if there is one.
 
     `loads`: the weights of a model's folder, a pipeline in diffusers' layout, or nothing; a process of an engine that loads something is not
-    forked, and uses GPUs where there are any, unless the package `cpu_build` is installed, whose engine computes on CPUs. `has_encoder`: it has
-    an encoder of media that runs apart from the model. `takes_embeddings`: clients may send embeddings in place of images.
-    `writes_metric_files`: its own processes write Prometheus metrics to a folder.
+    forked, and uses GPUs where there are any, unless the package `cpu_build` is installed, whose engine computes on CPUs. `encoder`: how help calls an engine that has an encoder of media that runs apart from the model. `takes_embeddings`: how it calls
+    one to which clients may send embeddings in place of images. `joins_others`: its workers may be added to those of another engine.
+    `writes_metric_files`: its own processes write Prometheus metrics to a folder. `transport` moves the embeddings of its media.
 
-    `options` is the section of its settings; an engine without one gets `worker.engine_options`. `shared_arguments` are its names for settings
-    of workers that are arguments of the engine too. `kept_back` are arguments that the engine does not get: its HTTP server would use them,
-    or Headwater acts on them. `environment` is None for an engine that is to be installed beside Headwater.
+    `shared_arguments` are its names for settings of workers that are arguments of the engine too. `kept_back` are arguments that the engine
+    does not get: its HTTP server would use them, or Headwater acts on them. `environment` is None for an engine that is to be installed
+    beside Headwater.
     """
 
+    title: str = ""
+    options: Any = None
     loads: Literal["weights", "pipeline", "nothing"] = "nothing"
     cpu_build: str = ""
-    has_encoder: bool = False
-    takes_embeddings: bool = False
+    encoder: str = ""
+    takes_embeddings: str = ""
+    joins_others: bool = False
     writes_metric_files: bool = False
-    options: str = ""
+    transport: Literal["nixl", "shared"] = "nixl"
     shared_arguments: Mapping[str, tuple[str, ...]] = {}
     kept_back: tuple[str, ...] = ()
     environment: EngineEnvironment | None = None

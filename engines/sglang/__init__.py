@@ -1,20 +1,61 @@
 """SGLang behind the `Engine` protocol. Only this package imports `sglang`, and only when an engine starts."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Annotated, NamedTuple
 
-from headwater.engines.traits import EngineEnvironment, EngineTraits
+from msgspec import Meta
 
-if TYPE_CHECKING:
-    from headwater.engines.sglang.config import SglangSettings
-    from headwater.engines.sglang.engine import SglangEngine
+from headwater.engines.traits import EngineEnvironment, EngineTraits, Processors, Words
 
-__all__ = ["SglangEngine", "SglangSettings"]
+
+class SglangOptions(NamedTuple):
+    """Options of SGLang. Its own arguments follow after `--` with --engine sglang."""
+
+    native: Annotated[
+        Words,
+        Meta(description="SGLang's own arguments as one text; on a command line better after `--`"),
+    ] = ()
+    python: Annotated[
+        str,
+        Meta(
+            description="Python of an environment with SGLang and Headwater (default: this one if it has SGLang, else one that "
+            "is made on first use, in the user's cache folder)"
+        ),
+    ] = ""
+    host: Annotated[
+        str,
+        Meta(
+            description="address at which other workers reach this one, if it only prefills or only decodes: its "
+            "bootstrap server and NIXL"
+        ),
+    ] = "127.0.0.1"
+    bootstrap_port: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=65535,
+            description="port of a prefill worker's bootstrap server (default: a free one)",
+        ),
+    ] = 0
+    gpus_per_worker: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="GPUs per SGLang worker (default: tensor-parallel size × pipeline-parallel size)",
+        ),
+    ] = 0
+    logits_processors: Processors = {}  # noqa: RUF012 (the default of a NamedTuple, never changed)
+    allow_vulnerable_engine: Annotated[
+        bool, Meta(description="start an SGLang with known vulnerabilities")
+    ] = False
+
 
 TRAITS = EngineTraits(
+    title="SGLang",
+    options=SglangOptions,
     loads="weights",
-    has_encoder=True,
+    encoder="SGLang (no audio)",
+    joins_others=True,
     writes_metric_files=True,
-    options="sglang",
     shared_arguments={
         "model": ("model_path", "model"),
         "model_revision": ("revision",),
@@ -22,15 +63,5 @@ TRAITS = EngineTraits(
         "chat_template": ("chat_template",),
     },
     kept_back=("model_path", "model", "revision", "served_model_name", "chat_template"),
-    environment=EngineEnvironment("SGLang", "sglang", "sglang", "9.5 GB"),
+    environment=EngineEnvironment("sglang", "sglang", "9.5 GB", per_worker=True),
 )
-
-
-def __getattr__(name: str) -> Any:
-    """Import the engine on first access: the command line reads settings without it."""
-    from importlib import import_module
-
-    if name in __all__:
-        module = "engine" if name == "SglangEngine" else "config"
-        return getattr(import_module(f"headwater.engines.sglang.{module}"), name)
-    raise AttributeError(name)

@@ -1,5 +1,28 @@
 """The simulated engine: a paged KV cache, a scheduler and a step-time model without a GPU."""
 
+from typing import Annotated, NamedTuple
+
+from msgspec import Meta
+
+from headwater.engines.sim.defaults import STEP_TIME, STEP_TIME_FORMS, TOTAL_BLOCKS, StepTime
 from headwater.engines.traits import EngineTraits
 
-TRAITS = EngineTraits(has_encoder=True, takes_embeddings=True, options="sim")
+
+class SimOptions(NamedTuple):
+    """Options of the simulated engine."""
+
+    step_time: Annotated[
+        StepTime,
+        STEP_TIME,
+        Meta(description=f"simulated engine: {STEP_TIME_FORMS}", examples=["zero"]),
+    ] = StepTime()
+    blocks: Annotated[int, Meta(ge=16, description="simulated engine: KV blocks per worker")] = TOTAL_BLOCKS
+
+
+TRAITS = EngineTraits(
+    title="Simulated engine",
+    options=SimOptions,
+    encoder="the simulated engine",
+    takes_embeddings="the simulated engine",
+    transport="shared",
+)

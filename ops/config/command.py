@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, ge
 import msgspec
 from cyclopts import App, Group, Parameter, Token
 
+from headwater.engines.traits import Text
 from headwater.ops.config.processes import (
     DEFAULTS,
     GROUPS,
@@ -30,7 +31,6 @@ from headwater.ops.config.setting import (
     Flag,
     Prefix,
     Setting,
-    Text,
     base_of,
     description_of,
     is_section,
@@ -175,7 +175,7 @@ class Command:
             yield _parameter(one, self.default(one))
         if settings:
             yield _file_parameter(CONFIG, CONFIG_VARIABLE, "FILE", "TOML or YAML file with settings")
-        if "vllm" in self.parts:
+        if "engines" in self.parts:
             text = "table of that file with the engine's own arguments, such as engines.prefill"
             yield _file_parameter(CONFIG_KEY, KEY_VARIABLE, "KEY", text)
 

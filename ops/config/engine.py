@@ -7,11 +7,15 @@ from headwater.engines import native_arguments, registry
 from headwater.ops.config.processes import (
     EngineProcess,
     LocalFleetSettings,
+    added_engines,
+    engine_options,
     setting,
     settings_below,
     value_at,
 )
 from headwater.ops.config.setting import ConfigError
+from headwater.ops.config.sources import NATIVE
+from headwater.ops.config.worker import WITH_OPTIONS, section_of
 
 HasEngine = TypeVar("HasEngine", EngineProcess, LocalFleetSettings)
 
@@ -34,15 +38,14 @@ def checked(settings: HasEngine) -> HasEngine:
     if entry.is_file:
         path = ":".join(filter(None, (entry.module, entry.attribute)))
         settings = settings._replace(worker=settings.worker._replace(engine=path))
-    if registry.traits_of(engine).shared_arguments:
-        settings = _taken(settings, engine)
-    if settings.fleet.sglang_workers and engine != "sglang":
+    settings = _taken(settings, engine)
+    for other in added_engines(settings.fleet):
+        if other == engine:
+            raise ConfigError(
+                f"--{other}-workers is for fleets of another --engine: use --workers with --engine {other}"
+            )
         # Their model is that of the others.
-        settings = _taken(settings, "sglang")
-    elif settings.fleet.sglang_workers:
-        raise ConfigError(
-            "--sglang-workers is for fleets of another --engine: use --workers with --engine sglang"
-        )
+        settings = _taken(settings, other)
     _check_unused(settings)
     return settings
 
@@ -50,7 +53,9 @@ def checked(settings: HasEngine) -> HasEngine:
 def _taken(settings: HasEngine, engine: str) -> HasEngine:
     """Return the settings with the shared ones that this engine's own arguments contain, and those arguments without them."""
     traits = registry.traits_of(engine)
-    options = getattr(settings, traits.options)
+    options = engine_options(settings, engine)
+    if not hasattr(options, NATIVE):
+        return settings
     worker, words = settings.worker, options.native
     for name, spellings in traits.shared_arguments.items():
         theirs, ours = _value(words, spellings), getattr(worker, name)
@@ -70,8 +75,8 @@ def _taken(settings: HasEngine, engine: str) -> HasEngine:
             raise ConfigError(f"--{name.replace('_', '-')} among the engine's own arguments: {reason}")
     for name in traits.kept_back:
         words = native_arguments.without(words, name, takes_value=True)
-    section: dict[str, Any] = {traits.options: options._replace(native=words)}
-    return settings._replace(worker=worker, **section)
+    engines = settings.engines._replace(**{section_of(engine): options._replace(native=words)})
+    return settings._replace(worker=worker, engines=engines)
 
 
 def _value(words: Sequence[str], spellings: Sequence[str]) -> str | None:
@@ -81,16 +86,11 @@ def _value(words: Sequence[str], spellings: Sequence[str]) -> str | None:
 
 def _check_unused(settings: HasEngine) -> None:
     engine = settings.worker.engine
-    used = {engine, *(["sglang"] if settings.fleet.sglang_workers else [])}
-    unused = [
-        one
-        for name, traits in registry.own_traits().items()
-        if traits.options and name not in used
-        for one in settings_below(traits.options)
-    ]
-    if registry.traits_of(engine).options:
+    used = {section_of(name) for name in (engine, *added_engines(settings.fleet))}
+    unused = [one for one in settings_below("engines") if one.path[1] not in used]
+    if section_of(engine) in WITH_OPTIONS:
         unused.append(setting("worker.engine_options"))
     for one in unused:
         if value_at(settings, one.path) != one.default:
-            what = "engine arguments (after `--`)" if one.key.endswith(".native") else one.flag
+            what = "engine arguments (after `--`)" if one.path[-1] == NATIVE else one.flag
             raise ConfigError(f"{what} [{one.variable}] is not used by --engine {engine}: leave it out")

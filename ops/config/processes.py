@@ -24,6 +24,7 @@ from headwater.ops.config.edge import (
 from headwater.ops.config.nats import NatsSettings, StreamSettings
 from headwater.ops.config.router import RouterSettings
 from headwater.ops.config.setting import (
+    ConfigError,
     Flag,
     Prefix,
     Setting,
@@ -35,13 +36,13 @@ from headwater.ops.config.setting import (
 )
 from headwater.ops.config.trace import TraceSettings
 from headwater.ops.config.worker import (
+    JOINING,
+    WITH_OPTIONS,
+    EngineOptions,
     FleetSettings,
     LoraOptions,
-    SglangOptions,
-    SimOptions,
-    TensorRtOptions,
-    VllmOptions,
     WorkerSettings,
+    section_of,
 )
 from headwater.router.queue.limits import BusyLimits, QueueLimits
 
@@ -113,10 +114,7 @@ class Settings(NamedTuple):
     drain_timeout: DrainTimeout = DRAIN_TIMEOUT_S
     fleet: Annotated[FleetSettings, Prefix("")] = FleetSettings()
     worker: Annotated[WorkerSettings, Prefix("")] = WorkerSettings()
-    vllm: Annotated[VllmOptions, Prefix("")] = VllmOptions()
-    sglang: SglangOptions = SglangOptions()
-    tensorrt_llm: Annotated[TensorRtOptions, Prefix("tensorrt-llm")] = TensorRtOptions()
-    sim: SimOptions = SimOptions()
+    engines: Annotated[EngineOptions, Prefix(inline=True)] = EngineOptions()
     lora: LoraOptions = LoraOptions()
     health: HealthSettings = HealthSettings()
     router: RouterSettings = RouterSettings()
@@ -148,10 +146,7 @@ GROUPS = {
     "": "Process",
     "fleet": "Fleet",
     "worker": "Model and worker",
-    "vllm": "vLLM",
-    "sglang": "SGLang",
-    "tensorrt_llm": "TensorRT-LLM",
-    "sim": "Simulated engine",
+    **{section: traits.title or section for section, traits in WITH_OPTIONS.items()},
     "lora": "LoRA adapters",
     "health": "Health checks",
     "router": "Routing",
@@ -184,19 +179,29 @@ def settings_below(name: str) -> tuple[Setting, ...]:
         one = setting_of(name, kind, default, key="", group=GROUPS[""], how=Prefix(), path=(name,))
         return (one,)
     how = marker(kind, Prefix) or Prefix(name)
-    found = settings_of(base_of(kind), default, key=name, group=GROUPS[name], how=how, path=(name,))
-    return tuple(found)
+    key, group = ("", "") if how.inline else (name, GROUPS[name])
+    return tuple(settings_of(base_of(kind), default, key=key, group=group, how=how, path=(name,)))
 
 
 @cache
 def all_settings() -> dict[str, Setting]:
-    """Every setting by key."""
-    return {one.key: one for name in SECTION_TYPES for one in settings_below(name)}
+    """Every setting by key. Raises `ConfigError` if an engine of another package has an option that is another setting's."""
+    found: dict[str, Setting] = {}
+    flags: dict[str, str] = {}
+    for one in (one for name in SECTION_TYPES for one in settings_below(name)):
+        if one.key in found or one.flag in flags:
+            raise ConfigError(
+                f"an installed engine has an option with the key {one.key} and the flag {one.flag}, which {flags.get(one.flag, one.key)} "
+                "has too: rename the engine or its option, or uninstall its package"
+            )
+        found[one.key] = one
+        flags[one.flag] = one.key
+    return found
 
 
 def setting(key: str) -> Setting:
     """The setting of this key."""
-    return next(one for one in settings_below(key.partition(".")[0]) if one.key == key)
+    return all_settings()[key]
 
 
 def nearest_key(key: str) -> str:
@@ -255,6 +260,18 @@ def with_settings(base: Process, values: Mapping[str, Any]) -> Process:
     return changed
 
 
+def engine_options(settings: Any, engine: str) -> Any:
+    """The options of an engine: those of its section, or `worker.engine_options` if it has none."""
+    section = section_of(engine)
+    return getattr(settings.engines, section) if section in WITH_OPTIONS else settings.worker.engine_options
+
+
+def added_engines(fleet: FleetSettings) -> dict[str, int]:
+    """How many workers of other engines a fleet has beside those of `--engine`, by engine."""
+    counts = {name: getattr(fleet.added, field) for field, name in JOINING.items()}
+    return {name: count for name, count in counts.items() if count}
+
+
 # The settings of each process, and of the commands that read a log.
 
 
@@ -301,7 +318,7 @@ class ShadowProcess(NamedTuple):
 
 
 class EngineProcess(NamedTuple):
-    """One worker, or several that share the import of vLLM."""
+    """One worker, or several that share the import of their engine."""
 
     name: Name = DEFAULTS.name
     cache_dir: CacheDir = DEFAULTS.cache_dir
@@ -309,10 +326,7 @@ class EngineProcess(NamedTuple):
     fleet: FleetSettings = DEFAULTS.fleet
     worker: WorkerSettings = DEFAULTS.worker
     media_transfer: MediaTransferSettings = DEFAULTS.media_transfer
-    vllm: VllmOptions = DEFAULTS.vllm
-    sglang: SglangOptions = DEFAULTS.sglang
-    tensorrt_llm: TensorRtOptions = DEFAULTS.tensorrt_llm
-    sim: SimOptions = DEFAULTS.sim
+    engines: EngineOptions = DEFAULTS.engines
     lora: LoraOptions = DEFAULTS.lora
     health: HealthSettings = DEFAULTS.health
     trace: TraceSettings = DEFAULTS.trace
@@ -361,10 +375,7 @@ class LocalFleetSettings(NamedTuple):
     drain_timeout: DrainTimeout = DEFAULTS.drain_timeout
     fleet: FleetSettings = DEFAULTS.fleet
     worker: WorkerSettings = DEFAULTS.worker
-    vllm: VllmOptions = DEFAULTS.vllm
-    sglang: SglangOptions = DEFAULTS.sglang
-    tensorrt_llm: TensorRtOptions = DEFAULTS.tensorrt_llm
-    sim: SimOptions = DEFAULTS.sim
+    engines: EngineOptions = DEFAULTS.engines
     lora: LoraOptions = DEFAULTS.lora
     health: HealthSettings = DEFAULTS.health
     router: RouterSettings = DEFAULTS.router

@@ -5,7 +5,8 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from headwater.ops.config.setting import ConfigError, Flag, Text
+from headwater.engines.traits import Text
+from headwater.ops.config.setting import ConfigError, Flag
 from headwater.router.decision.names import DEFAULT_POLICY, PolicyName
 from headwater.schemas.events.route import Weights
 

@@ -12,11 +12,14 @@ A section is a `NamedTuple`; its fields are settings:
 
 import math
 import os
+from collections import namedtuple
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
+
+from headwater.engines.traits import Text
 
 
 class ConfigError(ValueError):
@@ -53,25 +56,15 @@ class Flag(NamedTuple):
 class Prefix(NamedTuple):
     """Annotation of a section: what its flags begin with, and names that differ from those of its fields.
 
-    `inline`: its keys are those of the section that contains it. `flags`: whole flags by field, as `Flag` has them.
+    `inline`: its keys are those of the section that contains it. `flags`: whole flags by field, as `Flag` has them. `group`: its title
+    in help, if it is not that of the section that contains it.
     """
 
     prefix: str = ""
     names: Mapping[str, str] = {}
     inline: bool = False
     flags: Mapping[str, str] = {}
-
-
-class Text(NamedTuple):
-    """Annotation of a setting with a notation of its own: how text is read, and how a value is written.
-
-    `kind`: the type of what `read` returns, if it is not the setting's.
-    """
-
-    read: Callable[[str], Any]
-    write: Callable[[Any], str]
-    metavar: str = ""
-    kind: Any = None
+    group: str = ""
 
 
 class Choices(NamedTuple):
@@ -237,6 +230,14 @@ def description_of(kind: Any) -> str:
     return next((text for text in described if text), "")
 
 
+def section_type(name: str, fields: Mapping[str, tuple[Any, Any]]) -> Any:
+    """A section whose fields, each with its type and its default, are known at run time only."""
+    make: Any = namedtuple  # to the checker: only with a literal name
+    made = make(name, fields, defaults=[default for _, default in fields.values()])
+    made.__annotations__ = {field: kind for field, (kind, _) in fields.items()}
+    return made
+
+
 def is_section(kind: Any) -> bool:
     """Is it a struct whose fields are settings?"""
     return isinstance(kind, type) and issubclass(kind, tuple) and hasattr(kind, "_fields")
@@ -251,8 +252,9 @@ def settings_of(
         base = base_of(kind)
         if is_section(base) and marker(kind, Text) is None:
             inner = marker(kind, Prefix) or Prefix(name)
-            below = key if inner.inline else f"{key}.{name}"
-            yield from settings_of(base, value, key=below, group=group, how=inner, path=(*path, name))
+            below = key if inner.inline else f"{key}.{name}" if key else name
+            own = inner.group or group
+            yield from settings_of(base, value, key=below, group=own, how=inner, path=(*path, name))
             continue
         if description_of(kind):
             yield setting_of(name, kind, value, key=key, group=group, how=how, path=(*path, name))

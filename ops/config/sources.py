@@ -13,8 +13,10 @@ from typing import Any, Final, Literal, NamedTuple
 
 from cyclopts import UNSET, App, Argument, ArgumentCollection, Token
 
-from headwater.ops.config.processes import SECTION_TYPES, all_settings, nearest_key
+from headwater.engines import registry
+from headwater.ops.config.processes import all_settings, nearest_key
 from headwater.ops.config.setting import ENV_PREFIX, ConfigError, Setting
+from headwater.ops.config.worker import section_of
 
 ENGINES: Final = "engines"
 """The table that contains no settings: engines' own arguments, under any key."""
@@ -74,7 +76,8 @@ def _hint(key: str, value: Any) -> str:
         section, _, name = near.rpartition(".")
         return f"; it is {near}: write {name} in the table [{section}]"
     kind = "sections" if isinstance(value, dict) else "sections and settings"
-    return f"; {kind} are {', '.join(SECTION_TYPES)}"
+    names = dict.fromkeys(key.partition(".")[0] for key in all_settings())
+    return f"; {kind} are {', '.join(names)}"
 
 
 def _read(path: Path, source: str) -> dict[str, Any]:
@@ -193,8 +196,8 @@ CONFIG, CONFIG_KEY = "config", "config_key"
 
 ENGINE = "worker__engine"
 
-NATIVE = {"vllm": "vllm.native", "sglang": "sglang.native"}
-"""The setting of each engine's own arguments."""
+NATIVE: Final = "native"
+"""The option of an engine with arguments of its own that takes these, the words after `--`."""
 
 ARGUMENTS = {"engine_name": "worker.engine"}
 """Positional arguments of commands that stand for a setting, which then needs no flag."""
@@ -239,11 +242,12 @@ class Sources:
                 value = setting.read([file.values[setting.key]], f"{where} = ")
                 argument.tokens.append(Token(keyword=where, source="file", implicit_value=value))
                 self.origins[setting.key] = ValueOrigin("file", where)
-        engine = _given(by_name.get(ENGINE))
-        setting = all_settings()[NATIVE.get(engine, NATIVE["vllm"])]
-        native = by_name.get(setting.name)
-        if native is not None:
-            self._add_native(setting, native, file.engine_arguments(key) if file is not None and key else ())
+        engines = (section_of(_given(by_name.get(ENGINE))), registry.DEFAULT_ENGINE)
+        found = (all_settings().get(f"{engine}.{NATIVE}") for engine in engines)
+        own = next((one for one in found if one is not None), None)
+        native = by_name.get(own.name) if own is not None else None
+        if own is not None and native is not None:
+            self._add_native(own, native, file.engine_arguments(key) if file is not None and key else ())
         elif self._native:
             raise ConfigError(
                 f"headwater {' '.join(commands)}: takes no engine arguments: nothing may follow `--`"
@@ -255,7 +259,7 @@ class Sources:
             return
         words = self._native
         if words and not words[0].startswith("-"):
-            # As in `vllm serve MODEL`.
+            # As engines' own commands have it: `serve MODEL`.
             words = ("--model", *words)
         own: tuple[str, ...] = ()
         if argument.tokens:

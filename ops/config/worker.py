@@ -1,46 +1,92 @@
 """Settings of workers: the model, the engine that serves it, and the fleet of a machine."""
 
-import shlex
-from typing import Annotated, Any, NamedTuple
+import keyword
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
-import msgspec
 from msgspec import Meta
 
 from headwater.actors.worker.settings import LoraLoading
 from headwater.engines import registry
 from headwater.engines.engine import EngineUnavailable
 from headwater.engines.limits import EMBEDDINGS_MIB, LORA_CACHE_MIB, LORA_FETCH_S, LORA_MIB
-from headwater.engines.sim.defaults import TOTAL_BLOCKS, StepTime
-from headwater.engines.tensorrt_llm.settings import HandoffMode
-from headwater.ops.config.setting import Flag, Prefix, Text
-from headwater.ops.config.step_time import DESCRIPTION, METAVAR, read_step_time, write_step_time
+from headwater.engines.traits import EngineTraits, Table, Text
+from headwater.ops.config.setting import Flag, Prefix, section_type
 from headwater.schemas.events.fleet import Role
 from headwater.schemas.tables import MIGRATIONS_MAX
 
 Label = Annotated[str, Meta(pattern="^[A-Za-z0-9_-]{1,64}$")]
 
 
-def _read_pairs(text: str) -> dict[str, str]:
-    return dict(_pair(word.strip()) for word in text.split(",") if word.strip())
+# Options of engines: a section for each engine that is installed and has options.
 
 
-def _pair(word: str) -> tuple[str, str]:
-    name, equals, value = word.partition("=")
-    if not (name and equals and ":" in value):
-        raise ValueError(f"{word!r} is not NAME=MODULE:CLASS")
-    return name, value
+def section_of(engine: str) -> str:
+    """The section of an engine's options, "" if it cannot have one: its name has to be that of a field."""
+    name = engine.replace("-", "_")
+    return name if name.isidentifier() and not name.startswith("_") and not keyword.iskeyword(name) else ""
 
 
-def _write_pairs(pairs: dict[str, str]) -> str:
-    return ",".join(f"{name}={value}" for name, value in pairs.items())
+WITH_OPTIONS: Final[dict[str, EngineTraits]] = {
+    section: traits
+    for name, traits in registry.all_traits().items()
+    if traits.options is not None and (section := section_of(name))
+}
+"""The traits of engines by the section of their options, in the order of help."""
+
+JOINING: Final = {
+    f"{section}_workers": name
+    for name, traits in registry.all_traits().items()
+    if traits.joins_others and (section := section_of(name))
+}
+"""Engines whose workers may be added to those of another one, by the setting of their number."""
+
+if TYPE_CHECKING:
+    EngineOptions = Any
+    AddedWorkers = Any
+else:
+    EngineOptions = section_type(
+        "EngineOptions",
+        {
+            section: (
+                Annotated[
+                    traits.options,
+                    Prefix(
+                        # The flags of the default engine have no prefix.
+                        "" if section == registry.DEFAULT_ENGINE else section.replace("_", "-"),
+                        group=traits.title or section,
+                    ),
+                ],
+                traits.options(),
+            )
+            for section, traits in WITH_OPTIONS.items()
+        },
+    )
+    AddedWorkers = section_type(
+        "AddedWorkers",
+        {
+            field: (
+                Annotated[
+                    int,
+                    Meta(
+                        ge=0,
+                        description=f"number of {registry.all_traits()[name].title or name} workers in addition to those of another --engine, for the same model",
+                    ),
+                ],
+                0,
+            )
+            for field, name in JOINING.items()
+        },
+    )
 
 
-def _write_json(value: Any) -> str:
-    return msgspec.json.encode(value).decode()
+def _listed(names: Iterable[str]) -> str:
+    """Names as a sentence has them: "a, b and c"."""
+    found = [name for name in names if name]
+    return " and ".join([", ".join(found[:-1]), found[-1]] if len(found) > 1 else found)
 
 
-def _read_words(text: str) -> tuple[str, ...]:
-    return tuple(shlex.split(text))
+# The model, the engine that serves it, and how many workers of it there are.
 
 
 def _read_engine(text: str) -> str:
@@ -66,16 +112,11 @@ class FleetSettings(NamedTuple):
         int,
         Meta(
             ge=0,
-            description="number of workers that only encode media for the others (vLLM, SGLang (no audio) and the simulated engine)",
+            description="number of workers that only encode media for the others "
+            f"({_listed(one.encoder for one in registry.all_traits().values())})",
         ),
     ] = 0
-    sglang_workers: Annotated[
-        int,
-        Meta(
-            ge=0,
-            description="number of SGLang workers in addition to those of another --engine, for the same model",
-        ),
-    ] = 0
+    added: Annotated[AddedWorkers, Prefix(inline=True)] = AddedWorkers()
 
 
 class WorkerSettings(NamedTuple):
@@ -88,7 +129,7 @@ class WorkerSettings(NamedTuple):
             description="inference engine: a name (see `headwater engines`), a file (echo.py) or a class "
             "(package.module:Echo)"
         ),
-    ] = "vllm"
+    ] = registry.DEFAULT_ENGINE
     model: Annotated[
         str,
         Meta(
@@ -146,7 +187,8 @@ class WorkerSettings(NamedTuple):
     accept_image_embeds: Annotated[
         bool,
         Meta(
-            description="clients may send embeddings of images in place of images (vLLM with models of Qwen2-VL's kind; the simulated engine)"
+            description="clients may send embeddings of images in place of images "
+            f"({'; '.join(filter(None, (one.takes_embeddings for one in registry.all_traits().values())))})"
         ),
     ] = False
     embeddings_mib: Annotated[
@@ -181,157 +223,9 @@ class WorkerSettings(NamedTuple):
         int, Meta(ge=0, description="maximum context length in tokens (default: the model's)")
     ] = 0
     engine_options: Annotated[
-        dict[str, Any],
-        Text(msgspec.json.decode, _write_json, "JSON"),
+        Table,
         Meta(description="options that an engine of your own gets with its `start`, as JSON or a table"),
     ] = {}  # noqa: RUF012 (the default of a NamedTuple, never changed)
-
-
-class VllmOptions(NamedTuple):
-    """Options of vLLM. Its own arguments follow after `--`."""
-
-    native: Annotated[
-        tuple[str, ...],
-        Text(_read_words, shlex.join, "TEXT"),
-        Meta(description="vLLM's own arguments as one text; on a command line better after `--`"),
-    ] = ()
-    connector: Annotated[
-        str,
-        Meta(
-            description="KV connectors in order, comma-separated: nixl, offload, lmcache, kvbm, example … or none "
-            "(default: nixl for workers with a role)"
-        ),
-    ] = ""
-    connector_options: Annotated[
-        dict[str, dict[str, Any]],
-        Text(msgspec.json.decode, _write_json, "JSON"),
-        Meta(
-            description="options of each connector, as JSON or a table: "
-            '{"offload": {"cpu_bytes_to_use": 1073741824}}'
-        ),
-    ] = {}  # noqa: RUF012 (the default of a NamedTuple, never changed)
-    nixl_host: Annotated[
-        str, Meta(description="address at which other workers reach NIXL's side channels here")
-    ] = "127.0.0.1"
-    nixl_port: Annotated[
-        int,
-        Meta(
-            ge=0,
-            le=65535,
-            description="first port of NIXL's side channels, one per worker and data-parallel rank (default: free ones)",
-        ),
-    ] = 0
-    gpus_per_worker: Annotated[
-        int,
-        Meta(ge=0, description="GPUs per worker (default: tensor-parallel size × pipeline-parallel size)"),
-    ] = 0
-    kv_cache_mib: Annotated[
-        int, Meta(ge=0, description="KV cache per worker in MiB, on CPU (default: 512)")
-    ] = 0
-    dtype: Annotated[
-        str, Meta(description="data type of the weights (default: float32 on CPU, the model's on GPU)")
-    ] = ""
-    logits_processors: Annotated[
-        dict[str, str],
-        Text(_read_pairs, _write_pairs, "NAME=MODULE:CLASS,…"),
-        Meta(description="logits processors that requests may use by name"),
-    ] = {}  # noqa: RUF012 (the default of a NamedTuple, never changed)
-    allow_mixed_versions: Annotated[
-        bool, Meta(description="allow prefill and decode workers of different vLLM versions in one pool")
-    ] = False
-    allow_vulnerable_engine: Annotated[bool, Meta(description="start a vLLM with known vulnerabilities")] = (
-        False
-    )
-
-
-class SglangOptions(NamedTuple):
-    """Options of SGLang. Its own arguments follow after `--` with --engine sglang."""
-
-    native: Annotated[
-        tuple[str, ...],
-        Text(_read_words, shlex.join, "TEXT"),
-        Meta(description="SGLang's own arguments as one text; on a command line better after `--`"),
-    ] = ()
-    python: Annotated[
-        str,
-        Meta(
-            description="Python of an environment with SGLang and Headwater (default: this one if it has SGLang, else one that "
-            "is made on first use, in the user's cache folder)"
-        ),
-    ] = ""
-    host: Annotated[
-        str,
-        Meta(
-            description="address at which other workers reach this one, if it only prefills or only decodes: its "
-            "bootstrap server and NIXL"
-        ),
-    ] = "127.0.0.1"
-    bootstrap_port: Annotated[
-        int,
-        Meta(
-            ge=0,
-            le=65535,
-            description="port of a prefill worker's bootstrap server (default: a free one)",
-        ),
-    ] = 0
-    gpus_per_worker: Annotated[
-        int,
-        Meta(
-            ge=0,
-            description="GPUs per SGLang worker (default: tensor-parallel size × pipeline-parallel size)",
-        ),
-    ] = 0
-    logits_processors: Annotated[
-        dict[str, str],
-        Text(_read_pairs, _write_pairs, "NAME=MODULE:CLASS,…"),
-        Meta(description="logits processors that requests may use by name"),
-    ] = {}  # noqa: RUF012 (the default of a NamedTuple, never changed)
-    allow_vulnerable_engine: Annotated[
-        bool, Meta(description="start an SGLang with known vulnerabilities")
-    ] = False
-
-
-class TensorRtOptions(NamedTuple):
-    """Options of TensorRT-LLM."""
-
-    file: Annotated[str, Meta(description="YAML file with arguments of TensorRT-LLM's LLM class")] = ""
-    overrides: Annotated[
-        dict[str, Any],
-        Text(msgspec.json.decode, _write_json, "JSON"),
-        Meta(
-            description="arguments that replace those of the file, as JSON or a table: "
-            '{"kv_cache_config": {"free_gpu_memory_fraction": 0.8}}'
-        ),
-    ] = {}  # noqa: RUF012 (the default of a NamedTuple, never changed)
-    handoff: Annotated[
-        HandoffMode,
-        Meta(
-            description="how prefill and decode legs are joined: the decode leg starts after the prefill, both start at once, "
-            "or the first tokens are handed over apart from the opaque state"
-        ),
-    ] = "context-first"
-    logits_processors: Annotated[
-        dict[str, str],
-        Text(_read_pairs, _write_pairs, "NAME=MODULE:CLASS,…"),
-        Meta(description="logits processors that requests may use by name; they turn KV events off"),
-    ] = {}  # noqa: RUF012 (the default of a NamedTuple, never changed)
-    allow_faults: Annotated[
-        bool, Meta(description="start combinations of arguments that are known to hang or to end the engine")
-    ] = False
-    allow_vulnerable_engine: Annotated[
-        bool, Meta(description="start a TensorRT-LLM with known vulnerabilities")
-    ] = False
-
-
-class SimOptions(NamedTuple):
-    """Options of the simulated engine."""
-
-    step_time: Annotated[
-        StepTime,
-        Text(read_step_time, write_step_time, METAVAR, Any),
-        Meta(description=f"simulated engine: {DESCRIPTION}", examples=["zero"]),
-    ] = StepTime()
-    blocks: Annotated[int, Meta(ge=16, description="simulated engine: KV blocks per worker")] = TOTAL_BLOCKS
 
 
 class LoraOptions(NamedTuple):

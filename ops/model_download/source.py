@@ -49,7 +49,7 @@ def with_folder(settings: EngineProcess) -> EngineProcess:
                 f"{own.model or 'the default model'}"
             )
         return settings
-    words = settings.sglang.native if own.engine == "sglang" else settings.vllm.native
+    words = settings.engines.sglang.native if own.engine == "sglang" else settings.engines.vllm.native
     # The simulated engine has no weights, and an engine may make them up.
     weights = own.engine != "sim" and native_arguments.value(words, "load_format") != "dummy"
     folder = fetch(source, weights=weights, cache=cache_folder(settings.cache_dir))

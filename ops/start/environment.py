@@ -52,7 +52,7 @@ def enter(engine: str, arguments: Sequence[str], python: str = "") -> None:
         return
     if os.environ.get(INSIDE) == engine:
         raise EngineUnavailable(
-            f"{_needs(engine).title} is missing even in {sys.prefix}, which is to have it: install it there, or remove "
+            f"{registry.traits_of(engine).title} is missing even in {sys.prefix}, which is to have it: install it there, or remove "
             "that folder if Headwater made it"
         )
     _continue(engine, arguments, check(python) if python else ensure(engine))
@@ -81,7 +81,8 @@ def check(python: str) -> Path:
 
 def ensure(engine: str) -> Path:
     """The Python of an environment with this engine, which is made if need be. Raises `EngineUnavailable`."""
-    needs, source = _needs(engine), _source(_needs(engine).extras)
+    needs, title = _needs(engine), registry.traits_of(engine).title
+    source = _source(needs.extras)
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     key = hashlib.sha256(f"{source} {sys.version} {sys.prefix}".encode()).hexdigest()[:12]
     # Without its name it is the first engine's, as it was before there were several.
@@ -93,10 +94,10 @@ def ensure(engine: str) -> Path:
     uv = os.environ.get("UV") or shutil.which("uv") or str(Path(sys.executable).with_name("uv"))
     if not Path(uv).is_file():
         raise EngineUnavailable(
-            f"{needs.title} is not installed here, and neither is uv, which would install it: `pip install uv`, or "
+            f"{title} is not installed here, and neither is uv, which would install it: `pip install uv`, or "
             f"install headwater's `{needs.extras.partition(',')[0]}` extra, or use another --engine"
         )
-    logs.say(f"{needs.title} is not installed here: installing it once into {folder} ({needs.size}) …")
+    logs.say(f"{title} is not installed here: installing it once into {folder} ({needs.size}) …")
     links = os.environ.get("UV_FIND_LINKS") or os.environ.get("PIP_FIND_LINKS") or ""
     environ = os.environ | ({"UV_FIND_LINKS": links} if links else {})
     torch = ([CPU_TORCH] if links else ["--torch-backend=cpu"]) if needs.cpu else []
@@ -113,7 +114,7 @@ def ensure(engine: str) -> Path:
         if done.returncode:
             said = (done.stderr or b"").decode(errors="replace").strip()[-REASON_MAX:]
             raise EngineUnavailable(
-                f"installing {needs.title} failed at: {' '.join(step[:3])}{said and f': {said}'}"
+                f"installing {title} failed at: {' '.join(step[:3])}{said and f': {said}'}"
             )
     (folder / "complete").touch()
     return python

@@ -14,6 +14,7 @@ from headwater.engines.engine import Engine, EngineUnavailable
 from headwater.engines.model_files import ModelFiles, content_digest, read_model_files
 from headwater.engines.sglang import config as sglang_arguments
 from headwater.engines.sglang.config import SglangSettings
+from headwater.engines.sim import SimOptions
 from headwater.engines.sim.defaults import BLOCK_SIZE, EMBEDDING_WIDTH
 from headwater.engines.sim.encoder import SimEncoder
 from headwater.engines.sim.engine import SimEngine, SimSettings
@@ -22,7 +23,7 @@ from headwater.engines.vllm import TRAITS, config
 from headwater.engines.vllm import config as vllm_config
 from headwater.engines.vllm.config import VllmSettings
 from headwater.ops.config.processes import EngineProcess
-from headwater.ops.config.worker import SimOptions, WorkerSettings
+from headwater.ops.config.worker import WorkerSettings
 from headwater.ops.model_download.source import DEMO_NAME
 from headwater.ops.start import (
     model as start_model,
@@ -40,7 +41,7 @@ def make(settings: EngineProcess, worker: str) -> tuple[Engine, Served]:
     own = settings.worker
     takes = registry.traits_of(own.engine).takes_embeddings and own.role not in ("prefill", "decode")
     if own.accept_image_embeds and not takes:
-        able = sorted(name for name, traits in registry.own_traits().items() if traits.takes_embeddings)
+        able = sorted(name for name, traits in registry.all_traits().items() if traits.takes_embeddings)
         raise EngineUnavailable(
             f"--accept-image-embeds: {own.engine} workers of role {own.role} cannot take embeddings from clients; those of "
             f"{' and '.join(able)} that serve whole requests can"
@@ -70,7 +71,7 @@ def on_cpu() -> bool:
 
 def vllm_settings(settings: EngineProcess, worker: str, *, folder: Path, name: str) -> VllmSettings:
     """The settings of vLLM's adapter. Raises `EngineUnavailable`."""
-    own, vllm = settings.worker, settings.vllm
+    own, vllm = settings.worker, settings.engines.vllm
     return VllmSettings(
         model=str(folder),
         name=name,
@@ -97,7 +98,7 @@ def vllm_settings(settings: EngineProcess, worker: str, *, folder: Path, name: s
 
 def sglang_settings(settings: EngineProcess, worker: str, *, folder: Path, name: str) -> SglangSettings:
     """The settings of SGLang's adapter."""
-    own, sglang = settings.worker, settings.sglang
+    own, sglang = settings.worker, settings.engines.sglang
     return SglangSettings(
         model=str(folder),
         name=name,
@@ -185,14 +186,14 @@ def served(worker: WorkerSettings, files: ModelFiles) -> Served:
 
 def _sim(settings: EngineProcess, worker: str) -> tuple[Engine, Served]:
     files = sim_files(settings.worker)
-    wanted = sim_settings(settings.worker, settings.sim, files)
+    wanted = sim_settings(settings.worker, settings.engines.sim, files)
     if settings.worker.role == "encode":
         return SimEncoder(wanted, SystemClock()), served(settings.worker, files)
     return SimEngine(wanted, SystemClock()), served(settings.worker, files)
 
 
 def _vllm(settings: EngineProcess, worker: str) -> tuple[Engine, Served]:
-    from headwater.engines.vllm import VllmEngine
+    from headwater.engines.vllm.engine import VllmEngine
 
     folder = model_folder(settings.worker.model)
     files = _files(folder, settings.worker)
@@ -232,7 +233,7 @@ def _custom(settings: EngineProcess, worker: str) -> tuple[Engine, Served]:
 
 
 def _sglang(settings: EngineProcess, worker: str) -> tuple[Engine, Served]:
-    from headwater.engines.sglang import SglangEngine
+    from headwater.engines.sglang.engine import SglangEngine
 
     folder = model_folder(settings.worker.model)
     files = _files(folder, settings.worker)

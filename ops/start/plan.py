@@ -13,10 +13,11 @@ from headwater.engines import native_arguments, registry
 from headwater.engines.engine import Engine
 from headwater.engines.ranked import RankedEngine, split
 from headwater.engines.sglang import config as sglang_arguments
-from headwater.engines.vllm import config
-from headwater.ops.config.processes import EngineProcess
+from headwater.engines.vllm import VllmOptions, config
+from headwater.ops.config.processes import EngineProcess, engine_options
 from headwater.ops.config.setting import ConfigError
-from headwater.ops.config.worker import FleetSettings, SglangOptions, SimOptions, TensorRtOptions, VllmOptions
+from headwater.ops.config.sources import NATIVE
+from headwater.ops.config.worker import WITH_OPTIONS, EngineOptions, FleetSettings, section_of
 from headwater.ops.process.actor import EXIT_UNRECOVERABLE, Host
 from headwater.ops.process.sockets import free_range
 from headwater.ops.start import tensorrt_llm
@@ -42,7 +43,7 @@ def names(settings: EngineProcess) -> list[tuple[str, Role]]:
     """Name and role of each worker: those of `--engine`, then SGLang's. The name of a process with several workers is the beginning of theirs."""
     before = f"{settings.name}-" if settings.name else ""
     added: list[tuple[str, Role]] = [
-        (f"{before}sglang-{number}", "both") for number in range(settings.fleet.sglang_workers)
+        (f"{before}sglang-{number}", "both") for number in range(settings.fleet.added.sglang_workers)
     ]
     return [*_own_names(settings), *added]
 
@@ -50,8 +51,8 @@ def names(settings: EngineProcess) -> list[tuple[str, Role]]:
 def _own_names(settings: EngineProcess) -> list[tuple[str, Role]]:
     fleet, role = settings.fleet, settings.worker.role
     roles = fleet.prefill_workers or fleet.decode_workers
-    if fleet.encode_workers and not registry.traits_of(settings.worker.engine).has_encoder:
-        able = sorted(name for name, traits in registry.own_traits().items() if traits.has_encoder)
+    if fleet.encode_workers and not registry.traits_of(settings.worker.engine).encoder:
+        able = sorted(name for name, traits in registry.all_traits().items() if traits.encoder)
         raise ConfigError(
             f"--encode-workers requires --engine {', '.join(able[:-1])} or {able[-1]}, not {settings.worker.engine}"
         )
@@ -81,9 +82,9 @@ def plan(settings: EngineProcess, *, devices: Sequence[str] = ()) -> list[Worker
     1.5.1); other transports may require that the GPU is visible. Raises `ConfigError` if there are too few.
     """
     found = names(settings)
-    added = settings.fleet.sglang_workers
+    added = settings.fleet.added.sglang_workers
     engines: list[str] = [settings.worker.engine] * (len(found) - added) + ["sglang"] * added
-    vllm, metrics_port = settings.vllm, settings.metrics.port
+    vllm, metrics_port = settings.engines.vllm, settings.metrics.port
     ranks = ranks_here(vllm.native)
     nixl = vllm.nixl_port
     if not nixl and settings.worker.engine == "vllm" and any(_needs_nixl(vllm, role) for _, role in found):
@@ -113,13 +114,13 @@ def _gpus(settings: EngineProcess, engine: str) -> int:
     if engine == "tensorrt_llm":
         return tensorrt_llm.gpus(settings)
     if engine != "sglang":
-        return settings.vllm.gpus_per_worker or gpus_needed(settings.vllm.native)
-    words = settings.sglang.native
+        return settings.engines.vllm.gpus_per_worker or gpus_needed(settings.engines.vllm.native)
+    words = settings.engines.sglang.native
     parts = sglang_arguments.number(words, "tp_size", 1) * sglang_arguments.number(words, "pp_size", 1)
     # With it the ranks share the GPUs of the tensor-parallel parts.
     shared = native_arguments.has(words, "enable_dp_attention")
     ranks = 1 if shared else sglang_arguments.number(words, "dp_size", 1)
-    return settings.sglang.gpus_per_worker or parts * ranks
+    return settings.engines.sglang.gpus_per_worker or parts * ranks
 
 
 def of_worker(settings: EngineProcess, worker: WorkerPlan) -> EngineProcess:
@@ -134,7 +135,7 @@ def of_worker(settings: EngineProcess, worker: WorkerPlan) -> EngineProcess:
             or settings.worker.accept_image_embeds
             or settings.fleet.encode_workers > 0,
         ),
-        vllm=settings.vllm._replace(nixl_port=worker.nixl_port),
+        engines=settings.engines._replace(vllm=settings.engines.vllm._replace(nixl_port=worker.nixl_port)),
         metrics=settings.metrics._replace(port=worker.metrics_port),
     )
 
@@ -142,24 +143,24 @@ def of_worker(settings: EngineProcess, worker: WorkerPlan) -> EngineProcess:
 def apart(settings: EngineProcess) -> tuple[EngineProcess, list[str]]:
     """The settings of one engine's process without those of other engines, and the words after them: its own arguments."""
     engine, native = settings.worker.engine, native_words(settings)
-    kept = settings._replace(
-        vllm=settings.vllm._replace(native=()) if engine == "vllm" else VllmOptions(),
-        sglang=settings.sglang._replace(native=()) if engine == "sglang" else SglangOptions(),
-        tensorrt_llm=settings.tensorrt_llm if engine == "tensorrt_llm" else TensorRtOptions(),
-        sim=settings.sim if engine == "sim" else SimOptions(),
-    )
+    options = engine_options(settings, engine)
+    if native:
+        options = options._replace(native=())
+    own = {section_of(engine): options} if section_of(engine) in WITH_OPTIONS else {}
+    kept = settings._replace(engines=EngineOptions()._replace(**own))
     return kept, ["--", *native] if native else []
 
 
 def without_sglang(settings: EngineProcess) -> EngineProcess:
     """The settings of the other workers."""
-    return settings._replace(fleet=settings.fleet._replace(sglang_workers=0))
+    return settings._replace(fleet=settings.fleet._replace(added=FleetSettings().added))
 
 
 def native_words(settings: EngineProcess) -> tuple[str, ...]:
     """The engine's own arguments."""
-    options = settings.sglang if settings.worker.engine == "sglang" else settings.vllm
-    return options.native
+    options = engine_options(settings, settings.worker.engine)
+    native: tuple[str, ...] = getattr(options, NATIVE, ())
+    return native
 
 
 def described(workers: Sequence[WorkerPlan]) -> str:
@@ -173,7 +174,7 @@ def uses_gpus(settings: EngineProcess, *, cpu: bool) -> bool:
     """Do these workers use GPUs, if there are any? `cpu`: the vLLM that is installed here computes on CPUs."""
     traits = registry.traits_of(settings.worker.engine)
     own = traits.loads != "nothing" and not (traits.cpu_build and cpu)
-    return own or settings.fleet.sglang_workers > 0
+    return own or bool(settings.fleet.added.sglang_workers)
 
 
 def ranks_here(native: Sequence[str]) -> int:

@@ -32,10 +32,12 @@ _log = structlog.get_logger("headwater.preflight")
 
 def check(settings: EngineProcess, workers: Sequence[WorkerPlan]) -> None:
     """The checks that need neither vLLM nor the fleet. Raises `EngineUnavailable`."""
-    worker_settings, vllm = settings.worker, settings.vllm
+    worker_settings, vllm = settings.worker, settings.engines.vllm
     start_model.check_names(worker_settings.tool_parser, worker_settings.reasoning_parser)
     if worker_settings.engine == "sglang":
-        sglang_versions.check(sglang_versions.installed(), allow=settings.sglang.allow_vulnerable_engine)
+        sglang_versions.check(
+            sglang_versions.installed(), allow=settings.engines.sglang.allow_vulnerable_engine
+        )
     if worker_settings.engine == "tensorrt_llm":
         for worker in workers:
             tensorrt_llm.check(settings, worker.role)
@@ -92,10 +94,10 @@ def known_block_size(settings: EngineProcess, *, cpu: bool) -> int:
         return worker.block_size or BLOCK_SIZE
     if worker.engine == "sglang":
         # What it takes on a CPU is known once it runs there.
-        return worker.block_size or sglang_arguments.number(settings.sglang.native, "page_size", 0)
+        return worker.block_size or sglang_arguments.number(settings.engines.sglang.native, "page_size", 0)
     if worker.engine != "vllm":
         return worker.block_size
-    native = settings.vllm.native
+    native = settings.engines.vllm.native
     return worker.block_size or vllm_config.number(native, "block_size", 0) or (CPU_BLOCK_SIZE if cpu else 0)
 
 
@@ -104,7 +106,7 @@ async def against_fleet(ports: Ports, settings: EngineProcess, model: str, *, cp
 
     Raises `EngineUnavailable`.
     """
-    worker, vllm = settings.worker, settings.vllm
+    worker, vllm = settings.worker, settings.engines.vllm
     cards = await _read(CardTable(ports.cards).models)
     leases = await _read(LeaseTable(ports.leases).read_all)
     live = {lease.pool: lease.name for lease in leases if lease.kind == "worker"}

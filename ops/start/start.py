@@ -20,7 +20,7 @@ def run(settings: EngineProcess) -> int:
     if settings.worker.engine == "sglang":
         from headwater.ops.start import environment
 
-        environment.enter("sglang", sys.argv[1:], settings.sglang.python)
+        environment.enter("sglang", sys.argv[1:], settings.engines.sglang.python)
     settings = with_folder(settings)
     if registry.traits_of(settings.worker.engine).writes_metric_files and settings.metrics.port:
         # Before the first import of Prometheus: see there.
@@ -38,9 +38,9 @@ def _run(settings: EngineProcess) -> int:
     from headwater.ops.start import engine, make_engine, plan, preflight
 
     is_vllm = settings.worker.engine == "vllm"
-    if is_vllm and config.is_follower(settings.vllm.native):
+    if is_vllm and config.is_follower(settings.engines.vllm.native):
         return _headless(settings)
-    if settings.worker.engine == "sglang" and sglang_arguments.is_follower(settings.sglang.native):
+    if settings.worker.engine == "sglang" and sglang_arguments.is_follower(settings.engines.sglang.native):
         return _sglang_follower(settings)
     if is_vllm and make_engine.on_cpu():
         from headwater.ops.start import vllm_forks
@@ -59,7 +59,8 @@ def _headless(settings: EngineProcess) -> int:
     from headwater.ops.start import make_engine
 
     ranks = (
-        vllm_config.value(settings.vllm.native, f"data_parallel_{which}") for which in ("rank", "start_rank")
+        vllm_config.value(settings.engines.vllm.native, f"data_parallel_{which}")
+        for which in ("rank", "start_rank")
     )
     alone, name, folder = _without_lease(settings, "headless", next((rank for rank in ranks if rank), "0"))
     if make_engine.on_cpu():

@@ -14,7 +14,7 @@ from headwater.schemas.events.fleet import Role
 
 def settings_of(settings: EngineProcess, worker: str) -> TensorRtSettings:
     """The settings of its adapter, as far as the model's files do not say."""
-    own, options = settings.worker, settings.tensorrt_llm
+    own, options = settings.worker, settings.engines.tensorrt_llm
     return TensorRtSettings(
         own.model,
         "",
@@ -33,7 +33,7 @@ def settings_of(settings: EngineProcess, worker: str) -> TensorRtSettings:
 def check(settings: EngineProcess, role: Role) -> None:
     """The checks of one worker's arguments, and whether it is installed. Raises `EngineUnavailable`."""
     tensorrt_llm_config.check_version(
-        tensorrt_llm_config.installed(), allow=settings.tensorrt_llm.allow_vulnerable_engine
+        tensorrt_llm_config.installed(), allow=settings.engines.tensorrt_llm.allow_vulnerable_engine
     )
     own = settings_of(settings, "")._replace(role=role)
     config.check(own, arguments(own))

@@ -215,7 +215,7 @@ class LocalFleet:
         # A model is downloaded or made here, and SGLang's environment, where progress is visible, not in a worker's log.
         self._engines = with_folder(self._engines)
         make_engine.check_model(self._engines.worker, plan.native_words(self._engines))
-        environment.prepare({worker.engine for worker in self.workers}, settings.sglang.python)
+        environment.prepare({worker.engine for worker in self.workers}, settings.engines.sglang.python)
         if settings.console.port:
             check_console(settings.console, settings.auth)
         if settings.trace.otlp:

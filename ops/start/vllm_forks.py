@@ -59,7 +59,7 @@ def run(settings: EngineProcess) -> int:
         raise EngineUnavailable(f"vLLM cannot be imported: {error}") from error
     try:
         # Once for all, with vLLM's own parser; what it means is not needed here.
-        config.parse(settings.vllm.native)
+        config.parse(settings.engines.vllm.native)
     except EngineUnavailable as error:
         _log.error("engine_cannot_start", reason=str(error))
         return EXIT_UNRECOVERABLE

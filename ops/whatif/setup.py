@@ -12,13 +12,15 @@ from headwater.engines.limits import EMBEDDINGS_MIB
 from headwater.engines.sim.defaults import (
     KV_BYTES_PER_TOKEN,
     SEQUENCES_MAX,
+    STEP_TIME,
+    STEP_TIME_FORMS,
     STEP_TOKENS_MAX,
     TRANSFER_GB_PER_S,
     StepTime,
 )
+from headwater.engines.traits import Text
 from headwater.ops.config.router import read_weights, write_weights
-from headwater.ops.config.setting import Choices, Flag, Text
-from headwater.ops.config.step_time import DESCRIPTION, METAVAR, read_step_time, write_step_time
+from headwater.ops.config.setting import Choices, Flag
 from headwater.ops.whatif.speed import (
     Slowdown,
     read_slowdowns,
@@ -106,8 +108,8 @@ class Setup(msgspec.Struct, frozen=True):
     ] = -1.0
     step_time: Annotated[
         StepTime,
-        Text(read_step_time, write_step_time, METAVAR, Any),
-        Meta(description=DESCRIPTION),
+        STEP_TIME,
+        Meta(description=STEP_TIME_FORMS),
     ] = StepTime()
     worker_speeds: Annotated[
         tuple[float, ...],

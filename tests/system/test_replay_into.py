@@ -46,7 +46,7 @@ def test_a_simulated_fleet_is_as_the_recorded_one_was() -> None:
     values = simulated_settings(Recording(trace, setup, {}, 1, 1, 0, 0, fitted=True))
     settings = with_settings(LocalFleetSettings(), values)
     assert settings.fleet[:3] == (0, 2, 3)
-    assert settings.sim == (StepTime((1, 2, 3), (4, 5, 6)), 25)
+    assert settings.engines.sim == (StepTime((1, 2, 3), (4, 5, 6)), 25)
     assert (settings.worker.block_size, settings.worker.max_model_len) == (32, 782)
     assert settings.router.weights == {"crowding": 0.5}
 

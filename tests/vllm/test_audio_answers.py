@@ -10,7 +10,8 @@ import pytest
 from msgspec.structs import replace
 
 from headwater.engines.conformance.case import EngineCase
-from headwater.engines.vllm import VllmSettings, forkserver
+from headwater.engines.vllm import forkserver
+from headwater.engines.vllm.config import VllmSettings
 from headwater.engines.vllm.encoder import VllmEncoder
 from headwater.schemas import hashing
 from headwater.schemas.messages.media import PromptMedia

@@ -52,7 +52,8 @@ async def engines(folder: Path, *names: str) -> AsyncIterator[dict[str, tuple[En
     # As `headwater up` on a CPU: vLLM is imported once instead of six times, its processes are forks, their
     # threads are not all bound to the first core, and they pause while they poll.
     forkserver.preload()
-    from headwater.engines.vllm import VllmEngine, VllmSettings
+    from headwater.engines.vllm.config import VllmSettings
+    from headwater.engines.vllm.engine import VllmEngine
 
     class UpAlready(VllmEngine):
         info: EngineInfo | None = None

@@ -64,7 +64,7 @@ import asyncio
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
-from headwater.engines.vllm import VllmEngine
+from headwater.engines.vllm.engine import VllmEngine
 
 def limits(args, usage):
     scheduler = args.create_engine_config(usage).scheduler_config

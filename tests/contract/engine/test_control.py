@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 from headwater.engines.conformance import control
 from headwater.engines.conformance.case import Check
 from headwater.engines.engine import RequestRejected
-from headwater.engines.vllm import VllmEngine
+from headwater.engines.vllm.engine import VllmEngine
 from headwater.schemas import hashing
 from headwater.schemas.messages.inference import EmbedRequest, Guide, GuideKind
 from tests.support.engines import tiny_model

@@ -118,7 +118,7 @@ def media_of(files: ModelFiles) -> MediaSupport:
 
 def _make(answers: tuple[Answer, ...], settings: EngineProcess) -> tuple[Engine, Served]:
     files = make_engine.sim_files(settings.worker)
-    made = make_engine.sim_settings(settings.worker, settings.sim, files)
+    made = make_engine.sim_settings(settings.worker, settings.engines.sim, files)
     engine = ScriptedEngine(made._replace(media=media_of(files)), files, answers)
     return engine, make_engine.served(settings.worker, files)
 

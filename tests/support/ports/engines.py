@@ -59,7 +59,8 @@ def sim_engine(step_time: StepTime, *, small: bool = False) -> Engine:
 
 def vllm_engine(model: str, *, small: bool = False, **settings: Any) -> Engine:
     """A real engine with the small model. `settings` are fields of VllmSettings."""
-    from headwater.engines.vllm import VllmEngine, VllmSettings
+    from headwater.engines.vllm.config import VllmSettings
+    from headwater.engines.vllm.engine import VllmEngine
 
     made = VllmSettings(model=model, name="small", worker="w0", kv_cache_mib=512)
     if small:
@@ -98,7 +99,8 @@ def nixl_engine(model: str) -> Engine:
 
 def sglang_engine(model: str, *, small: bool = False, **settings: Any) -> Engine:
     """A real SGLang with the small model. `settings` are fields of SglangSettings."""
-    from headwater.engines.sglang import SglangEngine, SglangSettings
+    from headwater.engines.sglang.config import SglangSettings
+    from headwater.engines.sglang.engine import SglangEngine
 
     own: dict[str, Any] = {"max_total_tokens": 20 * 32, "context_length": 512} if small else {}
     own |= {"skip_tokenizer_init": True} | settings.pop("overrides", {})

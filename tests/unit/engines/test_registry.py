@@ -138,8 +138,9 @@ def test_a_package_says_what_is_to_be_known_of_its_engine(
 
 def test_own_engines_have_traits() -> None:
     """What commands ask of an engine by name is said by its package, and nowhere else."""
-    own = registry.own_traits()
+    own = registry.all_traits()
     assert set(own) == set(make_engine.FACTORIES)
+    assert next(iter(own)) == registry.DEFAULT_ENGINE
     assert [name for name, traits in sorted(own.items()) if traits.loads == "nothing"] == ["sim"]
     assert own["vllm"].cpu_build
     assert set(own["sglang"].shared_arguments) == set(own["vllm"].shared_arguments)

@@ -12,7 +12,8 @@ import pytest
 import pytest_asyncio
 
 from headwater.engines.engine import RequestRejected
-from headwater.engines.sglang import SglangSettings, follower
+from headwater.engines.sglang import follower
+from headwater.engines.sglang.config import SglangSettings
 from headwater.engines.sglang.sampling import Stream
 from headwater.schemas import hashing
 from headwater.schemas.events.kv import CPU, GPU

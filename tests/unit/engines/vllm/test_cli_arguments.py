@@ -71,21 +71,21 @@ def test_a_section_becomes_words_of_the_engines_command_line(tmp_path: Path, nam
     path = tmp_path / name
     path.write_text(text)
     found = settings("vllm", "--config", str(path), "--config-key", "engines.prefill")
-    assert found.vllm.native == PREFILL
+    assert found.engines.vllm.native == PREFILL
     assert (found.worker.model, found.worker.served_model_name) == ("/models/a b", "one")
     assert settings_of("edge", "--config", str(path)).http.port == 9000
     by_environment = settings(
         "vllm", environ={ENV_PREFIX + "CONFIG": str(path), ENV_PREFIX + "CONFIG_KEY": "engines.decode"}
     )
-    assert by_environment.vllm.native == ("--seed=-1",)
+    assert by_environment.engines.vllm.native == ("--seed=-1",)
     # A process without engine arguments can read the same file.
-    assert settings("vllm", "--config", str(path)).vllm.native == ()
+    assert settings("vllm", "--config", str(path)).engines.vllm.native == ()
 
 
 def test_words_behind_the_dashes_pass_as_they_are() -> None:
     """Blanks, JSON, negations: nothing is taken apart. They come after the file's, and so win."""
     words = ("--max-num-seqs", "8", "--chat", '{"a": "b c"}', "--no-enable-prefix-caching", "--", "--x=y z")
-    assert settings("vllm", "--", *words).vllm.native == words
+    assert settings("vllm", "--", *words).engines.vllm.native == words
 
 
 def test_words_come_from_the_file_the_environment_and_the_command_line(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_words_come_from_the_file_the_environment_and_the_command_line(tmp_path:
     path = tmp_path / "file.toml"
     path.write_text(TOML)
     flags = ("vllm", "--config", str(path), "--config-key", "engines.decode", "--", "--seed", "2")
-    assert settings(*flags, environ={ENV_PREFIX + "NATIVE": "--seed 1 --x 'a b'"}).vllm.native == (
+    assert settings(*flags, environ={ENV_PREFIX + "NATIVE": "--seed 1 --x 'a b'"}).engines.vllm.native == (
         "--seed=-1",
         "--seed",
         "1",
@@ -169,7 +169,7 @@ def test_a_first_word_is_the_model() -> None:
 def test_vllms_front_has_no_template_here() -> None:
     """It is the edge's, and not passed on to a parser that does not know it."""
     found = settings("vllm", "--", "--chat-template", "t.jinja", "--seed", "1")
-    assert (found.worker.chat_template, found.vllm.native) == ("t.jinja", ("--seed", "1"))
+    assert (found.worker.chat_template, found.engines.vllm.native) == ("t.jinja", ("--seed", "1"))
 
 
 @pytest.mark.parametrize(

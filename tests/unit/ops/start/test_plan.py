@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from headwater.engines.engine import EngineUnavailable
-from headwater.ops.config.processes import EngineProcess, process_words, with_settings
+from headwater.ops.config.processes import EngineProcess, added_engines, process_words, with_settings
 from headwater.ops.config.setting import ConfigError
 from headwater.ops.config.worker import FleetSettings
 from headwater.ops.process.sockets import free_range
@@ -63,7 +63,7 @@ def test_sglang_workers_come_after_the_others() -> None:
     with pytest.raises(ConfigError, match="3 workers with 2 GPUs each need 6, and 5 are visible"):
         workers.plan(settings, devices="abcde")
     own = workers.of_worker(settings, found[1])
-    assert (own.worker.engine, own.name, own.fleet.sglang_workers) == ("sglang", "sglang-0", 0)
+    assert (own.worker.engine, own.name, added_engines(own.fleet)) == ("sglang", "sglang-0", {})
     assert workers.names(own) == [("sglang-0", "both")]
 
 
@@ -88,7 +88,7 @@ def test_ports_are_counted_up_per_worker_and_rank() -> None:
     assert [worker.nixl_port for worker in plan] == [5600, 5602, 5604]
     assert [worker.metrics_port for worker in plan] == [9100, 9101, 9102]
     one = workers.of_worker(settings, plan[1])
-    assert (one.name, one.worker.role, one.vllm.nixl_port, one.metrics.port, one.fleet) == (
+    assert (one.name, one.worker.role, one.engines.vllm.nixl_port, one.metrics.port, one.fleet) == (
         "decode-0",
         "decode",
         5602,
@@ -171,7 +171,7 @@ def test_a_process_that_hosts_all_plans_the_same() -> None:
     )
     hosted = settings_of("engine", *process_words(settings), "--", *native)
     assert workers.plan(hosted) == workers.plan(settings)
-    assert hosted == settings._replace(vllm=settings.vllm._replace(native=native))
+    assert hosted == with_settings(settings, {"vllm.native": native})
     assert workers.of_worker(hosted, workers.plan(hosted)[0]).worker.taints == settings.worker.taints
     for worker in workers.plan(settings):
         alone = settings_of("engine", *process_words(workers.of_worker(settings, worker)))

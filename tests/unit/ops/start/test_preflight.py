@@ -5,7 +5,7 @@ import pytest
 
 from headwater.engines.engine import EngineUnavailable
 from headwater.ops.config.processes import EngineProcess, with_settings
-from headwater.ops.config.worker import SglangOptions, VllmOptions, WorkerSettings
+from headwater.ops.config.worker import WorkerSettings
 from headwater.ops.start import plan, preflight
 from headwater.schemas import subjects
 from headwater.schemas.tables import Lease
@@ -36,11 +36,13 @@ async def test_cards_count_while_a_worker_lives(monkeypatch: pytest.MonkeyPatch,
     same = asked._replace(worker=asked.worker._replace(block_size=64))
     with pytest.raises(EngineUnavailable, match=r"--role prefill: vLLM .* here, 0\.1 in pool m-b64"):
         await preflight.against_fleet(world, same, "m", cpu=True)
-    mixed = same._replace(vllm=VllmOptions(allow_mixed_versions=True))
+    mixed = with_settings(same, {"vllm.allow_mixed_versions": True})
     await preflight.against_fleet(world, mixed, "m", cpu=True)
     # On a GPU only the engine knows its block size; it is the version that is left to compare.
     await preflight.against_fleet(world, EngineProcess(), "m", cpu=False)
-    sglang = EngineProcess(worker=WorkerSettings("sglang"), sglang=SglangOptions(("--page-size", "32")))
+    sglang = with_settings(
+        EngineProcess(worker=WorkerSettings("sglang")), {"sglang.native": ("--page-size", "32")}
+    )
     with pytest.raises(EngineUnavailable, match="--block-size 32: worker w of pool m-b64"):
         await preflight.against_fleet(world, sglang, "m", cpu=False)
 
@@ -50,7 +52,7 @@ def test_a_fleet_with_nothing_in_it_holds_nobody_back() -> None:
     assert preflight.known_block_size(EngineProcess(worker=WorkerSettings(engine="sim")), cpu=False) == 16
     assert preflight.known_block_size(EngineProcess(), cpu=True) == 32
     assert preflight.known_block_size(EngineProcess(), cpu=False) == 0
-    native = EngineProcess(vllm=VllmOptions(("--block-size", "128")))
+    native = with_settings(EngineProcess(), {"vllm.native": ("--block-size", "128")})
     assert preflight.known_block_size(native, cpu=False) == 128
     assert preflight.known_block_size(EngineProcess(worker=WorkerSettings("sglang")), cpu=True) == 0
 

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from headwater.engines.sglang import SglangSettings, follower
-from headwater.ops.config.processes import EngineProcess
+from headwater.engines.sglang import follower
+from headwater.engines.sglang.config import SglangSettings
+from headwater.ops.config.processes import EngineProcess, with_settings
 from headwater.ops.start import engine, model, start
 
 
@@ -16,11 +17,8 @@ def test_a_further_node_of_sglang_is_no_worker(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(engine, "run_engine", lambda *_: pytest.fail("it ran as a worker"))
     monkeypatch.setattr("headwater.ops.start.environment.enter", lambda *_: None)
     words = ("--nnodes=2", "--node-rank=1", "--dist-init-addr=127.0.0.1:9", "--tp-size=2")
-    settings = EngineProcess()
-    settings = settings._replace(
-        worker=settings.worker._replace(engine="sglang", model=str(model.ensure())),
-        sglang=settings.sglang._replace(native=words),
-    )
+    given_settings = {"worker.engine": "sglang", "worker.model": str(model.ensure()), "sglang.native": words}
+    settings = with_settings(EngineProcess(), given_settings)
     assert start.run(settings) == 0
     [given] = run
     assert given.native == words

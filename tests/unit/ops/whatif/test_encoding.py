@@ -8,10 +8,9 @@ from typing import Literal
 import msgspec
 import pytest
 
-from headwater.engines.sim.defaults import ZERO, StepTime
+from headwater.engines.sim.defaults import ZERO, StepTime, read_step_time, write_step_time
 from headwater.engines.sim.scheduler import MediaSpan
 from headwater.ops.config.setting import ConfigError
-from headwater.ops.config.step_time import read_step_time, write_step_time
 from headwater.ops.whatif.report import as_table, report_of
 from headwater.ops.whatif.run import RunResult, run
 from headwater.ops.whatif.setup import Setup

@@ -1,6 +1,8 @@
 """The log lines of a fleet: one can follow a request over edge, router and workers, also when it moves to another worker."""
 
 import asyncio
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +63,18 @@ async def test_a_migrated_request_can_be_followed_over_all_processes(tmp_path: P
     assert all(line["trace"] == TRACE for line in story if line["kind"] == "edge")
     # What concerns an attempt names its request.
     assert all("request" in line for line in lines if "attempt" in line)
-    # Of those that the supervisor wrote itself, the kinds and the children's names are known.
     assert {line["kind"] for line in lines} >= {"up", "edge", "router", "worker"}
     assert [line["child"] for line in lines if line["event"] == "child_restarting"] == ["worker-0"]
+
+
+async def test_text_that_a_process_prints_is_put_into_log_lines(tmp_path: Path) -> None:
+    """As native code does, and a process that is asked where its tasks stand."""
+    log = tmp_path / "up.log"
+    async with fleet(tmp_path, "--engine", "sim", "--workers", "1") as up:
+        (pid,) = up.pids(" router ")
+        os.kill(pid, signal.SIGUSR1)
+        async with asyncio.timeout(30):
+            while b"Stack for <Task" not in log.read_bytes():
+                await asyncio.sleep(0.02)
+    printed = [line for line in log_lines(log) if line["logger"] == "stderr"]
+    assert {(line["kind"], line["child"], line["pid"]) for line in printed} == {("router", "router", pid)}

@@ -39,15 +39,15 @@ FIELDS: Final[Mapping[str, str]] = {
     "routing decision",
     "request": "id of the request that the event is about, as in `x-request-id`",
     "attempt": "id of one try of the request at one worker; begins with the request's",
-    "trace": "trace id of the request (W3C Trace Context)",
+    "trace": "trace id of the request, at edges and workers",
     "exception": "traceback: exceptions, each with its frames",
 }
 """What a line may have besides what its event has, in the order of a line. The first ones are on every line."""
 
 FIRST: Final = tuple(FIELDS)[:6]
 
-LATE: Final = ("pool", "log_position")
-"""Fields that may be functions which return them: they change while a task runs."""
+LATE: Final = ("pool", "log_position", "trace")
+"""Fields that may be functions which return them: they change while a task runs, or take time to make."""
 
 CONFIG: Final = "logging.json"
 """File for the processes that an engine spawns, in the engine's private folder."""

@@ -4,7 +4,7 @@ A request is accepted at once, except a decode leg, which first claims the KV of
 it, and a request with images, which are first fetched from the edge. Both run in a task of their own, and the request is answered when they are done.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 import msgspec
@@ -29,6 +29,7 @@ from headwater.engines.engine import (
 )
 from headwater.schemas import subjects
 from headwater.schemas.failure import failure_place
+from headwater.schemas.ids import request_of
 from headwater.schemas.messages.inference import (
     Accepted,
     Cancel,
@@ -89,6 +90,11 @@ _claim = msgspec.msgpack.Decoder(HandoffClaim)
 _claimed: msgspec.msgpack.Decoder[HandoffReply] = msgspec.msgpack.Decoder(HandoffReply)
 
 _log = structlog.get_logger("headwater.intake")
+
+
+def _trace_of(request: GenerateRequest) -> Callable[[], str]:
+    """Return what makes its trace id, once a line is written."""
+    return lambda: request.trace.trace_of(request_of(request.request))
 
 
 class RequestIntake:
@@ -152,7 +158,7 @@ class RequestIntake:
 
     async def _prepare_and_submit(self, message: Message, request: GenerateRequest) -> None:
         """Fetch what the request needs: its images or their embeddings, and the KV of its prompt."""
-        structlog.contextvars.bind_contextvars(attempt=request.request)
+        structlog.contextvars.bind_contextvars(attempt=request.request, trace=_trace_of(request))
         epoch = self.frames.epoch
         handoff = request.handoff
         reply: GenerateReply = Refused(f"worker {self._name} failed to prepare it", True, handoff is not None)
@@ -206,7 +212,7 @@ class RequestIntake:
     def _submit(self, request: GenerateRequest, transfer: Transfer | None) -> GenerateReply:
         self.frames.open_stream(request)
         # Also for the engine's tasks that begin here. The context manager for this takes four times as long.
-        bound = structlog.contextvars.bind_contextvars(attempt=request.request)
+        bound = structlog.contextvars.bind_contextvars(attempt=request.request, trace=_trace_of(request))
         try:
             self._engine.submit(request, self._emitter(request), transfer)
         except RequestRejected as error:
@@ -229,7 +235,13 @@ class RequestIntake:
         if transfer is not None and self._engine.aborts == "not while fetching":
             self._fetching[request.request] = True
         self.inflight.accept(request, fetches=transfer is not None)
-        _log.debug("leg_accepted", attempt=request.request, leg=request.leg, edge=request.edge)
+        _log.debug(
+            "leg_accepted",
+            attempt=request.request,
+            trace=_trace_of(request),
+            leg=request.leg,
+            edge=request.edge,
+        )
         return Accepted()
 
     def _abort(self, request: str) -> None:
@@ -269,7 +281,9 @@ class RequestIntake:
                 tokens += sent
             if step.finish:
                 inflight.finish(request, step, tokens)
-                _log.debug("leg_ended", attempt=name, reason=step.finish, tokens=tokens)
+                _log.debug(
+                    "leg_ended", attempt=name, trace=_trace_of(request), reason=step.finish, tokens=tokens
+                )
                 if handoff is not None and step.finish not in ("stop", "length"):
                     # The prompt of a room was not computed: no worker is to enter it any more.
                     self._release_kv(self.handoffs.release(name))

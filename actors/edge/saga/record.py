@@ -1,8 +1,9 @@
 """The record of a request in the request log and the metrics: accepted, routed, started, how far it got, how it ended."""
 
 from collections.abc import Sequence
+from functools import partial
 from hashlib import sha256
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import structlog
@@ -130,9 +131,9 @@ class RequestLogWriter:
         )
 
     @property
-    def log_fields(self) -> dict[str, str]:
-        """The fields that log lines about the request have."""
-        return {"request": self._request} | ({"trace": self.trace.trace} if self.trace.trace else {})
+    def log_fields(self) -> dict[str, Any]:
+        """The fields that log lines about the request have; that of its trace is a function."""
+        return {"request": self._request, "trace": partial(self.trace.trace_of, self._request)}
 
     def routed(self, message: int, attempt: str, worker: str, epoch: int) -> None:
         """A message of prompts to pool was sent to a worker; from its second time on it counts as migrated."""

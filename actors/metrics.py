@@ -1,9 +1,17 @@
-"""Prometheus metrics by name, with units last. All in one place, as the reference for dashboards."""
+"""The table of Prometheus metrics: the reference, the boards and the alert rules are made from it.
 
+Names end with the base unit, counters with `_total`. No label has more values than a fleet has pools, workers, engines or models, or than the
+code has reasons; tenants are a label only where `TenantMetrics` is asked to count them.
+"""
+
+from collections.abc import Iterator
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from prometheus_client import REGISTRY, Counter, Gauge, Histogram
+from prometheus_client.metrics import MetricWrapperBase
+
+from headwater.engines import metrics as engine_metrics
 
 if TYPE_CHECKING:
     # It loads the router's kernels, which edges and workers do not use.
@@ -13,21 +21,32 @@ MODELS_KEPT: Final = 1_024
 """Models whose metrics are kept at hand; more cost the time to find them."""
 
 _SECONDS: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5)
+_APPEND_SECONDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+_TOKEN_SECONDS: Final = (0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1)
 _LONG_SECONDS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 
-_DECIDED = Counter("headwater_router_decisions_total", "Decisions made", ["pool"])
-_DECIDED_BY_ENGINE = Counter(
-    "headwater_router_engine_decisions_total",
+_DECIDED = Counter(
+    "headwater_router_decisions_total",
     "Decisions made, by the engine of the chosen worker",
     ["pool", "engine"],
+)
+_PROMPT_TOKENS = Counter(
+    "headwater_router_prompt_tokens_total", "Prompt tokens of requests that were routed", ["pool"]
+)
+_PREDICTED_TOKENS = Counter(
+    "headwater_router_predicted_cached_tokens_total",
+    "Those of them that the chosen worker has cached, as the index says",
+    ["pool"],
+)
+_VOIDED = Counter(
+    "headwater_router_voided_decisions_total",
+    "Decisions withdrawn because no worker accepted their request",
+    ["pool"],
 )
 _ENGINE_WEIGHT = Gauge(
     "headwater_router_engine_weight", "Engine weights that an operator has set", ["pool", "engine"]
 )
 _REFUSED = Counter("headwater_router_refusals_total", "Route queries for which no worker was found", ["pool"])
-_UNRECORDED = Counter(
-    "headwater_router_unrecorded_decisions_total", "Decisions that the log did not accept", ["pool"]
-)
 _UNREADABLE = Counter("headwater_router_unreadable_messages_total", "Log messages skipped", ["pool"])
 _GAPS = Counter("headwater_router_log_gaps_total", "Gaps found in the log", ["pool"])
 _DECIDE_SECONDS = Histogram(
@@ -35,7 +54,6 @@ _DECIDE_SECONDS = Histogram(
 )
 _POSITION = Gauge("headwater_router_log_position", "Log position of the fold", ["pool"])
 _LAG = Gauge("headwater_router_lag_messages", "Log messages not folded yet", ["pool"])
-_LAG_EVENTS = Gauge("headwater_router_lag_events", "Estimated number of events in those messages", ["pool"])
 _LAG_SECONDS = Gauge(
     "headwater_router_lag_seconds", "Age of the newest folded message while the router lags", ["pool"]
 )
@@ -44,7 +62,22 @@ _BLOCKS = Gauge("headwater_router_index_blocks", "Distinct blocks in the index",
 _BLOCKS_REFUSED = Gauge(
     "headwater_router_index_blocks_refused", "Blocks not indexed because the index is at its bound", ["pool"]
 )
-_WORKERS = Gauge("headwater_router_workers", "Workers known", ["pool"])
+_WORKERS = Gauge(
+    "headwater_router_workers", "Workers known, by what they do and their state", ["pool", "role", "state"]
+)
+_COLD = Gauge(
+    "headwater_router_cold_workers",
+    "Workers whose cache is unknown after lost KV events: none of their blocks count until they announce it",
+    ["pool"],
+)
+_LAPSED = Counter(
+    "headwater_router_lapsed_workers_total", "Workers whose lease ended without a farewell", ["pool"]
+)
+_RESYNCS = Counter(
+    "headwater_router_resyncs_total",
+    "Requests to workers to announce themselves and their cache again",
+    ["pool"],
+)
 _QUEUE_REQUESTS = Gauge("headwater_router_queue_requests", "Queries in the admission queue", ["pool"])
 _QUEUE_TOKENS = Gauge(
     "headwater_router_queue_tokens", "Prompt tokens of the queries in the admission queue", ["pool"]
@@ -76,24 +109,40 @@ _DIVERGED = Gauge(
 )
 
 
+QUEUE_REASONS: Final = (
+    "tenant",
+    "full",
+    "displaced",
+    "deadline",
+    "waited",
+    "no_worker",
+    "gone",
+    "abandoned",
+    "stopping",
+)
+"""Why a query got no worker from the admission queue."""
+
+
 class RouterMetrics:
     """A router's metrics, bound to its pool."""
 
     def __init__(self, pool: str) -> None:
-        self.decided = _DECIDED.labels(pool)
+        self.prompt_tokens = _PROMPT_TOKENS.labels(pool)
+        self.predicted_tokens = _PREDICTED_TOKENS.labels(pool)
+        self.voided = _VOIDED.labels(pool)
         self.refused = _REFUSED.labels(pool)
-        self.unrecorded = _UNRECORDED.labels(pool)
         self.unreadable = _UNREADABLE.labels(pool)
         self.gaps = _GAPS.labels(pool)
         self.seconds = _DECIDE_SECONDS.labels(pool)
         self.position = _POSITION.labels(pool)
         self.lag = _LAG.labels(pool)
-        self.lag_events = _LAG_EVENTS.labels(pool)
         self.lag_seconds = _LAG_SECONDS.labels(pool)
         self.breaks = _BREAKS.labels(pool)
         self.blocks = _BLOCKS.labels(pool)
         self.blocks_refused = _BLOCKS_REFUSED.labels(pool)
-        self.workers = _WORKERS.labels(pool)
+        self.cold = _COLD.labels(pool)
+        self.lapsed = _LAPSED.labels(pool)
+        self.resyncs = _RESYNCS.labels(pool)
         self.queue_requests = _QUEUE_REQUESTS.labels(pool)
         self.queue_tokens = _QUEUE_TOKENS.labels(pool)
         self.busy_workers = _BUSY.labels(pool)
@@ -102,10 +151,22 @@ class RouterMetrics:
         self.diverged = _DIVERGED.labels(pool)
         self._pool = pool
         self._weighted: dict[str, float] = {}
+        self._workers: dict[tuple[str, str], int] = {}
+        # Shown as 0 from the start: the first of a kind is an increase, too.
+        for reason in QUEUE_REASONS:
+            _QUEUE_LEFT.labels(pool, reason)
 
-    def decided_for(self, engine: str) -> None:
+    def decided(self, engine: str) -> None:
         """A request was routed to a worker of this engine."""
-        _DECIDED_BY_ENGINE.labels(self._pool, engine).inc()
+        _DECIDED.labels(self._pool, engine).inc()
+
+    def set_workers(self, workers: dict[tuple[str, str], int]) -> None:
+        """Show how many workers there are of each (role, state)."""
+        for kind in self._workers.keys() - workers.keys():
+            _WORKERS.labels(self._pool, *kind).set(0)
+        for kind, number in workers.items():
+            _WORKERS.labels(self._pool, *kind).set(number)
+        self._workers = workers
 
     def set_engine_weights(self, weights: dict[str, float]) -> None:
         """Show these engine weights. Those of engines that have none any more are removed."""
@@ -123,7 +184,7 @@ class RouterMetrics:
         _QUEUE_SECONDS.labels(self._pool, kind).observe(seconds)
 
     def left_queue(self, reason: str) -> None:
-        """A query got no worker: tenant, full, displaced, deadline, waited, no_worker, gone, abandoned or stopping."""
+        """A query got no worker, for one of `QUEUE_REASONS`."""
         _QUEUE_LEFT.labels(self._pool, reason).inc()
 
 
@@ -132,12 +193,9 @@ _SHADOW_JUDGED = Counter("headwater_shadow_decisions_total", "Decisions that a s
 _SHADOW_AGREED = Counter(
     "headwater_shadow_agreed_total", "Recomputed decisions with the same worker", _SHADOW
 )
-_SHADOW_AGREEMENT = Gauge(
-    "headwater_shadow_agreement_ratio", "Share of recomputed decisions with the same worker", _SHADOW
-)
 _SHADOW_REGRET = Counter(
     "headwater_shadow_regret_total",
-    "Cost above the minimum, by the judge's weights, of the routers' or the shadow's choices",
+    "Cost above the minimum, in the judge's unit (ms, or blocks while times are unknown), of the routers' choices (chosen) or the shadow's (shadow)",
     [*_SHADOW, "of"],
 )
 _SHADOW_LATE = Counter(
@@ -145,9 +203,6 @@ _SHADOW_LATE = Counter(
 )
 _SHADOW_UNJUDGED = Counter(
     "headwater_shadow_unjudged_decisions_total", "Decisions that could not be recomputed", _SHADOW
-)
-_SHADOW_UNRECORDED = Counter(
-    "headwater_shadow_unrecorded_total", "Findings that the log did not accept", _SHADOW
 )
 _SHADOW_POSITION = Gauge("headwater_shadow_log_position", "Log position of the shadow's fold", _SHADOW)
 _FORESEEN: Final = "of routed prompts: predicted by the router (predicted), what the engine did (actual), or their absolute difference"
@@ -189,8 +244,6 @@ class ShadowMetrics:
 
     def __init__(self, pool: str, policy: str, judge: str) -> None:
         who = (pool, policy, judge)
-        self.unrecorded = _SHADOW_UNRECORDED.labels(*who)
-        self._agreement = _SHADOW_AGREEMENT.labels(*who)
         self._position = _SHADOW_POSITION.labels(*who)
         self._counters = (
             _SHADOW_JUDGED.labels(*who),
@@ -207,7 +260,6 @@ class ShadowMetrics:
     def note(self, tally: "Tally", position: int) -> None:
         """Add the changes since the last call."""
         self._position.set(position)
-        self._agreement.set(tally.agreed / tally.judged if tally.judged else 0.0)
         sums = [
             *(
                 tally.judged,
@@ -235,13 +287,30 @@ LOG_STALLED = Gauge(
     "How long appends or lease renewals have been unanswered, 0 below 4 s",
     ["what"],
 )
+LOG_APPEND_SECONDS = Histogram(
+    "headwater_log_append_seconds",
+    "Time until an append to the log is confirmed, retries included",
+    ["what"],
+    buckets=_APPEND_SECONDS,
+)
+LOG_PENDING = Gauge("headwater_log_pending_events", "Events that the log has not confirmed yet", ["what"])
+LOG_RETRIES = Counter("headwater_log_append_retries_total", "Appends that were tried again", ["what"])
+LOG_DROPPED = Counter(
+    "headwater_log_dropped_events_total", "Events dropped because too many were pending", ["what"]
+)
 _MODEL_REQUESTS = Counter("headwater_edge_requests_total", "Requests ended", ["model", "endpoint", "reason"])
-HTTP_ERRORS = Counter("headwater_edge_http_errors_total", "Error responses", ["status"])
+HTTP_ERRORS = Counter(
+    "headwater_edge_http_errors_total",
+    "Error responses, those to connections above a limit included",
+    ["status"],
+)
 RATE_LIMITED = Counter(
     "headwater_edge_rate_limited_total",
     "Requests refused by a rate limit: requests, tokens, concurrency or request_too_large",
     ["limit"],
 )
+for _limit in ("requests", "tokens", "concurrency", "request_too_large"):
+    RATE_LIMITED.labels(_limit)
 LIMIT_ACCOUNTS = Gauge(
     "headwater_edge_limit_accounts", "Holders of rate limits and models whose use is counted"
 )
@@ -257,6 +326,7 @@ VIDEO_JOBS = Gauge("headwater_edge_video_jobs", "Video jobs that this edge has g
 VIDEO_TAKEOVERS = Counter(
     "headwater_edge_video_jobs_taken_over_total", "Video jobs taken over from an edge that ended, or died"
 )
+OPEN_CONNECTIONS = Gauge("headwater_edge_open_connections", "Connections of clients that are open")
 ACTIVE = Gauge("headwater_edge_active_requests", "Requests in flight")
 _MODEL_PROMPT_TOKENS = Counter("headwater_edge_prompt_tokens_total", "Prompt tokens", ["model"])
 _MODEL_CACHED_TOKENS = Counter(
@@ -265,6 +335,11 @@ _MODEL_CACHED_TOKENS = Counter(
 _MODEL_COMPLETION_TOKENS = Counter("headwater_edge_completion_tokens_total", "Generated tokens", ["model"])
 _MODEL_MIGRATIONS = Counter(
     "headwater_edge_migrations_total", "Requests migrated to another worker", ["model"]
+)
+SETBACKS = Counter(
+    "headwater_edge_setbacks_total",
+    "Legs of requests that failed, by the phase of the request and the cause: lost, timed out, refused or spent",
+    ["phase", "cause"],
 )
 STRIPPED = Counter("headwater_edge_stripped_fields_total", "Reserved fields removed from requests", ["field"])
 MEDIA = Counter(
@@ -306,13 +381,18 @@ ORPHANS = Counter(
     "headwater_worker_orphans_total",
     "Requests aborted as no edge receives their tokens: it died, or a cancellation was lost",
 )
-FRAMES = Counter("headwater_edge_frames_total", "Token frames received")
 FRAME_GAPS = Counter("headwater_edge_frame_gaps_total", "Gaps in token streams, queried again")
 _MODEL_TTFT_SECONDS = Histogram(
     "headwater_edge_time_to_first_token_seconds", "Accepted to first token", ["model"], buckets=_LONG_SECONDS
 )
 _MODEL_REQUEST_SECONDS = Histogram(
     "headwater_edge_request_seconds", "Accepted to end", ["model"], buckets=_LONG_SECONDS
+)
+_MODEL_TOKEN_SECONDS = Histogram(
+    "headwater_edge_time_per_output_token_seconds",
+    "First token to end, divided by the tokens after the first",
+    ["model"],
+    buckets=_TOKEN_SECONDS,
 )
 
 
@@ -326,6 +406,7 @@ class ModelMetrics:
         self.migrations = _MODEL_MIGRATIONS.labels(model)
         self.request_seconds = _MODEL_REQUEST_SECONDS.labels(model)
         self.ttft_seconds = _MODEL_TTFT_SECONDS.labels(model)
+        self.token_seconds = _MODEL_TOKEN_SECONDS.labels(model)
         self._ended: dict[tuple[str, str], Counter] = {}
         self._model = model
 
@@ -341,6 +422,126 @@ class ModelMetrics:
 def model_metrics(model: str) -> ModelMetrics:
     """The metrics of a served model."""
     return ModelMetrics(model)
+
+
+_TENANT_REQUESTS = Counter(
+    "headwater_edge_tenant_requests_total", "Requests of a tenant that ended", ["tenant", "reason"]
+)
+_TENANT_TOKENS = Counter(
+    "headwater_edge_tenant_tokens_total",
+    "Tokens of a tenant: of prompts (prompt), those of them that were cached (cached), generated ones (completion)",
+    ["tenant", "kind"],
+)
+OTHER_TENANTS: Final = "other"
+"""The label of tenants past the number that is counted one by one."""
+UNNAMED_TENANT: Final = "unnamed"
+"""The label of clients without a tenant's name, whom queues tell apart by a digest of their key."""
+DIGEST_PREFIX: Final = "key-"
+
+
+class TenantMetrics:
+    """Counts requests and tokens by tenant: of the first `tenants_max` that this edge sees by name, of the rest together. 0: not at all."""
+
+    def __init__(self) -> None:
+        self.tenants_max = 0
+        self._known: set[str] = set()
+
+    def ended(self, tenant: str, reason: str, prompt: int, cached: int, completion: int) -> None:
+        """A request ended for this reason, with these numbers of tokens."""
+        if not self.tenants_max:
+            return
+        if not tenant or tenant.startswith(DIGEST_PREFIX):
+            tenant = UNNAMED_TENANT
+        elif tenant not in self._known:
+            if len(self._known) < self.tenants_max:
+                self._known.add(tenant)
+            else:
+                tenant = OTHER_TENANTS
+        _TENANT_REQUESTS.labels(tenant, reason).inc()
+        for kind, tokens in (("prompt", prompt), ("cached", cached), ("completion", completion)):
+            _TENANT_TOKENS.labels(tenant, kind).inc(tokens)
+
+
+TENANTS: Final = TenantMetrics()
+"""Those of this process."""
+
+
+# Metrics of workers, computed from their statistics (`actors.worker.inflight`) on each scrape.
+
+WORKER_GAUGES: Final = {
+    **engine_metrics.FROM_LOAD,
+    "handoffs_held": (
+        "headwater_worker_held_handoffs",
+        "Prefilled prompts whose KV is kept for another worker",
+    ),
+    "embedding_bytes_held": (
+        "headwater_worker_held_embedding_bytes",
+        "Bytes of image embeddings on offer to other workers, or being read",
+    ),
+    "kv_events_pending": ("headwater_worker_pending_kv_events", "KV events that the log has not stored yet"),
+    "kv_event_at_s": (
+        "headwater_worker_last_kv_event_timestamp_seconds",
+        "When the engine last published a KV event, in seconds of the Unix epoch; 0: never",
+    ),
+    "epoch": ("headwater_worker_epoch", "Epoch of the worker's incarnation"),
+}
+"""(name, help) by the statistic."""
+
+WORKER_COUNTERS: Final = {
+    "tokens_total": ("headwater_worker_tokens_total", "Tokens sent to edges"),
+    "refused_total": (
+        "headwater_worker_refused_requests_total",
+        "Requests refused because of the worker's state: another worker takes them",
+    ),
+    "kv_events_total": ("headwater_worker_kv_events_total", "KV events that the engine published"),
+    "kv_gaps_total": (
+        "headwater_worker_kv_gaps_total",
+        "Gaps in the engine's KV events: its cache is unknown until it is announced again",
+    ),
+    "kv_dropped_total": (
+        "headwater_worker_dropped_kv_events_total",
+        "KV events dropped because too many were pending: the cache is announced again",
+    ),
+}
+
+
+# The table.
+
+UNITS: Final = ("seconds", "bytes", "ratio", "tokens")
+"""Base units with which names end; other metrics count what their name says."""
+
+
+class MetricRow(NamedTuple):
+    """One metric: `name` as exported, for a histogram without suffix; `kind` as in Prometheus; `labels` besides those of its process."""
+
+    name: str
+    kind: str
+    labels: tuple[str, ...]
+    help: str
+
+    @property
+    def unit(self) -> str:
+        """Its base unit, "" for a count."""
+        last = self.name.removesuffix("_total").rpartition("_")[2]
+        return last if last in UNITS else ""
+
+
+def table() -> Iterator[MetricRow]:
+    """Every metric of Headwater, and the common ones of engines."""
+    seen = {id(metric): metric for metric in REGISTRY._names_to_collectors.values()}
+    for metric in seen.values():
+        if isinstance(metric, MetricWrapperBase) and metric._name.startswith("headwater_"):
+            suffix = "_total" if metric._type == "counter" else ""
+            yield MetricRow(
+                metric._name + suffix, str(metric._type), tuple(metric._labelnames), metric._documentation
+            )
+    for name, text in WORKER_GAUGES.values():
+        yield MetricRow(name, "gauge", ("worker",), text)
+    for name, text in WORKER_COUNTERS.values():
+        yield MetricRow(name, "counter", ("worker",), text)
+    for one in engine_metrics.COMMON:
+        suffix = "_total" if one.kind == "counter" else ""
+        yield MetricRow(engine_metrics.PREFIX + one.name + suffix, one.kind, (), one.help)
 
 
 __all__ = ["REGISTRY", "RouterMetrics", "ShadowMetrics"]

@@ -208,8 +208,8 @@ class ShadowActor(Actor):
 
     def _publish(self, found: list[Shadowed]) -> None:
         for one in found:
-            if self._writer is not None and not self._writer.offer(one):
-                self._metrics.unrecorded.inc()
+            if self._writer is not None:
+                self._writer.offer(one)
 
     async def drain(self) -> None:
         """See `Actor.drain`."""

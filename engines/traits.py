@@ -81,7 +81,8 @@ class EngineTraits(NamedTuple):
     `loads`: the weights of a model's folder, a pipeline in diffusers' layout, or nothing; a process of an engine that loads something is not
     forked, and uses GPUs where there are any, unless the package `cpu_build` is installed, whose engine computes on CPUs. `encoder`: how help calls an engine that has an encoder of media that runs apart from the model. `takes_embeddings`: how it calls
     one to which clients may send embeddings in place of images. `joins_others`: its workers may be added to those of another engine.
-    `writes_metric_files`: its own processes write Prometheus metrics to a folder. `transport` moves the embeddings of its media.
+    `writes_metric_files`: its own processes write Prometheus metrics to a folder. `metrics`: which of its metrics is which of the common ones
+    (`headwater.engines.metrics`), both without `_total`. `transport` moves the embeddings of its media.
 
     `shared_arguments` are its names for settings of workers that are arguments of the engine too. `kept_back` are arguments that the engine
     does not get: its HTTP server would use them, or Headwater acts on them. `environment` is None for an engine that is to be installed
@@ -96,6 +97,7 @@ class EngineTraits(NamedTuple):
     takes_embeddings: str = ""
     joins_others: bool = False
     writes_metric_files: bool = False
+    metrics: Mapping[str, str] = {}
     transport: Literal["nixl", "shared"] = "nixl"
     shared_arguments: Mapping[str, tuple[str, ...]] = {}
     kept_back: tuple[str, ...] = ()

@@ -76,6 +76,7 @@ class Writer:
         self._fence = fence
         self._probe_s = probe_s
         self._trying_since: float | None = None
+        self._tries = 0
         self._stamp = stamp
         self._on_stored = on_stored
         self._pending: deque[Event] = deque()
@@ -85,6 +86,11 @@ class Writer:
         self._idle = asyncio.Event()
         self._idle.set()
         self.refused = 0
+        """Events that were rejected because the queue was full."""
+        self.retried = 0
+        """Appends that were tried again."""
+        self.on_append: Callable[[float], None] | None = None
+        """Called with the seconds that each append took until it was confirmed."""
         self.position = 0
 
     def offer(self, event: Event) -> bool:
@@ -136,9 +142,11 @@ class Writer:
             return False
 
     async def _append(self, packed: list[Sequence[Event]]) -> None:
-        self._trying_since = self._clock.monotonic_s()
+        self._trying_since = began_s = self._clock.monotonic_s()
         try:
             await self._store(packed)
+            if self.on_append is not None:
+                self.on_append(self._clock.monotonic_s() - began_s)
         finally:
             # Also when this incarnation ended: no event will be stored after that.
             self._trying_since = None
@@ -146,6 +154,7 @@ class Writer:
     async def _store(self, packed: list[Sequence[Event]]) -> None:
         await self._find_place()
         messages = [self._seal(events) for events in packed]
+        self._tries = 0
         self.position = await stored(
             lambda: self._send(messages), self._clock, self.subject, lambda: len(self._pending)
         )
@@ -158,6 +167,8 @@ class Writer:
                 self._on_stored(0 if self._fence and behind else self.position - behind, events)
 
     async def _send(self, messages: list[Sealed]) -> AppendResult:
+        self._tries += 1
+        self.retried += self._tries > 1
         if self._fence:
             return await self._log.ingest(self.subject, *messages, fence=self._fence)
         return await self._log.append(*(Entry(self.subject, message) for message in messages))

@@ -143,6 +143,7 @@ class EdgeActor(Actor):
         )
         await self._ledger.open()
         self._persistence.watch("request log", self._ledger.writer)
+        self._persistence.measure("requests", self._ledger.writer)
         self.spawn(self._persistence.run(), "persistence")
         self._frames = await ports.bus.subscribe(
             subjects.edge_frames(ports.ns, self.name), self._workers.on_frame

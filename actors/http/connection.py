@@ -13,6 +13,7 @@ from typing import Any, Final, Literal
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from headwater.actors import metrics
 from headwater.actors.http.errors import ApiError
 from headwater.actors.http.limits import ConnectionLimits
 from headwater.actors.http.websocket import WebSocketConnection
@@ -93,6 +94,7 @@ class LimitedConnection(HttpToolsProtocol):
         super().connection_made(transport)
         self._address = self.client[0] if self.client else "local"
         self.addresses[self._address] += 1
+        metrics.OPEN_CONNECTIONS.inc()
         limits = self.limits
         if self.addresses.total() > limits.connections:
             self._refuse(503, f"Too many connections: the limit is {limits.connections}.", "overloaded")
@@ -106,6 +108,7 @@ class LimitedConnection(HttpToolsProtocol):
         """Stop counting it."""
         self._stop_waiting()
         self.addresses[self._address] -= 1
+        metrics.OPEN_CONNECTIONS.dec()
         if not self.addresses[self._address]:
             del self.addresses[self._address]
         if self._running is not None and not self._running.response_complete:
@@ -274,6 +277,7 @@ class LimitedConnection(HttpToolsProtocol):
             if cycle.response_started or self._phase == "header":
                 self.transport.close()
                 return
+        metrics.HTTP_ERRORS.labels(str(status)).inc()
         kind = {429: "rate_limit_error", 503: "server_error"}.get(status, "invalid_request_error")
         body = ApiError(status, message, kind=kind, code=code).body()
         retry = b"retry-after: 1\r\n" if status in (429, 503) else b""

@@ -78,7 +78,7 @@ class RouterActor(Actor):
         self._probe_s = probe_s
         self._persistence = Persistence(ports.clock, self.log)
         self.log = self.log.bind(pool=pool)
-        metrics = RouterMetrics(pool)
+        metrics = self._metrics = RouterMetrics(pool)
         self._divergence = DivergenceCheck(ports, name, pool, metrics)
         self._follower = LogFollower(ports.clock, self.log, metrics, self._divergence)
         settings = RoutingSettings(weights or Weights(), policy, temperature)
@@ -159,6 +159,7 @@ class RouterActor(Actor):
         self._fleet = Writer(log, fleet, self.name, epoch, ports.clock)
         held.persistence = self._persistence
         self._persistence.watch("pool log", writer)
+        self._persistence.measure("decisions", writer)
         self._persistence.watch("lease store", held)
         self.spawn(self._persistence.run(), "persistence")
         # Renewed from the start: fetching a large snapshot takes longer than a lease lasts.
@@ -248,10 +249,13 @@ class RouterActor(Actor):
             await self.ports.clock.sleep(PERIOD_S)
             for incarnation in reconciler.find_lapsed(self.state):
                 reconciler.publish_left(incarnation)
+                self._metrics.lapsed.inc()
             for voided in reconciler.find_unaccepted(self.state):
                 writer.offer(voided)
+                self._metrics.voided.inc()
             weights.republish_lost()
             for worker in reconciler.find_unsynced(self.state):
+                self._metrics.resyncs.inc()
                 self.spawn(reconciler.request_resync(worker), "resync")
 
     async def drain(self) -> None:

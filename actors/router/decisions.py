@@ -144,12 +144,15 @@ class DecisionMaker:
         if len(self._recent) > RECENT_MAX:
             self._recent.popitem(last=False)
         self._follower.apply_own(decision)
-        if self.writer is not None and not self.writer.offer(decision):
-            self._metrics.unrecorded.inc()
-        self._metrics.decided.inc()
+        if self.writer is not None:
+            self.writer.offer(decision)
         worker = self.state.loads.current(decision.worker, decision.epoch)
-        if worker is not None:
-            self._metrics.decided_for(worker.engine)
+        self._metrics.decided(worker.engine if worker is not None else "")
+        if worker is not None and decision.leg != "decode":
+            # A decode leg's prompt was counted with its prefill leg.
+            cached = decision.chosen.cached_blocks * worker.block_size
+            self._metrics.prompt_tokens.inc(decision.prompt_tokens)
+            self._metrics.predicted_tokens.inc(min(cached, decision.prompt_tokens - 1))
         return decision
 
     def void(self, decision: Decision) -> None:
@@ -157,6 +160,7 @@ class DecisionMaker:
         worker = self.state.loads.current(decision.worker, decision.epoch)
         if self.writer is not None and worker is not None and decision.request in worker.unaccepted:
             self.writer.offer(DecisionVoided(decision.request, decision.worker, decision.epoch))
+            self._metrics.voided.inc()
 
 
 # Bursts: queries that reach a router in one turn of the event loop are decided as a batch.

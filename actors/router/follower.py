@@ -14,7 +14,7 @@ running: hashing, the object store and the local cache.
 """
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any, Final, Protocol
@@ -77,6 +77,8 @@ class LogFollower:
         self._lost_weights: dict[str, float] = {}
         self._unseen: deque[float] = deque(maxlen=PENDING_EVENTS_MAX)
         self._restarted_at = 0
+        self._members_changed = True
+        """May workers have joined, left or changed since the last note? To count thousands takes time."""
         self._lag = 0
         self._lag_s = 0.0
         self._events_per_message = 1.0
@@ -153,6 +155,7 @@ class LogFollower:
         self._note_lag(piece)
 
     def _fold_record(self, record: Record, *, own: bool) -> None:
+        self._members_changed |= ".fleet." in record.subject
         events, broken = self.state.admit(record)
         if broken is not None:
             self._metrics.breaks.inc()
@@ -183,6 +186,7 @@ class LogFollower:
         self._lost_weights = self.state.loads.engine_weights or self._lost_weights
         identity = self.state.log
         self.state = RouterState(whole=False)
+        self._members_changed = True
         self.state.position, self.state.log = gap.last, identity
         self.state.since = gap.last + 1
         self.logged = Loads()
@@ -201,11 +205,16 @@ class LogFollower:
         metrics = self._metrics
         metrics.position.set(self.state.position)
         metrics.lag.set(piece.lag)
-        metrics.lag_events.set(piece.lag * self._events_per_message)
         metrics.lag_seconds.set(self._lag_s)
         metrics.blocks.set(self.state.index.rows)
         metrics.blocks_refused.set(self.state.index.refused)
-        metrics.workers.set(len(self.state.loads.workers))
+        metrics.cold.set(len(self.state.cold))
+        if self._members_changed:
+            self._members_changed = False
+            members = self.state.loads.workers.values()
+            metrics.set_workers(
+                Counter((one.role, "draining" if one.draining else one.state) for one in members)
+            )
         metrics.set_engine_weights(self.state.loads.engine_weights)
 
 

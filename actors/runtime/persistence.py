@@ -17,6 +17,7 @@ from headwater.events.ports import Blobs, Log, LogError
 from headwater.events.snapshot_cache import SnapshotCache
 from headwater.events.snapshot_store import LADDER_BYTES, SnapshotStore, continues
 from headwater.events.table import Table
+from headwater.events.writer import Writer
 from headwater.router.fold.state import RouterState
 from headwater.router.index.pack import prepare
 from headwater.schemas.clock import Clock
@@ -43,6 +44,26 @@ class Storing(Protocol):
         ...
 
 
+class MeasuredWriter:
+    """A writer whose appends are metrics. Actors of one process share these, so each adds its changes."""
+
+    def __init__(self, what: str, writer: Writer) -> None:
+        self.writer = writer
+        self._pending = metrics.LOG_PENDING.labels(what)
+        self._retries = metrics.LOG_RETRIES.labels(what)
+        self._dropped = metrics.LOG_DROPPED.labels(what)
+        self._noted = (0, writer.retried, writer.refused)
+        writer.on_append = metrics.LOG_APPEND_SECONDS.labels(what).observe
+
+    def note(self, pending: int) -> None:
+        """Add the changes since the last call; `pending` events count as such now."""
+        before, retried, refused = self._noted
+        self._noted = (pending, self.writer.retried, self.writer.refused)
+        self._pending.inc(pending - before)
+        self._retries.inc(self.writer.retried - retried)
+        self._dropped.inc(self.writer.refused - refused)
+
+
 class Persistence:
     """Watches the writers of one actor. `log` is the actor's structlog logger."""
 
@@ -51,10 +72,17 @@ class Persistence:
         self._log = log
         self._watched: dict[str, Storing] = {}
         self._reported: set[str] = set()
+        self._measured: dict[str, MeasuredWriter] = {}
 
     def watch(self, what: str, storing: Storing) -> None:
         """Watch `storing` from now on, in place of what was watched as `what` before."""
         self._watched[what] = storing
+
+    def measure(self, what: str, writer: Writer) -> None:
+        """Show `writer`'s appends as metrics from now on, in place of what was measured as `what` before."""
+        if what in self._measured:
+            self._measured[what].note(0)
+        self._measured[what] = MeasuredWriter(what, writer)
 
     def stalled(self) -> dict[str, float]:
         """Seconds for which each writer has been stalled, of those past `STALLED_S`."""
@@ -67,17 +95,25 @@ class Persistence:
         return bool(self.stalled())
 
     async def run(self) -> None:
-        """Report changes in the log, and the state as a metric. Does not return."""
-        while True:
-            await self._clock.sleep(CHECK_PERIOD_S)
-            stalled = self.stalled()
-            for what in self._watched:
-                metrics.LOG_STALLED.labels(what).set(stalled.get(what, 0.0))
-            for what in sorted(stalled.keys() - self._reported):
-                self._log.error("persistence_stalled", what=what, for_s=stalled[what], hint=HINT)
-            for what in sorted(self._reported - stalled.keys()):
-                self._log.info("persistence_resumed", what=what)
-            self._reported = set(stalled)
+        """Report changes in the log, and the state as metrics. Does not return."""
+        try:
+            while True:
+                await self._clock.sleep(CHECK_PERIOD_S)
+                self._report(self.stalled())
+                for measured in self._measured.values():
+                    measured.note(measured.writer.pending)
+        finally:
+            for measured in self._measured.values():
+                measured.note(0)
+
+    def _report(self, stalled: dict[str, float]) -> None:
+        for what in self._watched:
+            metrics.LOG_STALLED.labels(what).set(stalled.get(what, 0.0))
+        for what in sorted(stalled.keys() - self._reported):
+            self._log.error("persistence_stalled", what=what, for_s=stalled[what], hint=HINT)
+        for what in sorted(self._reported - stalled.keys()):
+            self._log.info("persistence_resumed", what=what)
+        self._reported = set(stalled)
 
 
 # The ports of an actor: its only interfaces to the outside, over NATS or in memory.

@@ -170,9 +170,11 @@ class WorkerActor(Actor):
             "tokenizer": card.tokenizer if card is not None else "",
             "chat_template": card.chat_template if card is not None else "",
             "tokens_total": self.inflight.tokens,
+            "refused_total": self.status.refused,
             "handoffs_held": self.inflight.handoffs,
             "embedding_bytes_held": slab.capacity - slab.free if slab is not None else 0,
             "kv_events_pending": self._incarnation.kv.pending if self._incarnation else 0,
+            **(self.inflight.kv_stats() if "kv_events" in self.engine.capabilities else {}),
         }
 
     def log_fields(self) -> dict[str, Any]:
@@ -266,6 +268,8 @@ class WorkerActor(Actor):
         held.persistence = self._persistence
         # The load is published each second, so an append that stalls is noticed at once.
         self._persistence.watch("pool log", incarnation.load)
+        self._persistence.measure("load", incarnation.load)
+        self._persistence.measure("kv", incarnation.kv)
         self._persistence.watch("lease store", held)
         self.intake.begin_incarnation(held.epoch)
         self.encoding.epoch = held.epoch

@@ -81,7 +81,7 @@ class EngineHealth:
     def _made_progress(self) -> bool:
         """Did the engine generate a token, fill or evict a block, compute a step of an image or end a request since the last call?"""
         one = self._inflight
-        before, self._seen = self._seen, (one.tokens, one.cache_changes, one.file_steps, one.ended)
+        before, self._seen = self._seen, (one.tokens, one.kv_events, one.file_steps, one.ended)
         return self._seen != before
 
     async def check_started(self, info: EngineInfo, role: Role) -> None:

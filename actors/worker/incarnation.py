@@ -185,7 +185,7 @@ class Incarnation:
 
     async def _publish_kv_events(self) -> None:
         async for events in self._engine.kv_events():
-            self._inflight.cache_changes += len(events)
+            self._inflight.note_kv_events(events)
             self.offer_kv_events(events)
 
     async def _publish_load(self, health: EngineHealth) -> None:
@@ -209,7 +209,12 @@ class Incarnation:
     def offer_kv_events(self, events: list[KvEvent]) -> None:
         """Publish KV events. If the writer's queue is full they are dropped, and the cache is announced once it is empty."""
         for event in events:
-            self._kv_lost |= not self.kv.offer(event)
+            self._offer_kv_event(event)
+
+    def _offer_kv_event(self, event: Event) -> None:
+        if not self.kv.offer(event):
+            self._kv_lost = True
+            self._inflight.kv_dropped += 1
 
     async def resync(self) -> None:
         """Publish everything again. A repeated call has no effect until the announcement is stored."""
@@ -224,7 +229,7 @@ class Incarnation:
         """Publish all cached blocks and all requests from scratch, whatever readers knew before."""
         events: list[Event] = [BlocksCleared(), *self._cached_blocks()]
         for event in events:
-            self._kv_lost |= not self.kv.offer(event)
+            self._offer_kv_event(event)
         self._announcing = self.kv.pending
         # Progress first: a request that had ended, reported after the list, would count as one yet to be decided.
         self.load.offer(self.load_report(self._inflight.take_progress()))

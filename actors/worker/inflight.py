@@ -2,18 +2,20 @@
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Final, NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from headwater.actors.metrics import WORKER_COUNTERS, WORKER_GAUGES
 from headwater.actors.worker.handoffs import Handoffs
 from headwater.actors.worker.prefill_timer import PrefillTimer
-from headwater.engines.engine import EngineLoad, Step
+from headwater.engines.engine import EngineLoad, KvEvent, Step
 from headwater.schemas.clock import Clock
 from headwater.schemas.events.fleet import Role, WorkerState
+from headwater.schemas.events.kv import KvGap
 from headwater.schemas.messages.inference import GenerateRequest, Refused
 from headwater.schemas.tables import ENCODE_NEEDS, Capability, ServedPart
 
@@ -68,8 +70,14 @@ class Inflight:
         """Tokens generated so far, over all incarnations."""
         self.file_steps = 0
         """Denoising steps of images and videos, and their files, so far."""
-        self.cache_changes = 0
+        self.kv_events = 0
         """KV events of the engine so far: a long prompt fills blocks before its first token."""
+        self.kv_gaps = 0
+        """Gaps among them."""
+        self.kv_event_at_s = 0.0
+        """When the last of them came, in seconds of the Unix epoch; 0: none did."""
+        self.kv_dropped = 0
+        """Those that could not be queued for the log."""
         self.ended = 0
         """Requests that have ended so far."""
         self.reads_embeddings = False
@@ -225,6 +233,21 @@ class Inflight:
             self._finished.append(request)
             self.changed.set()
         return is_current
+
+    def note_kv_events(self, events: Sequence[KvEvent]) -> None:
+        """The engine published these KV events."""
+        self.kv_events += len(events)
+        self.kv_gaps += sum(isinstance(event, KvGap) for event in events)
+        self.kv_event_at_s = self._clock.wall_ns() / 1e9
+
+    def kv_stats(self) -> dict[str, float]:
+        """Statistics of the engine's KV events."""
+        return {
+            "kv_events_total": self.kv_events,
+            "kv_gaps_total": self.kv_gaps,
+            "kv_dropped_total": self.kv_dropped,
+            "kv_event_at_s": self.kv_event_at_s,
+        }
 
     def note_closed_handoffs(self) -> None:
         """Hand-offs were closed: the worker may be drained now."""
@@ -395,24 +418,6 @@ class WorkerStatus:
 
 # Metrics, computed from the worker's statistics on each scrape.
 
-GAUGES: Final = {
-    "running": ("headwater_worker_running_requests", "Requests running in the engine"),
-    "waiting": ("headwater_worker_waiting_requests", "Requests waiting in the engine"),
-    "used_blocks": ("headwater_worker_used_blocks", "KV blocks in use"),
-    "total_blocks": ("headwater_worker_total_blocks", "KV blocks in total"),
-    "handoffs_held": (
-        "headwater_worker_held_handoffs",
-        "Prefilled prompts whose KV is kept for another worker",
-    ),
-    "embedding_bytes_held": (
-        "headwater_worker_held_embedding_bytes",
-        "Bytes of image embeddings on offer to other workers, or being read",
-    ),
-    "kv_events_pending": ("headwater_worker_pending_kv_events", "KV events that the log has not stored yet"),
-    "epoch": ("headwater_worker_epoch", "Epoch of the worker's incarnation"),
-}
-TOKENS: Final = ("headwater_worker_tokens", "Tokens sent to edges")
-
 Stats = Callable[[], Mapping[str, Any]]
 
 
@@ -425,14 +430,15 @@ class WorkerCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """See `Collector.collect`."""
         found = [(name, stats()) for name, stats in self._workers()]
-        for field, (metric, text) in GAUGES.items():
+        for field, (metric, text) in WORKER_GAUGES.items():
             gauge = GaugeMetricFamily(metric, text, labels=["worker"])
             for name, stats in found:
                 if field in stats:
                     gauge.add_metric([name], stats[field])
             yield gauge
-        tokens = CounterMetricFamily(*TOKENS, labels=["worker"])
-        for name, stats in found:
-            if "tokens_total" in stats:
-                tokens.add_metric([name], stats["tokens_total"])
-        yield tokens
+        for field, (metric, text) in WORKER_COUNTERS.items():
+            counter = CounterMetricFamily(metric, text, labels=["worker"])
+            for name, stats in found:
+                if field in stats:
+                    counter.add_metric([name], stats[field])
+            yield counter

@@ -1,43 +1,59 @@
-"""Prometheus metrics, from their definitions."""
-
-from collections.abc import Iterator
-
-from prometheus_client import REGISTRY
-from prometheus_client.metrics import MetricWrapperBase
+"""Prometheus metrics, from their table, and which metrics of engines have the common names."""
 
 from docs._reference.markdown import code, table
-from headwater.actors import metrics as _definitions
-from headwater.actors.worker import inflight as worker
-
-assert _definitions
+from headwater.actors import metrics
+from headwater.engines import metrics as engine_metrics
+from headwater.engines import registry
 
 _HEAD = """
 # Metrics
 
-Each process exports `/metrics` on its metrics port (`--metrics-port`; with `up`, `prometheus-targets.json` in the data directory lists them). vLLM's own metrics are
-exported next to these, labelled with worker, pool, role and rank.
+Each process exports `/metrics` on its metrics port (`--metrics-port`; with `up`, `prometheus-targets.json` in the data directory lists them).
 """
-_GROUPS = {"router": "Router", "edge": "Edge", "worker": "Worker", "shadow": "Shadow router"}
+_ENGINES = """
+A worker's process also exports its engine's own metrics, under their own names, with the labels worker, pool, role and rank. The counters and histograms
+of this section are among them under names that all engines share; the gauges are read by the worker.
+"""
+_OWN = """
+Which metric of each engine that is; "–": the engine has none.
+"""
+_GROUPS = {
+    "edge": "Edge",
+    "router": "Router",
+    "worker": "Worker",
+    "engine": "Engine",
+    "shadow": "Shadow router",
+    "tracer": "Tracer",
+    "": "All processes",
+}
 
 
 def page() -> str:
     """The whole page."""
-    groups: dict[str, list[tuple[str, str, str, str]]] = {}
-    for name, kind, labels, text in sorted(found()):
-        group = _GROUPS.get(name.split("_")[1], "All processes")
-        groups.setdefault(group, []).append((code(name), kind, " ".join(map(code, labels)), text))
-    heads = ("metric", "type", "labels", "meaning")
-    return "\n\n".join([_HEAD, *(f"## {group}\n\n{table(heads, rows)}" for group, rows in groups.items())])
+    groups: dict[str, list[tuple[str, str, str, str, str]]] = {}
+    for row in sorted(metrics.table()):
+        group = row.name.split("_")[1]
+        line = code(row.name), row.kind, row.unit, " ".join(map(code, row.labels)), row.help
+        groups.setdefault(group if group in _GROUPS else "", []).append(line)
+    heads = ("metric", "type", "unit", "labels", "meaning")
+    parts = [_HEAD]
+    for group, title in _GROUPS.items():
+        parts.append(f"## {title}")
+        if group == "engine":
+            parts += [_ENGINES, table(heads, groups[group]), _OWN, _own_names()]
+        else:
+            parts.append(table(heads, groups[group]))
+    return "\n\n".join(parts)
 
 
-def found() -> Iterator[tuple[str, str, tuple[str, ...], str]]:
-    """(name as exported, type, labels, help) of each of our metrics."""
-    seen = {id(metric): metric for metric in REGISTRY._names_to_collectors.values()}
-    for metric in seen.values():
-        if isinstance(metric, MetricWrapperBase) and metric._name.startswith("headwater_"):
-            suffix = "_total" if metric._type == "counter" else ""
-            yield metric._name + suffix, str(metric._type), tuple(metric._labelnames), metric._documentation
-    for name, text in worker.GAUGES.values():
-        yield name, "gauge", ("worker",), text
-    name, text = worker.TOKENS
-    yield f"{name}_total", "counter", ("worker",), text
+def _own_names() -> str:
+    own = {name: traits.metrics for name, traits in registry.all_traits().items() if traits.metrics}
+    rows = []
+    for one in engine_metrics.COMMON:
+        suffix = "_total" if one.kind == "counter" else ""
+        cells = []
+        for names in own.values():
+            found = [theirs for theirs, common in names.items() if common == one.name]
+            cells.append(code(found[0] + suffix) if found else "–")
+        rows.append((code(engine_metrics.PREFIX + one.name + suffix), *cells))
+    return table(("common name", *own), rows)

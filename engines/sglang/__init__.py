@@ -56,6 +56,16 @@ TRAITS = EngineTraits(
     encoder="SGLang (no audio)",
     joins_others=True,
     writes_metric_files=True,
+    metrics={
+        "sglang:prompt_tokens": "prompt_tokens",
+        "sglang:cached_tokens": "cached_prompt_tokens",
+        "sglang:generation_tokens": "generated_tokens",
+        "sglang:num_retracted_requests": "preemptions",
+        "sglang:queue_time_seconds": "queue_seconds",
+        "sglang:time_to_first_token_seconds": "time_to_first_token_seconds",
+        "sglang:request_time_per_output_token_seconds": "time_per_output_token_seconds",
+        "sglang:e2e_request_latency_seconds": "request_seconds",
+    },
     shared_arguments={
         "model": ("model_path", "model"),
         "model_revision": ("revision",),

@@ -25,4 +25,14 @@ TRAITS = EngineTraits(
     encoder="the simulated engine",
     takes_embeddings="the simulated engine",
     transport="shared",
+    metrics={
+        "sim_prompt_tokens": "prompt_tokens",
+        "sim_cached_tokens": "cached_prompt_tokens",
+        "sim_generated_tokens": "generated_tokens",
+        "sim_preemptions": "preemptions",
+        "sim_queue_seconds": "queue_seconds",
+        "sim_first_token_seconds": "time_to_first_token_seconds",
+        "sim_token_seconds": "time_per_output_token_seconds",
+        "sim_request_seconds": "request_seconds",
+    },
 )

@@ -39,6 +39,7 @@ from headwater.engines.sim.cache import ImageStore, NoRoomForImage, PagedCache
 from headwater.engines.sim.defaults import EMBEDDING_WIDTH
 from headwater.engines.sim.encoder import FORM, content_of, embedding_of
 from headwater.engines.sim.handoff import KvGone, SimHandoff
+from headwater.engines.sim.metrics import sim_metrics
 from headwater.engines.sim.scheduler import SimScheduler, SimSequence, SimSettings, seed_of, token_at
 from headwater.schemas import hashing
 from headwater.schemas.clock import Clock
@@ -257,7 +258,9 @@ class SimEngine(SimControl):
         seed = seed_of(request, self._contents(request.media)) + hashing.seed(request.lora_name)
         low, high = self._settings.answer_tokens
         answer = low + hashing.chain_plain([seed & 0xFFFFFFFF], 1, 7)[0] % (high - low + 1)
-        sequence = SimSequence.create(request, emit, tokens, seed, answer, self._settings.block_size)
+        sequence = SimSequence.create(
+            request, emit, tokens, seed, answer, self._settings.block_size, self._clock.monotonic_s()
+        )
         self._by_id[request.request] = sequence
         if transfer is not None and request.leg == "decode":
             fetch = asyncio.get_running_loop().create_task(self._fetch(sequence, transfer))
@@ -392,7 +395,10 @@ class SimEngine(SimControl):
                 await self._work.wait()
                 continue
             self._handoff.expire()
+            preempted = self._scheduler.preemptions
             plan = self._scheduler.plan(admits=self._admits)
+            sim_metrics().preemptions.inc(self._scheduler.preemptions - preempted)
+            self._note_begun(plan.chunks)
             used = self._cache.used / self._cache.capacity
             times = self._settings.step_time
             duration = times.seconds(plan.prompt_tokens, used, plan.emits) + times.encode_seconds(
@@ -403,6 +409,13 @@ class SimEngine(SimControl):
                 if not sequence.ended and not sequence.waiting:
                     self._advance(sequence, count)
             self._publish_events()
+
+    def _note_begun(self, chunks: list[tuple[SimSequence, int]]) -> None:
+        now_s = self._clock.monotonic_s()
+        for sequence, _ in chunks:
+            # A decode leg's prompt was computed elsewhere.
+            prompt = 0 if sequence.request.leg == "decode" else sequence.target
+            sequence.times.begin(now_s, prompt, min(prompt, sequence.cached))
 
     def _advance(self, sequence: SimSequence, count: int) -> None:
         if not self._scheduler.compute(sequence, count):
@@ -422,6 +435,7 @@ class SimEngine(SimControl):
 
     def _emit(self, sequence: SimSequence, tokens: tuple[int, ...], cached: int) -> None:
         """Emit new tokens; the last of them may end the answer."""
+        sequence.times.generate(self._clock.monotonic_s(), len(tokens))
         sampling = sequence.request.sampling
         step = Step(tokens, "", cached)
         if tokens[-1] == self._settings.eos_token_id or tokens[-1] in sampling.stop_token_ids:
@@ -444,6 +458,8 @@ class SimEngine(SimControl):
         if sequence.ended:
             return
         sequence.ended = True
+        if step.finish in ("stop", "length"):
+            sequence.times.end(self._clock.monotonic_s(), sequence.produced)
         self._by_id.pop(sequence.request.request, None)
         self._scheduler.remove(sequence)
         fetch = self._fetches.get(sequence.request.request)

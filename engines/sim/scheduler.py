@@ -24,6 +24,7 @@ from headwater.engines.sim.defaults import (
     TOTAL_BLOCKS,
     StepTime,
 )
+from headwater.engines.sim.metrics import SequenceTimes
 from headwater.schemas import hashing
 from headwater.schemas.media_kind import PromptMediaKind
 from headwater.schemas.messages.inference import GenerateRequest
@@ -319,13 +320,21 @@ class SimSequence(Scheduled, kw_only=True, eq=False):
     spoiled: bool = False
     cached_before: int = -1
     first: tuple[int, ...] = ()
+    times: SequenceTimes
     digests: tuple[hashing.MultimodalDigest, ...] = ()
 
     @classmethod
     def create(
-        cls, request: GenerateRequest, emit: Emit, tokens: list[int], seed: int, answer: int, block_size: int
+        cls,
+        request: GenerateRequest,
+        emit: Emit,
+        tokens: list[int],
+        seed: int,
+        answer: int,
+        block_size: int,
+        now_s: float,
     ) -> "SimSequence":
-        """The sequence of a newly submitted request."""
+        """The sequence of a request that is submitted now."""
         media = tuple([MediaSpan(item.id, item.start, item.tokens, item.kind) for item in request.media])
         places = [(item.id, item.start, item.tokens) for item in media]
         return cls(
@@ -337,6 +346,7 @@ class SimSequence(Scheduled, kw_only=True, eq=False):
             tokens=tokens,
             seed=seed,
             answer=answer,
+            times=SequenceTimes(now_s),
             media=media,
             digests=tuple(hashing.media_digests(places, block_size)),
         )

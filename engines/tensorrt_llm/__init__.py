@@ -42,4 +42,18 @@ class TensorRtOptions(NamedTuple):
     ] = False
 
 
-TRAITS = EngineTraits(title="TensorRT-LLM", options=TensorRtOptions, loads="weights")
+TRAITS = EngineTraits(
+    title="TensorRT-LLM",
+    options=TensorRtOptions,
+    loads="weights",
+    # It counts no preemptions.
+    metrics={
+        "trtllm_prompt_tokens": "prompt_tokens",
+        "trtllm_prompt_cached_tokens": "cached_prompt_tokens",
+        "trtllm_generation_tokens": "generated_tokens",
+        "trtllm_request_queue_time_seconds": "queue_seconds",
+        "trtllm_time_to_first_token_seconds": "time_to_first_token_seconds",
+        "trtllm_time_per_output_token_seconds": "time_per_output_token_seconds",
+        "trtllm_e2e_request_latency_seconds": "request_seconds",
+    },
+)

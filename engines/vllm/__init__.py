@@ -67,6 +67,16 @@ TRAITS = EngineTraits(
     encoder="vLLM",
     takes_embeddings="vLLM with models of Qwen2-VL's kind",
     writes_metric_files=True,
+    metrics={
+        "vllm:prompt_tokens": "prompt_tokens",
+        "vllm:prompt_tokens_cached": "cached_prompt_tokens",
+        "vllm:generation_tokens": "generated_tokens",
+        "vllm:num_preemptions": "preemptions",
+        "vllm:request_queue_time_seconds": "queue_seconds",
+        "vllm:time_to_first_token_seconds": "time_to_first_token_seconds",
+        "vllm:request_time_per_output_token_seconds": "time_per_output_token_seconds",
+        "vllm:e2e_request_latency_seconds": "request_seconds",
+    },
     shared_arguments={
         "model": ("model",),
         "model_revision": ("revision",),

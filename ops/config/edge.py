@@ -113,6 +113,15 @@ class EdgeSettings(NamedTuple):
             description="which images go to encode workers: estimate (where that is expected to be faster), always (where one takes it) or never"
         ),
     ] = "estimate"
+    metrics_tenants: Annotated[
+        int,
+        Flag("metrics-tenants"),
+        Meta(
+            ge=0,
+            le=1000,
+            description="tenants whose requests and tokens are metrics of their own, the first so many that an edge sees; further ones count together; 0: none",
+        ),
+    ] = 0
     client: Annotated[ClientLimits, Prefix("client")] = ClientLimits()
     limit: Annotated[RateLimits, Prefix("limit")] = RateLimits()
     request_timeout_s: Annotated[

@@ -4,6 +4,7 @@ import asyncio
 import secrets
 from pathlib import Path
 
+from headwater.actors import metrics
 from headwater.actors.edge.actor import EdgeActor
 from headwater.actors.edge.apis.tokens import EdgeOptions
 from headwater.actors.edge.settings import ServiceLimits
@@ -45,10 +46,10 @@ async def run_edge(settings: EdgeProcess, stop: asyncio.Event) -> int:
     except ValueError as error:
         raise ConfigError(f"--cors-origins: {error}") from error
     listener = bind(http.host, http.port)
-    possible = connections_possible(http.connections.connections)
-    connections = http.connections._replace(connections=possible)
+    connections = http.connections._replace(connections=connections_possible(http.connections.connections))
     name = settings.name or f"edge-{secrets.token_hex(3)}"
     logs.describe(edge=name)
+    metrics.TENANTS.tenants_max = edge.metrics_tenants
     options = EdgeOptions(
         payload=edge.record_payloads,
         limits=edge.client,

@@ -9,7 +9,8 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import cache
 from socketserver import ThreadingMixIn
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
@@ -17,9 +18,12 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 import msgspec
 import prometheus_client
 from prometheus_client import CollectorRegistry, Metric
+from prometheus_client.core import CounterMetricFamily
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
+from headwater.engines import metrics as engine_metrics
+from headwater.engines import registry
 from headwater.ops.config.processes import MetricsSettings
 from headwater.ops.config.setting import ConfigError
 from headwater.ops.process import metrics_folder
@@ -175,6 +179,16 @@ class Labelled(Collector):
     def collect(self) -> Iterator[Metric]:
         """See `Collector.collect`."""
         labels = self._labels()
+        named = common_names()
+        found = []
+        for family in self._collect(labels):
+            yield family
+            if family.name in named and family.samples:
+                found.append(family)
+        yield from common_families(found, named)
+        yield from zero_counters({family.name for family in found}, labels)
+
+    def _collect(self, labels: Mapping[str, str]) -> Iterator[Metric]:
         for family in [*_families(), *(self._more.collect() if self._more is not None else ())]:
             if family.name.startswith(self._others):
                 continue
@@ -187,6 +201,54 @@ class Labelled(Collector):
                 # A sample's own label is the nearer one.
                 labelled.samples.append(sample._replace(labels={**labels, **own}))
             yield labelled
+
+
+# Metrics of engines under their common names.
+
+KEPT: Final = ("worker", "pool", "role", "rank", "le")
+"""Labels of the common metrics; what differs in others is added up."""
+
+
+@cache
+def _tables() -> tuple[Mapping[str, str], ...]:
+    return tuple(traits.metrics for traits in registry.all_traits().values())
+
+
+@cache
+def common_names() -> Mapping[str, str]:
+    """The common name of each metric of an engine that has one."""
+    return {own: engine_metrics.PREFIX + common for table in _tables() for own, common in table.items()}
+
+
+def common_families(families: Iterable[Metric], names: Mapping[str, str]) -> Iterator[Metric]:
+    """These counters and histograms of engines under their common names, with the labels that all engines' have."""
+    help_of = {engine_metrics.PREFIX + one.name: one.help for one in engine_metrics.COMMON}
+    for family in families:
+        name = names[family.name]
+        sums: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
+        for sample in family.samples:
+            suffix = sample.name.removeprefix(family.name)
+            if suffix != "_created":
+                key = suffix, tuple((label, sample.labels[label]) for label in KEPT if label in sample.labels)
+                sums[key] = sums.get(key, 0.0) + sample.value
+        common = Metric(name, help_of[name], family.type)
+        for (suffix, labels), value in sums.items():
+            common.add_sample(name + suffix, dict(labels), value)
+        yield common
+
+
+def zero_counters(found: Collection[str], labels: Mapping[str, str]) -> Iterator[Metric]:
+    """The common counters that the engine whose metrics were `found` has not counted yet: SGLang shows none before its first count."""
+    kept = {label: value for label, value in labels.items() if label in KEPT}
+    for table in _tables():
+        if not table.keys() & found:
+            continue
+        missing = {common for own, common in table.items() if own not in found}
+        for one in engine_metrics.COMMON:
+            if one.kind == "counter" and one.name in missing:
+                counter = CounterMetricFamily(engine_metrics.PREFIX + one.name, one.help, labels=list(kept))
+                counter.add_metric(list(kept.values()), 0.0)
+                yield counter
 
 
 def _families() -> Iterable[Metric]:

@@ -11,6 +11,8 @@ from headwater.actors.edge.saga.dispatch import ChoiceMessages
 from headwater.actors.edge.saga.record import RequestLogWriter
 from headwater.actors.edge.saga.saga import step
 from headwater.actors.edge.saga.types import (
+    SETBACKS,
+    TRANSITIONS,
     Aborted,
     AskRouter,
     AskStatus,
@@ -50,6 +52,10 @@ PREFILL_S_MAX = 300.0
 
 SILENCE_S_MAX = 2.0
 """Seconds without a frame after which the worker is queried: a frame may be lost, or the worker dead."""
+
+for _phase, _cause in TRANSITIONS:
+    if _cause in SETBACKS:
+        metrics.SETBACKS.labels(_phase, _cause)
 
 _log = structlog.get_logger("headwater.saga")
 
@@ -309,6 +315,7 @@ class ChoiceDriver:
         return self.saga.decision.position if self.saga.decision is not None else 0
 
     def _log_setback(self, event: RequestStepped) -> None:
+        metrics.SETBACKS.labels(event.before, event.cause).inc()
         log = _log.warning if event.cause in ("lost", "timed out") else _log.info
         log(
             "request_migrated",

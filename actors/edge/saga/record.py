@@ -74,6 +74,7 @@ class RequestLogWriter:
         self._endpoint = endpoint
         self._payload_kind: PayloadKind = payload
         self._prompt_tokens = 0
+        self._tenant = ""
         self._checkpoints = [0] * answers
         self._answers: list[list[str]] = [[] for _ in range(answers)]
         self._routes: dict[int, int] = {}
@@ -96,6 +97,7 @@ class RequestLogWriter:
         `flow` says for whom it waits for a worker, and with which priority. `media_s` is how long it took to fetch and decode its media.
         """
         self._prompt_tokens = prompt_tokens
+        self._tenant = flow.tenant
         metrics.ACTIVE.inc()
         _log.debug(
             "request_accepted", model=self._model, endpoint=self._endpoint, prompt_tokens=prompt_tokens
@@ -200,6 +202,11 @@ class RequestLogWriter:
         counted.request_seconds.observe(duration_s)
         if ttft_s:
             counted.ttft_seconds.observe(ttft_s)
+            # Choices run side by side.
+            tokens = completion_tokens / max(1, len(self._answers))
+            if tokens > 1:
+                counted.token_seconds.observe((duration_s - ttft_s) / (tokens - 1))
+        metrics.TENANTS.ended(self._tenant, reason, self._prompt_tokens, cached_tokens, completion_tokens)
 
     def write(self, event: RequestEvent) -> None:
         """Write any event of the request. Never blocks."""

@@ -11,7 +11,6 @@ import msgspec
 import numpy as np
 import structlog
 
-from headwater.actors import metrics
 from headwater.actors.bus import Bus, BusError, Message, NoResponder, ReplyTimeout
 from headwater.actors.http.errors import ApiError, overloaded
 from headwater.actors.runtime.actor import Spawn
@@ -452,7 +451,6 @@ class WorkerRegistry:
     async def on_frame(self, message: Message) -> None:
         """One engine step's tokens for this edge: each receiver writes to its client right here."""
         frame = _frame.decode(message.data)
-        metrics.FRAMES.inc()
         now_s = self.ports.clock.monotonic_s()
         receivers = self.receivers
         for entry in frame.entries:

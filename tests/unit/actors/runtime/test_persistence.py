@@ -326,3 +326,35 @@ async def test_an_edge_knows_who_in_the_fleet_cannot_persist() -> None:
             await settle()
             assert fleet.stalled == set()
     await tasks.cancel()
+
+
+def _measured(name: str, what: str) -> float:
+    return prometheus_client.REGISTRY.get_sample_value(f"headwater_log_{name}", {"what": what}) or 0.0
+
+
+async def test_appends_are_measured() -> None:
+    """How long they take, what waits, what was tried again and what was dropped; nothing waits for a writer that is gone."""
+    clock = ManualClock()
+    log = FaultyLog(clock, ["unavailable"] * 3)
+    persistence = Persistence(clock, Notes())
+    one = writer(log, clock)
+    persistence.measure("unit", one)
+    async with running(one.run()), running(persistence.run()):
+        one.offer(KvGap(0))
+        one.offer(KvGap(1))
+        one.refused += 5
+        await clock.advance(1.0)
+        assert _measured("pending_events", "unit") == 2
+        await clock.advance(10)
+        await one.flush()
+        assert _measured("pending_events", "unit") == 0
+        assert _measured("append_retries_total", "unit") == 3
+        assert _measured("dropped_events_total", "unit") == 5
+        assert _measured("append_seconds_count", "unit") == 1
+        assert _measured("append_seconds_sum", "unit") == pytest.approx(1.5, abs=0.1)
+        log.script = ["unavailable"] * 100
+        one.offer(KvGap(2))
+        await clock.advance(1.0)
+        assert _measured("pending_events", "unit") == 1
+        persistence.measure("unit", writer(log, clock))
+        assert _measured("pending_events", "unit") == 0

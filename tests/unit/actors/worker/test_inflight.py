@@ -8,6 +8,7 @@ import pytest
 from headwater.actors.worker.handoffs import Handoffs
 from headwater.actors.worker.inflight import Inflight, Progress
 from headwater.engines.engine import EngineLoad, Pinned, Step
+from headwater.schemas.events.kv import BlocksCleared, KvGap
 from headwater.schemas.hashing import pack_tokens
 from headwater.schemas.messages.inference import GenerateRequest, Sampling
 from tests.support.worlds.clock import ManualClock, settle
@@ -122,3 +123,18 @@ async def test_a_drain_ends_by_time_or_by_a_word() -> None:
     assert not await waiting
     inflight.finish(request("a"), Step((), "stop"), 3)
     assert await inflight.drained_within(1.0, asyncio.Event())
+
+
+def test_kv_events_are_counted_with_their_gaps_and_their_time() -> None:
+    clock = ManualClock()
+    inflight = Inflight(clock, Engine(), Handoffs("w1", clock, "returned"))
+    assert inflight.kv_stats() == {
+        "kv_events_total": 0,
+        "kv_gaps_total": 0,
+        "kv_dropped_total": 0,
+        "kv_event_at_s": 0.0,
+    }
+    inflight.note_kv_events([BlocksCleared(), KvGap(3)])
+    stats = inflight.kv_stats()
+    assert (stats["kv_events_total"], stats["kv_gaps_total"]) == (2, 1)
+    assert stats["kv_event_at_s"] == clock.wall_ns() / 1e9 > 0

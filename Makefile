@@ -246,6 +246,7 @@ docs: install
 # The pages of docs/reference, written from the code.
 docs-reference: install
 	$(BIN)/python -m docs._reference
+	$(BIN)/python -m docs._boards
 
 # The pictures in docs/benchmarks/plots, from the figures in docs/benchmarks/data.
 docs-plots: install

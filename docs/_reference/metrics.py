@@ -9,10 +9,11 @@ _HEAD = """
 # Metrics
 
 Each process exports `/metrics` on its metrics port (`--metrics-port`; with `up`, `prometheus-targets.json` in the data directory lists them).
+[Monitoring](../guides/monitoring.md) has boards and alert rules of them.
 """
 _ENGINES = """
 A worker's process also exports its engine's own metrics, under their own names, with the labels worker, pool, role and rank. The counters and histograms
-of this section are among them under names that all engines share; the gauges are read by the worker.
+of this section are among them under names that all engines share, each from the engine's first count on; the gauges are read by the worker.
 """
 _OWN = """
 Which metric of each engine that is; "–": the engine has none.

@@ -26,6 +26,7 @@ COMMANDS: Final = {
             "ctl": "control workers: drain, sleep, wake, role, adapters, …",
             "keys": "create, list, update, rotate and revoke API keys of clients",
             "doctor": "find what is wrong with a fleet, its server and this machine",
+            "monitoring": "write Grafana's boards, alert rules and a configuration of Prometheus for a fleet",
             "streams": "list all streams: size, health, differences from their wanted configuration",
             "pools": "create the namespace's streams and the logs of its pools, and list them",
             "nats-config": "write a nats.conf that grants each kind of process only the permissions it needs",

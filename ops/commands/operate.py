@@ -177,6 +177,33 @@ def nats_config(
 
 
 @command
+def monitoring(
+    *,
+    out: Annotated[str, Meta(description="folder for the files; made if it is missing")],
+    data_dir: Annotated[str, Key("data_dir")],
+    scrape_s: Annotated[
+        Annotated[int, Meta(ge=1)], Meta(description="seconds between two scrapes of each process")
+    ] = 5,
+    targets: Annotated[
+        tuple[str, ...],
+        Flag("target"),
+        Meta(
+            description="HOST:PORT of the metrics of a process that `up` did not start, here or elsewhere; repeatable"
+        ),
+    ] = (),
+) -> int:
+    """Write Grafana's boards (boards/*.json), alert rules (alerts.yaml) and a configuration of Prometheus (prometheus.yml).
+
+    Then: prometheus --config.file FOLDER/prometheus.yml. The fleet of --data-dir may start later.
+    """
+    from headwater.ops.monitoring.files import write_files
+
+    for path in write_files(Path(out), Path(data_dir), scrape_s, targets):
+        print(path)
+    return 0
+
+
+@command
 def completion(shell: Annotated[Literal["bash", "zsh", "fish"], Meta(description="the shell")], /) -> int:
     """Print a completion script for a shell.
 

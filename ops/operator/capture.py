@@ -29,6 +29,7 @@ from headwater.ops.captures.file import (
 from headwater.ops.captures.redaction import Redaction
 from headwater.ops.config.nats import NatsSettings
 from headwater.ops.config.setting import ConfigError
+from headwater.ops.monitoring.files import TARGETS
 from headwater.ops.nats.connect import operator_ports
 from headwater.ops.nats.pool_choice import choose_pool
 from headwater.ops.operator.request_search import find_life
@@ -46,7 +47,6 @@ PREFIX_MESSAGES_MAX: Final = 20_000
 """Without a snapshot, a longer log before the captured time is folded into one."""
 
 METRICS_S: Final = 2.0
-TARGETS: Final = "prometheus-targets.json"
 
 
 class Order(NamedTuple):

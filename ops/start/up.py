@@ -54,6 +54,7 @@ from headwater.ops.config.worker import FleetSettings
 from headwater.ops.diagnosis.disk import check_room, free_bytes
 from headwater.ops.diagnosis.report import report
 from headwater.ops.model_download.source import with_folder
+from headwater.ops.monitoring.files import TARGETS
 from headwater.ops.nats import server as nats_server
 from headwater.ops.nats.connect import open_connection, watch_store
 from headwater.ops.process import admin
@@ -165,8 +166,6 @@ STOP_MARGIN_S = 10.0
 
 OTHER_PROCESSES = ("edge-0", "router-0")
 TRACER = "tracer-0"
-TARGETS = "prometheus-targets.json"
-"""File in the data directory that lists every process's metrics, as Prometheus's file_sd_configs reads them."""
 
 _log = structlog.get_logger("headwater.up")
 

@@ -116,6 +116,7 @@ STARTS: dict[str, list[Start]] = {
     "keys": [Start(("list", *CLIENT))],
     # Of the fleet it would find that others of these commands start and end processes.
     "doctor": [Start(("--nats", "nats://127.0.0.1:9"), code=2, says="nats-unreachable")],
+    "monitoring": [Start(("--out", "FOLDER/monitoring"), says="alerts.yaml")],
     "streams": [Start(CLIENT, says="default")],
     "pools": [Start(CLIENT, says="sim-b16")],
     "nats-config": [Start((), says="jetstream"), Start(("--out", "FOLDER/keys", "--store", "FOLDER/store"))],

@@ -11,10 +11,9 @@ from headwater.ops.console.query import Query, not_found
 from headwater.ops.console.requests import known_moment, request_named
 from headwater.ops.console.views import Document, head, ms, notice_of, tenant_text
 from headwater.ops.history import decision as decisions
-from headwater.ops.history import series
 from headwater.ops.history.explanation import event_line
 from headwater.ops.history.history import History, Moment
-from headwater.ops.history.requests import Request, attempt_of, request_of
+from headwater.ops.history.requests import Request, attempt_of, regret_ms, request_of
 from headwater.router.decision.decide import RECOMPUTABLE
 from headwater.router.decision.names import DEFAULT_POLICY, PolicyName
 from headwater.router.decision.policies import POLICIES
@@ -140,7 +139,7 @@ def _found(row: Request, decision: Decision, block_size: int, now_ns: int) -> Do
         else None,
         "ttft_ms": row.ttft_ms if led else None,
         "expected_ttft_ms": decision.chosen.ttft_ms or None,
-        "regret_ms": series.regret_ms(row) if led else None,
+        "regret_ms": regret_ms(row) if led else None,
         "waited_ms": row.waited_ms if led else None,
         "started": started,
         "led": led,

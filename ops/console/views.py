@@ -26,9 +26,6 @@ COLUMNS_MAX: Final = 2_000
 LEFT_NS: Final = 30 * 60 * 1_000_000_000
 LANES_MAX: Final = 2_000
 
-HITS_MAX: Final = 20_000
-"""The latest requests whose cache hits are counted for the workers."""
-
 
 def ms(time_ns: int) -> float | None:
     """A time of the log as Unix time in milliseconds; None for none."""
@@ -75,7 +72,7 @@ async def fleet_view(history: History, query: Query) -> Document:
     marks = history.fleet.marks_between(moment.stored_ns - LEFT_NS, moment.stored_ns)
     fleet = await history.fleet_at(moment)
     workers = sorted(fleet.loads.workers.values(), key=lambda one: one.name)
-    recent = _recent_hits(history, moment)
+    recent = series.hits_by_worker(history.requests, moment.stored_ns - RECENT_NS, moment.stored_ns)
     recent_marks = [mark for mark in marks if mark.time_ns > moment.stored_ns - BEFORE_NS]
     rates = series.rates(history.requests, moment.stored_ns - 60_000_000_000, moment.stored_ns)
     return {
@@ -101,21 +98,7 @@ async def fleet_view(history: History, query: Query) -> Document:
     }
 
 
-def _recent_hits(history: History, moment: Moment) -> dict[str, float | None]:
-    """The cache hit rate of each worker, of the latest requests that it started."""
-    found: Counter[str] = Counter()
-    total: Counter[str] = Counter()
-    recent = history.requests.accepted_between(moment.stored_ns - RECENT_NS, moment.stored_ns)
-    for row in recent[-HITS_MAX:]:
-        if 0 < row.started_ns <= moment.stored_ns and row.found_tokens >= 0:
-            before = [worker for time_ns, worker in row.workers if time_ns <= row.started_ns]
-            worker = before[-1] if before else ""
-            found[worker] += row.found_tokens
-            total[worker] += row.prompt_tokens
-    return {worker: found[worker] / tokens for worker, tokens in total.items() if tokens}
-
-
-def _worker(one: Worker, history: History, hits: dict[str, float | None], moment: Moment) -> Document:
+def _worker(one: Worker, history: History, hits: dict[str, float], moment: Moment) -> Document:
     tokens, _ = one.promised(moment.stored_ns)
     joined = history.fleet.joined.get((one.name, one.epoch))
     return {
@@ -124,7 +107,6 @@ def _worker(one: Worker, history: History, hits: dict[str, float | None], moment
         "engine": one.engine,
         "role": one.role,
         "state": "draining" if one.draining else one.state,
-        "cold": None,
         "instance": one.instance,
         "tier": one.tier,
         "taints": one.taints,
@@ -137,7 +119,6 @@ def _worker(one: Worker, history: History, hits: dict[str, float | None], moment
         "queued_tokens": tokens,
         "used_blocks": one.used_blocks,
         "total_blocks": one.total_blocks,
-        "cached_blocks": None,
         "block_size": one.block_size,
         "max_running": one.max_running,
         "step_ms": one.step_ms or None,
@@ -252,11 +233,11 @@ def _handoffs(row: Request, now_ns: int) -> list[Document]:
     for number, (time_ns, state) in enumerate(steps):
         if state != "handoff":
             continue
-        sender = _worker_at(row, time_ns)
+        sender = row.worker_at(time_ns)
         after = steps[number + 1] if number + 1 < len(steps) else None
         # What follows a later attempt is not of this one.
         is_last = all(other != "handoff" for _, other in steps[number + 1 :])
-        receiver = _worker_at(row, after[0]) if after is not None and after[1] == "decode" else ""
+        receiver = row.worker_at(after[0]) if after is not None and after[1] == "decode" else ""
         started = row.started_ns if is_last and time_ns <= row.started_ns <= now_ns else 0
         if not is_last or (after is not None and after[1] != "decode"):
             state_text = "abandoned"
@@ -276,15 +257,9 @@ def _handoffs(row: Request, now_ns: int) -> list[Document]:
                 "started_ms": ms(started),
                 "duration_ms": (end_ns - time_ns) / 1e6,
                 "tokens": row.prompt_tokens,
-                "text": "",
             }
         )
     return found
-
-
-def _worker_at(row: Request, time_ns: int) -> str:
-    before = [worker for at_ns, worker in row.workers if at_ns <= time_ns]
-    return before[-1] if before else ""
 
 
 async def stuck_view(history: History, query: Query) -> Document:

@@ -7,7 +7,7 @@ from typing import Final, Literal, NamedTuple
 
 from headwater.ops.history.fallen_hits import LEAST_REQUESTS, UNEXPECTED, fallen_hits
 from headwater.ops.history.fleet import FleetAt, Mark
-from headwater.ops.history.requests import Request, RequestTable, spread
+from headwater.ops.history.requests import Request, RequestTable
 from headwater.ops.history.series import quantile
 from headwater.router.fold.worker import Worker
 
@@ -163,18 +163,18 @@ def _full_workers(workers: Sequence[Worker]) -> list[Finding]:
 def _requests(table: RequestTable, marks: Sequence[Mark], now_ns: int) -> list[Finding]:
     """Errors, lost cache hits and grown latencies of the latest requests."""
     from_ns = now_ns - RECENT_NS
-    ended = table.ended_between(from_ns, now_ns)
+    ended = table.ended.between(from_ns, now_ns)
     recent = _started(table, from_ns, now_ns)
     before = _started(table, now_ns - BEFORE_NS, from_ns)
     found = []
-    failed = [row for row in ended if row.reason == "error"]
-    if failed and len(failed) >= max(1, ERRORS * len(ended)):
-        newest = failed[-1]
+    failed = int(ended["failed"].sum())
+    if failed >= max(1, ERRORS * len(ended)):
+        newest = table.last_failed(now_ns)
         found.append(
             Finding(
-                "critical" if len(failed) > len(ended) / 4 else "warning",
+                "critical" if failed > len(ended) / 4 else "warning",
                 "Requests fail",
-                f"{len(failed)} of {len(ended)} requests of the last two minutes; the latest: {newest.error or 'no reason given'}",
+                f"{failed} of {len(ended)} requests of the last two minutes; the latest: {newest.error or 'no reason given'}",
                 f"open {newest.id}, or filter requests by failed",
                 request=newest.id,
                 position=newest.decisions[-1] if newest.decisions else None,
@@ -188,7 +188,7 @@ def _requests(table: RequestTable, marks: Sequence[Mark], now_ns: int) -> list[F
 
 def _started(table: RequestTable, from_ns: int, to_ns: int) -> list[Request]:
     """The requests that were accepted and started in a span of time; of very many, some."""
-    rows = spread(table.accepted_between(from_ns, to_ns), COMPARED_MAX)
+    rows = table.accepted_between(from_ns, to_ns, COMPARED_MAX)
     return [row for row in rows if 0 < row.started_ns <= to_ns]
 
 
@@ -263,6 +263,8 @@ def _stuck(table: RequestTable, fleet: FleetAt, now_ns: int) -> list[Finding]:
 
 def is_stuck(row: Request, now_ns: int) -> bool:
     """Has an open request had no event for too long?"""
+    if now_ns - row.accepted_ns <= STUCK_NS:
+        return False
     quiet_ns = now_ns - row.since_ns(now_ns)
     return quiet_ns > (LONG_NS if row.state_at(now_ns) == "decode" and row.started_ns else STUCK_NS)
 

@@ -1,15 +1,18 @@
 """The requests of a namespace as the request log and the decisions of a pool describe them: a row each, which can be shown as of any time."""
 
+import math
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from operator import attrgetter
 from sys import intern
-from typing import Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
+import numpy as np
 
 from headwater.events.ports import Record
+from headwater.ops.history.columns import Columns
 from headwater.ops.history.prefix_uses import PrefixUses
 from headwater.schemas.events.request import (
     RequestAccepted,
@@ -94,6 +97,11 @@ class Request(msgspec.Struct):
     expected_ms: float = 0.0
     expected_tokens: int = -1
 
+    @property
+    def is_here(self) -> bool:
+        """Is it one of the pool's requests? The request log has those of all pools; before it is routed nobody knows of which it is."""
+        return bool(self.decisions) or not self.workers
+
     def state_at(self, now_ns: int) -> SagaState:
         """The state of its saga at a time."""
         if self.ended_ns and self.ended_ns <= now_ns:
@@ -115,6 +123,15 @@ class Request(msgspec.Struct):
         """Was it accepted and not ended at a time?"""
         return self.accepted_ns <= now_ns and not (self.ended_ns and self.ended_ns <= now_ns)
 
+    def worker_at(self, now_ns: int) -> str:
+        """The worker that it was on at a time; "" before the first."""
+        found = ""
+        for time_ns, worker in self.workers:
+            if time_ns > now_ns:
+                break
+            found = worker
+        return found
+
     def waited_at(self, position: int) -> int:
         """Its longest wait in the router's queue, of the decisions up to a position of the pool log, in ms."""
         known = zip(self.decisions, self.waits, strict=True)
@@ -133,13 +150,61 @@ class RequestQuery(NamedTuple):
     text: str = ""
 
 
+ACCEPTED: Final = np.dtype([("accepted_ns", "i8"), ("here", "?"), ("model", "i4"), ("tenant", "i8")])
+
+STARTED: Final = np.dtype(
+    [
+        ("started_ns", "i8"),
+        ("accepted_ns", "i8"),
+        ("here", "?"),
+        ("number", "i8"),
+        ("model", "i4"),
+        ("tenant", "i8"),
+        ("worker", "i4"),
+        ("ttft_ms", "f8"),
+        ("waited_ms", "f8"),
+        ("regret_ms", "f8"),
+        ("prompt_tokens", "i8"),
+        ("found_tokens", "i8"),
+        ("expected_tokens", "i8"),
+    ]
+)
+"""`number` is the request's position in its log, `worker` which one it started on; `regret_ms` is NaN and tokens are -1 where they are unknown."""
+
+ENDED: Final = np.dtype(
+    [
+        ("ended_ns", "i8"),
+        ("accepted_ns", "i8"),
+        ("here", "?"),
+        ("number", "i8"),
+        ("model", "i4"),
+        ("tenant", "i8"),
+        ("failed", "?"),
+        ("migrations", "i8"),
+        ("ttft_ms", "f8"),
+        ("gap_ms", "f8"),
+        ("duration_ms", "f8"),
+        ("prompt_tokens", "i8"),
+        ("cached_tokens", "i8"),
+        ("completion_tokens", "i8"),
+    ]
+)
+"""`gap_ms` is the mean time between two tokens, NaN where it is unknown."""
+
+
 class RequestTable:
-    """The requests in the order of their acceptance, by id, and in the order of their ends."""
+    """The requests in the order of their acceptance, by id, and as columns in the order of their acceptance, start and end.
+
+    Models and workers are numbers in columns, those of `names`.
+    """
 
     def __init__(self, rows_max: int = ROWS_MAX) -> None:
-        self.rows: list[Request] = []
         self.by_id: dict[str, Request] = {}
-        self.ended: list[Request] = []
+        self.names: list[str] = []
+        self._numbers: dict[str, int] = {}
+        self.accepted = Columns(ACCEPTED, self._accepted_line)
+        self.started = Columns(STARTED, self._started_line)
+        self.ended = Columns(ENDED, self._ended_line)
         self.dropped_ns = 0
         """When the newest request was accepted that is not kept any more."""
         self.uses = PrefixUses()
@@ -147,6 +212,59 @@ class RequestTable:
         self._longest_ns = 0
         self._early: dict[str, list[Decided]] = {}
         self._rows_max = rows_max
+
+    @property
+    def rows(self) -> list[Request]:
+        """All, in the order of their acceptance."""
+        return self.accepted.rows
+
+    def number_of(self, name: str) -> int:
+        """The number of a model or worker in columns."""
+        number = self._numbers.get(name)
+        if number is None:
+            number = self._numbers[name] = len(self.names)
+            self.names.append(name)
+        return number
+
+    def _accepted_line(self, row: Request) -> tuple[Any, ...]:
+        return row.accepted_ns, row.is_here, self.number_of(row.model), row.tenant
+
+    def _started_line(self, row: Request) -> tuple[Any, ...]:
+        regret = regret_ms(row)
+        return (
+            row.started_ns,
+            row.accepted_ns,
+            row.is_here,
+            row.log_position,
+            self.number_of(row.model),
+            row.tenant,
+            self.number_of(row.worker_at(row.started_ns)),
+            row.ttft_ms,
+            row.waited_ms,
+            math.nan if regret is None else regret,
+            row.prompt_tokens,
+            row.found_tokens,
+            row.expected_tokens,
+        )
+
+    def _ended_line(self, row: Request) -> tuple[Any, ...]:
+        gap = itl_ms(row)
+        return (
+            row.ended_ns,
+            row.accepted_ns,
+            row.is_here,
+            row.log_position,
+            self.number_of(row.model),
+            row.tenant,
+            row.reason == "error",
+            row.migrations,
+            row.ttft_ms,
+            math.nan if gap is None else gap,
+            row.duration_ms,
+            row.prompt_tokens,
+            row.cached_tokens,
+            row.completion_tokens,
+        )
 
     def fold(self, record: Record) -> None:
         """Take the events of one message of the request log."""
@@ -162,6 +280,7 @@ class RequestTable:
                 case RequestRouted():
                     row.steps += ((now_ns, "prefill" if event.leg == "prefill" else "decode"),)
                     row.workers += ((now_ns, intern(event.worker)),)
+                    self.accepted.change(row)
                     if not row.started_ns:
                         own = (intern(attempt_of(event.attempt, row.id)),)
                         row.attempts = own + row.attempts if event.leg == "decode" else row.attempts + own
@@ -172,6 +291,7 @@ class RequestTable:
                         row.started_ns, row.ttft_ms = now_ns, event.ttft_ms
                         row.found_tokens = event.cached_tokens
                         _settle(row, event.choice)
+                        self.started.add(row)
                 case RequestStepped():
                     row.steps += ((now_ns, event.after),)
                     row.failures += (now_ns,)
@@ -202,7 +322,7 @@ class RequestTable:
             tenant=event.tenant,
             priority=event.priority,
         )
-        self.rows.append(row)
+        self.accepted.add(row)
         self.by_id[event.request] = self._open[event.request] = row
         for known in self._early.pop(event.request, ()):
             _note_decision(row, known)
@@ -216,8 +336,11 @@ class RequestTable:
         row.completion_tokens, row.cached_tokens = event.completion_tokens, event.cached_tokens
         row.migrations, row.duration_ms = event.migrations, event.duration_ms
         row.noted = ()
-        row.ttft_ms = row.ttft_ms or event.ttft_ms
-        self.ended.append(row)
+        if not row.ttft_ms:
+            row.ttft_ms = event.ttft_ms
+            if row.started_ns:
+                self.started.change(row)
+        self.ended.add(row)
         self._open.pop(row.id, None)
         self._longest_ns = max(self._longest_ns, now_ns - row.accepted_ns)
 
@@ -229,6 +352,11 @@ class RequestTable:
         row = self.by_id.get(request)
         if row is not None:
             _note_decision(row, known)
+            self.accepted.change(row)
+            if row.started_ns:
+                self.started.change(row)
+            if row.ended_ns:
+                self.ended.change(row)
             return
         # Of the two logs, either may be read first.
         self._early.setdefault(request, []).append(known)
@@ -241,37 +369,42 @@ class RequestTable:
             self.by_id.pop(row.id, None)
             self._open.pop(row.id, None)
         self.dropped_ns = self.rows[count - 1].accepted_ns
-        del self.rows[:count]
-        self.ended = [row for row in self.ended if row.accepted_ns > self.dropped_ns]
+        for columns in (self.accepted, self.started, self.ended):
+            columns.keep(lambda row: row.id in self.by_id)
 
-    def accepted_between(self, from_ns: int, to_ns: int) -> Sequence[Request]:
-        """The requests that were accepted after one time and until another, in order."""
-        key: Callable[[Request], int] = attrgetter("accepted_ns")
-        start = bisect_right(self.rows, from_ns, key=key)
-        return self.rows[start : bisect_right(self.rows, to_ns, lo=start, key=key)]
+    def accepted_between(self, from_ns: int, to_ns: int, most: int | None = None) -> Sequence[Request]:
+        """The requests that were accepted after one time and until another, in order; of more than `most` some, evenly spaced."""
+        return self.accepted.rows_between(from_ns, to_ns, most)
 
-    def ended_between(self, from_ns: int, to_ns: int) -> Sequence[Request]:
-        """The requests that ended after one time and until another, in order."""
-        key: Callable[[Request], int] = attrgetter("ended_ns")
-        start = bisect_right(self.ended, from_ns, key=key)
-        return self.ended[start : bisect_right(self.ended, to_ns, lo=start, key=key)]
+    def last_failed(self, now_ns: int) -> Request:
+        """The request that failed last, at or before a time, of those that did."""
+        lines = self.ended.lines()[: self.ended.places_between(0, now_ns).stop]
+        found: Request = self.ended.rows[int(np.flatnonzero(lines["failed"] & lines["here"])[-1])]
+        return found
 
     def open_at(self, now_ns: int) -> list[Request]:
         """The requests that are accepted and not ended at a time, the oldest first."""
-        later = bisect_right(self.ended, now_ns, key=attrgetter("ended_ns"))
+        ended = self.ended.rows
+        later = bisect_right(ended, now_ns, key=attrgetter("ended_ns"))
         # Of the requests that ended later, and of those that were accepted as long before as any lasted, the fewer.
         first_ns = min([now_ns - self._longest_ns, *(row.accepted_ns for row in self._open.values())])
         lately = self.accepted_between(first_ns - 1, now_ns)
-        if len(lately) < len(self.ended) - later:
+        if len(lately) < len(ended) - later:
             return [row for row in lately if not 0 < row.ended_ns <= now_ns]
-        found = [row for row in self.ended[later:] if row.accepted_ns <= now_ns]
-        found += [row for row in self._open.values() if row.accepted_ns <= now_ns]
+        found = [row for row in ended[later:] if row.accepted_ns <= now_ns and row.is_here]
+        found += [row for row in self._open.values() if row.accepted_ns <= now_ns and row.is_here]
         return sorted(found, key=attrgetter("accepted_ns"))
 
 
-def spread(rows: Sequence[Request], limit: int) -> Sequence[Request]:
-    """At most so many of some requests, evenly spaced."""
-    return rows[:: -(-len(rows) // limit)] if len(rows) > limit else rows
+def itl_ms(row: Request) -> float | None:
+    """The mean time between two tokens of a request that ended."""
+    gaps = row.completion_tokens - row.choices
+    return (row.duration_ms - row.ttft_ms) / gaps * row.choices if gaps > 0 and row.ttft_ms else None
+
+
+def regret_ms(row: Request) -> float | None:
+    """How much longer the first token took than the decision that led to it expected, without waits in the queue; None if either is unknown."""
+    return row.ttft_ms - row.waited_ms - row.expected_ms if row.expected_ms and row.ttft_ms else None
 
 
 def request_of(decision: str) -> str:

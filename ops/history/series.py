@@ -1,11 +1,13 @@
 """Rates, latencies and the load of workers over a window of time that ends at a moment, in equal columns."""
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from headwater.ops.history.columns import Lines
 from headwater.ops.history.fleet import SECOND_NS, Samples
 from headwater.ops.history.requests import Request, RequestTable
 
@@ -48,10 +50,10 @@ class Window(NamedTuple):
         """The width of a column."""
         return (self.to_ns - self.from_ns) / self.columns
 
-    def columns_of(self, times_ns: Sequence[int]) -> list[int]:
+    def columns_of(self, times_ns: NDArray[np.int64]) -> NDArray[np.int64]:
         """The columns of times after the window's start."""
-        after = np.array(times_ns, np.int64) - self.from_ns - 1
-        return np.clip((after / self.step_ns).astype(np.int64), 0, self.columns - 1).tolist()  # type: ignore[no-any-return]  # of integers
+        after = times_ns - self.from_ns - 1
+        return np.clip((after / self.step_ns).astype(np.int64), 0, self.columns - 1)
 
 
 class Lane(NamedTuple):
@@ -87,8 +89,7 @@ def quantile(values: Sequence[float], share: float) -> float | None:
     """The value that this share of the values does not exceed (nearest rank); None of none."""
     if not values:
         return None
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, max(0, int(np.ceil(share * len(ordered))) - 1))]
+    return _ranked(np.sort(np.array(values, np.float64)), share)
 
 
 class Rates(NamedTuple):
@@ -113,84 +114,87 @@ def hit_rate(rows: Sequence[Request]) -> float | None:
     return sum(found for found, _ in known) / total if total else None
 
 
-def itl_ms(row: Request) -> float | None:
-    """The mean time between two tokens of a request that ended."""
-    gaps = row.completion_tokens - row.choices
-    return (row.duration_ms - row.ttft_ms) / gaps * row.choices if gaps > 0 and row.ttft_ms else None
-
-
 def rates(table: RequestTable, from_ns: int, to_ns: int) -> Rates:
     """The rates of the requests of a span of time."""
     seconds = max(1e-9, (to_ns - from_ns) / 1e9)
-    accepted, ended = table.accepted_between(from_ns, to_ns), table.ended_between(from_ns, to_ns)
-    ttft = [row.ttft_ms for row in ended if row.ttft_ms]
-    gaps = [gap for row in ended if (gap := itl_ms(row)) is not None]
+    accepted, started, ended = selection(table, from_ns, to_ns)
+    ttft, gaps = _known(ended["ttft_ms"]), _known(ended["gap_ms"])
     return Rates(
         len(accepted) / seconds,
-        sum(row.completion_tokens for row in ended) / seconds,
-        sum(row.reason == "error" for row in ended) / seconds,
-        sum(row.migrations for row in ended) / seconds,
-        quantile(ttft, 0.5),
-        quantile(ttft, 0.99),
-        quantile(gaps, 0.5),
-        hit_rate([row for row in accepted if row.started_ns and row.started_ns <= to_ns]),
+        int(ended["completion_tokens"].sum()) / seconds,
+        int(ended["failed"].sum()) / seconds,
+        int(ended["migrations"].sum()) / seconds,
+        _nearest(ttft, 0.5),
+        _nearest(ttft, 0.99),
+        _nearest(gaps, 0.5),
+        _share(started[started["accepted_ns"] > from_ns], "found_tokens"),
     )
 
 
+def hits_by_worker(table: RequestTable, from_ns: int, to_ns: int) -> dict[str, float]:
+    """The cache hit rate of each worker, of the requests of a span of time that it started."""
+    started = table.started.between(from_ns, to_ns)
+    started = started[(started["accepted_ns"] > from_ns) & (started["found_tokens"] >= 0)]
+    count = len(table.names)
+    found, total = (
+        np.bincount(started["worker"], started[name], count) for name in ("found_tokens", "prompt_tokens")
+    )
+    return {table.names[at]: float(found[at] / total[at]) for at in np.flatnonzero(total)}
+
+
 class Selection(NamedTuple):
-    """The requests that were accepted, that started, and that ended in a window."""
+    """The requests that were accepted, that started, and that ended in a window, as lines of the table's columns."""
 
-    accepted: Sequence[Request]
-    started: Sequence[Request]
-    ended: Sequence[Request]
+    accepted: Lines
+    started: Lines
+    ended: Lines
 
-    def only(self, keep: Callable[[Request], bool]) -> "Selection":
-        """Some of them."""
-        return Selection(*([row for row in rows if keep(row)] for rows in self))
+    def only(self, field: str, value: int) -> "Selection":
+        """Those of a model or tenant."""
+        return Selection(*(lines[lines[field] == value] for lines in self))
 
 
 def selection(table: RequestTable, from_ns: int, to_ns: int) -> Selection:
     """The requests of a span of time."""
-    # Requests that started in it were accepted in it, or not long before.
-    earlier = table.accepted_between(from_ns - 10 * 60 * 1_000_000_000, to_ns)
     return Selection(
-        table.accepted_between(from_ns, to_ns),
-        [row for row in earlier if from_ns < row.started_ns <= to_ns],
-        table.ended_between(from_ns, to_ns),
+        *(columns.between(from_ns, to_ns) for columns in (table.accepted, table.started, table.ended))
     )
 
 
 def request_series(rows: Selection, window: Window) -> dict[str, list[float | None]]:
     """The series of `UNITS` that requests give."""
     seconds = window.step_ns / 1e9
-    accepted = _by_column(rows.accepted, window, "accepted_ns")
-    ended = _by_column(rows.ended, window, "ended_ns")
-    started = _by_column(rows.started, window, "started_ns")
+    accepted, started, ended = (_by_column(lines, window) for lines in rows)
 
-    def each(
-        rows: Sequence[list[Request]], value: Callable[[list[Request]], float | None]
-    ) -> list[float | None]:
-        return [value(column) for column in rows]
+    def each(columns: Sequence[Lines], value: Callable[[Lines], float | None]) -> list[float | None]:
+        return [value(column) if len(column) else None for column in columns]
 
-    def times(share: float, name: str) -> Callable[[list[Request]], float | None]:
-        return lambda column: quantile([value for row in column if (value := getattr(row, name))], share)
+    def rate(columns: Sequence[Lines], field: str) -> list[float | None]:
+        return [int(column[field].sum()) / seconds for column in columns]
 
+    def times(columns: Sequence[Lines], field: str, *shares: float) -> list[list[float | None]]:
+        """Quantiles; times of 0 are unknown."""
+        ordered = [np.sort(_known(column[field])) for column in columns]
+        return [[_ranked(values, share) for values in ordered] for share in shares]
+
+    ttft_p50, ttft_p90, ttft_p99 = times(started, "ttft_ms", 0.5, 0.9, 0.99)
+    duration_p50, duration_p99 = times(ended, "duration_ms", 0.5, 0.99)
     return {
-        "requests_per_s": each(accepted, lambda column: len(column) / seconds),
-        "tokens_per_s": each(ended, lambda column: sum(row.completion_tokens for row in column) / seconds),
-        "errors_per_s": each(ended, lambda column: sum(row.reason == "error" for row in column) / seconds),
-        "migrations_per_s": each(ended, lambda column: sum(row.migrations for row in column) / seconds),
-        "ttft_p50_ms": each(started, times(0.5, "ttft_ms")),
-        "ttft_p90_ms": each(started, times(0.9, "ttft_ms")),
-        "ttft_p99_ms": each(started, times(0.99, "ttft_ms")),
-        "duration_p50_ms": each(ended, times(0.5, "duration_ms")),
-        "duration_p99_ms": each(ended, times(0.99, "duration_ms")),
-        "queue_p99_ms": each(
-            started, lambda column: quantile([float(row.waited_ms) for row in column], 0.99)
+        "requests_per_s": [len(column) / seconds for column in accepted],
+        "tokens_per_s": rate(ended, "completion_tokens"),
+        "errors_per_s": rate(ended, "failed"),
+        "migrations_per_s": rate(ended, "migrations"),
+        "ttft_p50_ms": ttft_p50,
+        "ttft_p90_ms": ttft_p90,
+        "ttft_p99_ms": ttft_p99,
+        "duration_p50_ms": duration_p50,
+        "duration_p99_ms": duration_p99,
+        "queue_p99_ms": each(started, lambda column: _nearest(column["waited_ms"], 0.99)),
+        "hit_rate": each(started, lambda column: _share(column, "found_tokens")),
+        "predicted_hit_rate": each(started, lambda column: _share(column, "expected_tokens")),
+        "regret_ms": each(
+            started, lambda column: _nearest(column["regret_ms"][~np.isnan(column["regret_ms"])], 0.5)
         ),
-        "hit_rate": each(started, hit_rate),
-        "predicted_hit_rate": each(started, _predicted),
-        "regret_ms": each(started, _regret),
     }
 
 
@@ -225,36 +229,64 @@ class Usage(NamedTuple):
     open: int
 
 
-def usage(rows: Selection, opened: Sequence[Request]) -> Usage:
+def usage(rows: Selection, opened: int) -> Usage:
     """The usage by the requests of a span of time, of which `opened` are open at its end."""
+    ended = rows.ended
     return Usage(
         len(rows.accepted),
-        len(rows.ended),
-        sum(row.reason == "error" for row in rows.ended),
-        sum(row.prompt_tokens for row in rows.ended),
-        sum(row.cached_tokens for row in rows.ended),
-        sum(row.completion_tokens for row in rows.ended),
-        len(opened),
+        len(ended),
+        int(ended["failed"].sum()),
+        int(ended["prompt_tokens"].sum()),
+        int(ended["cached_tokens"].sum()),
+        int(ended["completion_tokens"].sum()),
+        opened,
     )
 
 
-def _by_column(rows: Sequence[Request], window: Window, time: str) -> list[list[Request]]:
-    found: list[list[Request]] = [[] for _ in range(window.columns)]
-    for row, column in zip(rows, window.columns_of([getattr(row, time) for row in rows]), strict=True):
-        found[column].append(row)
-    return found
+def usage_by(rows: Selection, field: str, opened: Sequence[int]) -> dict[int, Usage]:
+    """The usage by each value of a field. `opened` are the values of the requests that are open at the end."""
+    ended, still = rows.ended, np.array(opened, np.int64)
+    values = np.unique(np.concatenate([rows.accepted[field], ended[field], still]))
+
+    def sums(of: NDArray[Any], weights: NDArray[Any] | None = None) -> list[int]:
+        return np.bincount(np.searchsorted(values, of), weights, len(values)).astype(np.int64).tolist()  # type: ignore[no-any-return]  # of integers
+
+    tokens = ("failed", "prompt_tokens", "cached_tokens", "completion_tokens")
+    parts = (
+        sums(rows.accepted[field]),
+        sums(ended[field]),
+        *(sums(ended[field], ended[name]) for name in tokens),
+        sums(still),
+    )
+    return {value: Usage(*one) for value, *one in zip(values.tolist(), *parts, strict=True)}
 
 
-def _predicted(rows: list[Request]) -> float | None:
-    known = [row for row in rows if row.expected_tokens >= 0 and row.prompt_tokens]
-    total = sum(row.prompt_tokens for row in known)
-    return sum(row.expected_tokens for row in known) / total if total else None
+def _by_column(lines: Lines, window: Window) -> list[Lines]:
+    """The lines of each column. They are in the order of their time, the first field."""
+    columns = window.columns_of(lines[lines.dtype.names[0]])  # type: ignore[index]  # it has fields
+    edges = np.searchsorted(columns, np.arange(window.columns + 1)).tolist()
+    return [lines[start:end] for start, end in pairwise(edges)]
 
 
-def regret_ms(row: Request) -> float | None:
-    """How much longer the first token took than the decision that led to it expected, without waits in the queue; None if either is unknown."""
-    return row.ttft_ms - row.waited_ms - row.expected_ms if row.expected_ms and row.ttft_ms else None
+def _known(values: F64) -> F64:
+    """Without zeros and NaN."""
+    known: F64 = values[(values != 0.0) & ~np.isnan(values)]
+    return known
 
 
-def _regret(rows: list[Request]) -> float | None:
-    return quantile([regret for row in rows if (regret := regret_ms(row)) is not None], 0.5)
+def _ranked(ordered: F64, share: float) -> float | None:
+    """`quantile` of ordered values."""
+    if not len(ordered):
+        return None
+    return float(ordered[min(len(ordered) - 1, max(0, int(np.ceil(share * len(ordered))) - 1))])
+
+
+def _nearest(values: F64, share: float) -> float | None:
+    return _ranked(np.sort(values), share)
+
+
+def _share(started: Lines, field: str) -> float | None:
+    """The share of prompt tokens that were found, or expected, of the requests of which that is known."""
+    known = started[(started[field] >= 0) & (started["prompt_tokens"] > 0)]
+    total = int(known["prompt_tokens"].sum())
+    return int(known[field].sum()) / total if total else None

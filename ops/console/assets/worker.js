@@ -2,7 +2,7 @@
 import { html, useEffect, useRef, useSignal, useState } from './library.js';
 import { command } from './api.js';
 import { fleet, refreshFleet } from './following.js';
-import { Badge, Dialog, Fields, Link, Meter, Select, StateBadge, Time } from './parts.js';
+import { Dialog, Fields, Link, Meter, Select, StateBadge, Time } from './parts.js';
 import * as format from './format.js';
 import * as state from './state.js';
 
@@ -83,14 +83,13 @@ function Commands({ worker }) {
 function State({ worker }) {
   const used = worker.total_blocks ? worker.used_blocks / worker.total_blocks : null;
   return html`<${Fields} entries=${[
-    ['State', html`<${StateBadge} state=${worker.state} />${worker.cold ? html` <${Badge} kind="info">cold<//>` : null}`],
+    ['State', html`<${StateBadge} state=${worker.state} />`],
     ['Running', html`<${Meter} value=${worker.running} maximum=${worker.max_running} text=${`${format.integer(worker.running)} of ${format.integer(worker.max_running)}`} label="running" />`],
     ['KV cache in use', html`<${Meter} value=${worker.used_blocks} maximum=${worker.total_blocks} text=${format.percent(used)} label="KV" />`],
     ['KV blocks', `${format.integer(worker.used_blocks)} of ${format.integer(worker.total_blocks)}`],
     ['Waiting in the engine', format.integer(worker.waiting)],
     ['In flight by decisions', format.integer(worker.requests)],
     ['Queued prompt tokens', format.integer(worker.queued_tokens)],
-    ['Blocks in the index', format.integer(worker.cached_blocks)],
     ['Cache hits', format.percent(worker.hit_rate)],
     ['Time between tokens', format.duration(worker.step_ms)],
     ['Pace', format.number(worker.pace)],

@@ -15,7 +15,7 @@ const share = (worker) => (worker.total_blocks ? worker.used_blocks / worker.tot
 
 const COLUMNS = [
   { name: 'name', label: 'Worker', sort: 'name', value: (worker) => worker.name, render: (worker) => html`<${WorkerLink} name=${worker.name} />` },
-  { name: 'state', label: 'State', sort: 'state', value: (worker) => worker.state, render: (worker) => html`<${StateBadge} state=${worker.state} />${worker.cold ? html` <${Badge} kind="info" title="It has computed no prompt yet">cold<//>` : null}` },
+  { name: 'state', label: 'State', sort: 'state', value: (worker) => worker.state, render: (worker) => html`<${StateBadge} state=${worker.state} />` },
   { name: 'engine', label: 'Engine', wide: true, sort: 'engine', value: (worker) => worker.engine, render: (worker) => worker.engine },
   { name: 'role', label: 'Role', wide: true, sort: 'role', value: (worker) => worker.role, render: (worker) => worker.role },
   { name: 'running', label: 'Running', sort: 'running', value: (worker) => worker.running, render: (worker) => html`<${Meter} value=${worker.running} maximum=${worker.max_running} text=${`${format.integer(worker.running)} / ${format.integer(worker.max_running)}`} label="running" />` },
@@ -23,7 +23,6 @@ const COLUMNS = [
   { name: 'requests', label: 'In flight', title: 'Requests by the decisions of the log', align: 'right', wide: true, sort: 'requests', value: (worker) => worker.requests, render: (worker) => format.integer(worker.requests) },
   { name: 'queued', label: 'Queued', unit: 'tokens', title: 'Prompt tokens routed to the worker and not computed', align: 'right', sort: 'queued', value: (worker) => worker.queued_tokens, render: (worker) => format.integer(worker.queued_tokens) },
   { name: 'kv', label: 'KV in use', sort: 'kv', value: share, render: (worker) => html`<${Meter} value=${worker.used_blocks} maximum=${worker.total_blocks} text=${format.percent(share(worker))} label="KV cache in use" />` },
-  { name: 'cached', label: 'Cached', unit: 'blocks', title: 'Blocks of its prefix cache in the index', align: 'right', wide: true, sort: 'cached', value: (worker) => worker.cached_blocks, render: (worker) => format.integer(worker.cached_blocks) },
   { name: 'hits', label: 'Cache hits', align: 'right', wide: true, sort: 'hits', value: (worker) => worker.hit_rate, render: (worker) => format.percent(worker.hit_rate) },
   { name: 'step', label: 'Between tokens', align: 'right', wide: true, sort: 'step', value: (worker) => worker.step_ms, render: (worker) => format.duration(worker.step_ms) },
   { name: 'pace', label: 'Pace', title: 'Its prefill times divided by those of its engine’s model: above 1 is slower', align: 'right', wide: true, sort: 'pace', value: (worker) => worker.pace, render: (worker) => format.number(worker.pace) },

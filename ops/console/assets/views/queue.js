@@ -27,9 +27,7 @@ const HANDOFFS = [
   { name: 'prefilled', label: 'Prefilled', wide: true, render: (one) => html`<${Time} value=${one.prefilled_ms} precise=${true} />` },
   { name: 'started', label: 'Started', wide: true, render: (one) => html`<${Time} value=${one.started_ms} precise=${true} />` },
   { name: 'duration', label: 'Took', align: 'right', render: (one) => format.duration(one.duration_ms) },
-  { name: 'expected', label: 'Expected', align: 'right', render: (one) => format.duration(one.transfer_ms_expected) },
   { name: 'tokens', label: 'Prompt', unit: 'tokens', align: 'right', render: (one) => format.integer(one.tokens) },
-  { name: 'text', label: 'Remark', wide: true, render: (one) => one.text || format.UNKNOWN },
 ];
 
 const GROUPS = [

@@ -164,8 +164,7 @@ def test_usage_counts_failures_and_what_is_open() -> None:
     tell(40, RequestEnded("c", "stop", 5, 32, 0, 10.0, 900.0))
     rows = series.selection(table, WALL_NS + 1 * SECOND, WALL_NS + 30 * SECOND)
     opened = table.open_at(WALL_NS + 30 * SECOND)
-    assert series.usage(rows, opened) == series.Usage(2, 2, 1, 200, 64, 9, 2)
-    own = rows.only(lambda row: row.tenant == 2)
-    assert series.usage(own, [row for row in opened if row.tenant == 2]) == series.Usage(
-        1, 1, 1, 100, 0, 2, 1
-    )
+    assert series.usage(rows, len(opened)) == series.Usage(2, 2, 1, 200, 64, 9, 2)
+    by_tenant = series.usage_by(rows, "tenant", [row.tenant for row in opened])
+    assert by_tenant == {1: series.Usage(1, 1, 0, 100, 64, 7, 1), 2: series.Usage(1, 1, 1, 100, 0, 2, 1)}
+    assert series.usage(rows.only("tenant", 2), 1) == by_tenant[2]

@@ -73,6 +73,7 @@ class PartialFold:
         self._predicate = predicate
         self._routed = "route" in predicate.kinds
         self._only = predicate.workers
+        self._routes = predicate.workers_of("route")
         self._totals = Totals(state, predicate.sums, predicate.extremes)
         self._reads = [term.read for term in predicate.terms]
 
@@ -109,20 +110,21 @@ class PartialFold:
         fold, _ = self.state.chains.follow(record)
         self.state.position = record.position
         for event in record.batch.events if fold else ():
-            if self._only is None or getattr(event, "worker", "") in self._only:
+            if self._routes is None or getattr(event, "worker", "") in self._routes:
                 apply_to_loads(self.state.loads, record, event)
 
     def _report(self, record: Record) -> None:
         """Load reports, without the measurements that only estimates are learned from, and where nobody asks for requests without these."""
         batch, loads = record.batch, self.state.loads
+        routed = self._routed and (self._routes is None or batch.writer in self._routes)
         for event in self.state.admit(record)[0]:
             worker = loads.current(batch.writer, batch.epoch)
             if worker is None:
                 continue
             if not isinstance(event, LoadReported):
-                if self._routed:
+                if routed:
                     apply_to_loads(loads, record, event)
-            elif self._routed:
+            elif routed:
                 loads.report(batch.writer, batch.epoch, _without_measurements(event))
             else:
                 worker.running, worker.waiting = event.running, event.waiting
@@ -221,8 +223,9 @@ def subjects_of(ns: str, pool: str, predicate: Predicate) -> tuple[str, ...]:
     for kind in POOL_KINDS:
         if kind not in predicate.kinds:
             continue
-        if kind in ("kv", "load") and predicate.workers is not None:
-            found += [_subject_of(ns, pool, kind, worker) for worker in sorted(predicate.workers)]
+        only = predicate.workers_of(kind)
+        if kind in ("kv", "load") and only is not None:
+            found += [_subject_of(ns, pool, kind, worker) for worker in sorted(only)]
         else:
             found.append(pool_subject(ns, pool, kind, ANY))
     return tuple(found)

@@ -1,5 +1,6 @@
 """Facts of a folded state that a condition can name, and which kinds of events each follows from."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Final, Literal, NamedTuple
 
@@ -95,6 +96,35 @@ INDEX: Final[dict[str, Callable[[RouterState], int]]] = {
 Number = int | float
 
 
+class Spread:
+    """The smallest and largest of some values, which come and go one by one."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[Number] = Counter()
+        self._ends: tuple[Number, Number] | None = None
+
+    def replace(self, old: Number | None, new: Number | None) -> None:
+        """One value goes, or none, and another comes, or none."""
+        if old == new:
+            return
+        if new is not None:
+            self._counts[new] += 1
+            if self._ends is not None:
+                self._ends = min(self._ends[0], new), max(self._ends[1], new)
+        if old is not None:
+            self._counts[old] -= 1
+            if not self._counts[old]:
+                del self._counts[old]
+                if self._ends is not None and old in self._ends:
+                    self._ends = None
+
+    def ends(self) -> tuple[Number, Number] | None:
+        """The smallest and the largest; None without values."""
+        if self._ends is None and self._counts:
+            self._ends = min(self._counts), max(self._counts)
+        return self._ends
+
+
 class Totals:
     """Counts and sums over all workers, and largest and smallest values, kept up to date worker by worker."""
 
@@ -102,7 +132,7 @@ class Totals:
         self.states: dict[str, int] = dict.fromkeys(COUNTED, 0)
         self._state = state
         self._sums: dict[str, Number] = dict.fromkeys(sums, 0)
-        self._spans: dict[str, tuple[Number, Number] | None] = dict.fromkeys(extremes)
+        self._spans = {name: Spread() for name in extremes}
         self._names = {*self._sums, *self._spans}
         self._known: dict[str, dict[str, Number]] = {}
         self._state_of: dict[str, str] = {}
@@ -123,20 +153,12 @@ class Totals:
         for fact in self._sums:
             self._sums[fact] += new.get(fact, 0) - old.get(fact, 0)
         for fact, span in self._spans.items():
-            self._spans[fact] = self._widened(fact, span, old.get(fact), new.get(fact))
+            span.replace(old.get(fact), new.get(fact))
 
     def _number(self, worker: Worker, fact: str) -> Number:
         found = WORKER[fact].read(self._state, worker)
         assert isinstance(found, int | float)
         return found
-
-    def _widened(
-        self, fact: str, span: tuple[Number, Number] | None, old: Number | None, new: Number | None
-    ) -> tuple[Number, Number] | None:
-        if span is None or (old is not None and old in span and old != new):
-            values = [known[fact] for known in self._known.values()]
-            return (min(values), max(values)) if values else None
-        return span if new is None else (min(span[0], new), max(span[1], new))
 
     def total(self, fact: str) -> Number:
         """The sum of a fact over all workers."""
@@ -144,5 +166,5 @@ class Totals:
 
     def extreme(self, fact: str, which: Literal["min", "max"]) -> Number | None:
         """The smallest or largest value; None without workers."""
-        span = self._spans[fact]
-        return None if span is None else span[which == "max"]
+        ends = self._spans[fact].ends()
+        return None if ends is None else ends[which == "max"]

@@ -8,7 +8,7 @@ is not in the pool, does not hold; the state of such a worker is "absent".
 import ast
 import difflib
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
 from headwater.ops.config.setting import ConfigError
@@ -84,15 +84,19 @@ class Predicate(NamedTuple):
     @property
     def workers(self) -> frozenset[str] | None:
         """The only workers that it depends on; None for all."""
-        return (
-            None
-            if any(not term.worker for term in self.terms)
-            else frozenset(term.worker for term in self.terms)
-        )
+        return _named(self.terms)
+
+    def workers_of(self, kind: PoolKind) -> frozenset[str] | None:
+        """The only workers whose events of a kind it depends on; None for all."""
+        return _named([term for term in self.terms if kind in term.kinds])
 
     def holds(self, values: tuple[Value, ...]) -> bool:
         """Does it hold for these values of its terms?"""
         return bool(self.evaluate(values))
+
+
+def _named(terms: Sequence[Term]) -> frozenset[str] | None:
+    return None if any(not term.worker for term in terms) else frozenset(term.worker for term in terms)
 
 
 class _Part(NamedTuple):

@@ -51,6 +51,9 @@ CONDITIONS = (
     '"batch" in worker("w1").taints',
     'worker("w1").step_ms > 4',
     'worker("w9").waiting > 1',
+    'worker("w1").requests >= 3 and workers.waiting > 8',
+    'worker("w1").cached_blocks > 8 and workers.max("running") > 6',
+    'worker("w3").cold and worker("w1").queued_tokens > 50 or workers.min("kv_used") > 0.6',
 )
 
 
@@ -171,6 +174,8 @@ async def test_only_what_it_depends_on_is_read(monkeypatch: pytest.MonkeyPatch) 
         ('worker("w1").cached_blocks > 99', ["fleet.*", "kv.w1"]),
         ('worker("w1").requests > 99', ["fleet.*", "load.w1", "route.*"]),
         ("workers.cached_blocks > 999", ["fleet.*", "kv.*"]),
+        ('worker("w1").cached_blocks > 99 and workers.waiting > 99', ["fleet.*", "kv.w1", "load.*"]),
+        ('worker("w1").requests > 99 and workers.ready > 9', ["fleet.*", "load.w1", "route.*"]),
     ):
         asked.clear()
         await search(told.ports, "p", parse(text), "", "end")

@@ -23,6 +23,7 @@ from headwater.ops.nats.pool_choice import choose_pool
 from headwater.ops.process.progress import Progress
 from headwater.ops.process.text_table import table
 from headwater.router.fold.state import RouterState, apply_to_loads
+from headwater.router.fold.worker import NoCredit
 from headwater.schemas.events.fleet import LoadReported
 from headwater.schemas.names import InvalidName
 from headwater.schemas.subjects import ANY, POOL_KINDS, PoolKind, pool_kind, pool_subject
@@ -69,6 +70,7 @@ class PartialFold:
 
     def __init__(self, state: RouterState, predicate: Predicate) -> None:
         self.state = state
+        state.loads.credit = NoCredit()
         self.seen = set(state.loads.workers)
         self._predicate = predicate
         self._routed = "route" in predicate.kinds

@@ -16,7 +16,7 @@ import msgspec
 from headwater.events.ports import Record
 from headwater.router.fold.load import Loads
 from headwater.router.fold.state import apply_to_loads
-from headwater.router.fold.worker import Credit
+from headwater.router.fold.worker import Credit, NoCredit
 from headwater.schemas.events.fleet import (
     EnginesWeighted,
     LoadReported,
@@ -94,6 +94,7 @@ class FleetHistory:
 
     def __init__(self, loads: Loads | None = None, position: int = 0, stored_ns: int = 0) -> None:
         self.loads = Loads() if loads is None else loads
+        self.loads.credit = NoCredit()
         self.position = position
         self.stored_ns = stored_ns
         self.samples: dict[str, Samples] = {}
@@ -165,7 +166,9 @@ class FleetAt(NamedTuple):
 
 def restore(rung: Rung) -> FleetAt:
     """The state of a rung, which the caller may fold on."""
-    return FleetAt(rung.position, rung.stored_ns, _decode(zlib.decompress(rung.data)))
+    loads = _decode(zlib.decompress(rung.data))
+    loads.credit = NoCredit()
+    return FleetAt(rung.position, rung.stored_ns, loads)
 
 
 def fold_on(found: FleetAt, records: Sequence[Record]) -> FleetAt:

@@ -20,6 +20,7 @@ from headwater.ops.process.progress import Progress
 from headwater.ops.process.text_table import table
 from headwater.router.decision.decide import RECOMPUTABLE
 from headwater.router.fold.state import RouterState, in_order
+from headwater.router.fold.worker import NoCredit
 from headwater.router.replay import Difference, Replay
 from headwater.schemas.events.route import RouteRefused
 
@@ -104,6 +105,7 @@ async def _end(log: Log, until: str, now_ns: int) -> int:
 async def _folded(pool: str, log: Log, state: RouterState, until: int) -> Replayed:
     """Fold the log. Decisions are events like others."""
     start, events = state.position, 0
+    state.loads.credit = NoCredit()
     breaks: list[Break] = []
     with Progress(f"folding the log of pool {pool}") as progress:
         async for piece in pieces_after(log, start, until):

@@ -121,6 +121,16 @@ class Credit(msgspec.Struct):
         return found
 
 
+class NoCredit(Credit):
+    """The credit of a fold on which no decision is made: counting it is a tenth of the work."""
+
+    def add(self, worker: str, hashes: bytes) -> None:
+        """Nothing."""
+
+    def drop(self, worker: str, hashes: bytes) -> None:
+        """Nothing."""
+
+
 # The worker.
 
 DECIDED, ACCEPTED, PREFILLED, FINISHED = range(4)

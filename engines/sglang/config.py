@@ -19,6 +19,7 @@ from headwater.engines.engine import EngineUnavailable
 from headwater.engines.limits import EMBEDDINGS_MIB
 from headwater.engines.releases import SGLANG_DIFFUSION_BROKER, Vulnerability, check_release
 from headwater.engines.sglang.signatures import Signatures
+from headwater.engines.traces import EngineTraces
 from headwater.schemas.events.fleet import Role
 from headwater.schemas.tables import Capability
 
@@ -160,6 +161,7 @@ class SglangSettings(NamedTuple):
     reads_embeddings: bool = False
     bootstrap_port: int = 0
     """The port of the server on which the legs of its prompts meet; 0: a free one."""
+    traces: EngineTraces = EngineTraces()
 
 
 def keyword_arguments(
@@ -197,6 +199,8 @@ def keyword_arguments(
         arguments["enable_adaptive_dispatch_to_encoder"] = True
     if settings.metrics:
         arguments["enable_metrics"] = True
+    if endpoint := settings.traces.announced("sglang", settings.worker).endpoint:
+        arguments |= {"enable_trace": True, "otlp_traces_endpoint": endpoint}
     if settings.processors:
         arguments["enable_custom_logit_processor"] = True
     if given.get("enable_priority_scheduling"):

@@ -26,8 +26,9 @@ from headwater.engines.sglang.media import SglangMedia
 from headwater.engines.sglang.process import SglangProcess, SglangRank
 from headwater.engines.sglang.sampling import ModelPooling, Stream, finish_of
 from headwater.engines.sglang.signatures import Signatures
+from headwater.engines.traces import EngineTraces
 from headwater.schemas import hashing
-from headwater.schemas.messages.inference import EmbedRequest
+from headwater.schemas.messages.inference import EmbedRequest, GenerateRequest
 from headwater.schemas.messages.media import PromptMedia
 
 FUSED: Final = ("q_proj", "v_proj")
@@ -151,6 +152,13 @@ class SglangControl(RankedEngineBase[SglangRank, SglangLoras]):
         self._keeps_weights = False
         self._pooling = ModelPooling()
         self._media: SglangMedia | None = None
+        self._traces: EngineTraces | None = None
+
+    def _trace_fields(self, request: GenerateRequest | EmbedRequest) -> dict[str, Any]:
+        """The field of a request of SGLang's that says whose children its spans are."""
+        if self._traces is None:
+            return {}
+        return {"external_trace_header": self._traces.headers(request.request, request.trace)}
 
     async def embed(self, request: EmbedRequest) -> tuple[bytes, ...]:
         """See `Engine.embed`."""
@@ -172,6 +180,7 @@ class SglangControl(RankedEngineBase[SglangRank, SglangLoras]):
         given: dict[str, Any] = {"lora_path": request.lora_name} if request.lora_name else {}
         if request.dimensions:
             given["dimensions"] = request.dimensions
+        given |= self._trace_fields(request)
         given = self._signatures.keep("EmbeddingReqInput", given)
 
         async def one(tokens: list[int], items: tuple[PromptMedia, ...]) -> bytes:

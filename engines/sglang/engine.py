@@ -116,6 +116,7 @@ class SglangEngine(SglangControl):
         self._input_max = int(found["max_req_input_len"])
         self._context_length = min(int(self._manager.context_len), self._input_max + INPUT_MARGIN)
         self._deterministic = bool(config.get("enable_deterministic_inference"))
+        self._traces = self._settings.traces if config.get("enable_trace") else None
         self._keeps_weights = bool(config.get("enable_weights_cpu_backup"))
         events = json.loads(arguments["kv_events_config"])
         reader = getattr(self._manager, "load_snapshot_reader", None)
@@ -314,6 +315,7 @@ class SglangEngine(SglangControl):
             given["max_thinking_tokens"] = wanted.thinking_budget
         if self.ranks > 1:
             given["routed_dp_rank"] = rank
+        given |= self._trace_fields(request)
         kept = self._signatures.keep("GenerateReqInput", given)
         return GenerateReqInput(rid=rid, input_ids=tokens, stream=True, **kept)
 

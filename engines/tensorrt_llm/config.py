@@ -61,6 +61,8 @@ def _defaults(settings: TensorRtSettings) -> dict[str, Any]:
             "tokens_per_block": BLOCK_SIZE,
         },
     }
+    if endpoint := settings.traces.announced("tensorrt_llm", settings.worker).endpoint:
+        found["otlp_traces_endpoint"] = endpoint
     if settings.role != "both":
         found["cache_transceiver_config"] = {
             "backend": "DEFAULT",

@@ -98,6 +98,7 @@ class TensorRtEngine(TensorRtControl):
         self._tokenizer: Tokenizer | None = None
         self._full_since_s: float | None = None
         self._images: TensorRtImages | None = None
+        self._traces = False
 
     async def start(self) -> EngineInfo:
         """See `Engine.start`. Loads for seconds to minutes on this thread, on which nothing else runs yet."""
@@ -113,6 +114,9 @@ class TensorRtEngine(TensorRtControl):
         # How the legs of a request with images are joined depends on the model: only whole requests may have some.
         self._images = image_handling(self._llm) if self._settings.role == "both" else None
         self.capabilities = capabilities(self._settings, given, self._llm, images=self._images is not None)
+        self._traces = bool(given.get("otlp_traces_endpoint")) and takes(
+            self._llm.generate_async, "trace_headers"
+        )
         self._metrics = LibraryMetrics(self._settings.name)
         if "bad_words" in self.capabilities:
             self._tokenizer = Tokenizer.from_buffer(self._settings.tokenizer)
@@ -261,6 +265,8 @@ class TensorRtEngine(TensorRtControl):
             "lora_request": self._loras.get(request.lora_name),
             "disaggregated_params": self._disaggregated(leg),
         }
+        if self._traces:
+            given["trace_headers"] = self._settings.traces.headers(request.request, request.trace)
         if self.ranks > 1:
             given["scheduling_params"] = api.SchedulingParams(
                 attention_dp_rank=leg.rank, attention_dp_relax=False

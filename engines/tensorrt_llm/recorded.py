@@ -83,6 +83,7 @@ LLM_ARGUMENTS: Final = frozenset(
         "kv_connector_config",
         "enable_lm_head_tp_in_adp",
         "orchestrator_type",
+        "otlp_traces_endpoint",
         "sparse_attention_config",
         "ray_worker_extension_cls",
     ]

@@ -2,6 +2,7 @@
 
 from typing import Any, Literal, NamedTuple
 
+from headwater.engines.traces import EngineTraces
 from headwater.schemas.events.fleet import Role
 
 HandoffMode = Literal["context-first", "generation-first", "opaque"]
@@ -36,3 +37,4 @@ class TensorRtSettings(NamedTuple):
     handoff: HandoffMode = "context-first"
     processors: dict[str, str] = {}  # noqa: RUF012 (likewise)
     allow_faults: bool = False
+    traces: EngineTraces = EngineTraces()

@@ -18,6 +18,7 @@ from headwater.engines.engine import EngineUnavailable, RequestRejected
 from headwater.engines.limits import EMBEDDINGS_MIB
 from headwater.engines.native_arguments import has, name_of, number, tokens_of, value, without
 from headwater.engines.releases import Vulnerability, check_release, release
+from headwater.engines.traces import EngineTraces
 from headwater.engines.vllm import connectors
 from headwater.engines.vllm.connectors import can_hand_over
 from headwater.schemas.events.fleet import Role
@@ -85,6 +86,7 @@ class VllmSettings(NamedTuple):
     reads_embeddings: bool = False
     accepts_embeddings: bool = False
     overrides: Mapping[str, Any] = {}
+    traces: EngineTraces = EngineTraces()
 
 
 KEPT_MAPPINGS: Final = "UCX_CUDA_IPC_CACHE"
@@ -137,6 +139,8 @@ def keyword_arguments(settings: VllmSettings, events: str, replay: str, *, cpu: 
     # decides what compiles all later ones, whatever each of them was checked with.
     arguments["structured_outputs_config"] = {"backend": "guidance"}
     transfer = connectors.transfer_config(settings.connectors, settings.connector_options, cpu=cpu)
+    if endpoint := settings.traces.announced("vllm", settings.worker).endpoint:
+        arguments["otlp_traces_endpoint"] = endpoint
     if transfer is not None:
         from vllm.config.kv_transfer import KVTransferConfig
 

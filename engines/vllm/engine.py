@@ -130,6 +130,8 @@ class VllmEngine(VllmControl):
             loggers = stat_loggers(self._record, prometheus=self._settings.metrics)
             self._engine, self._failure_file = launch(self._settings, self._folder, self._complete, loggers)
         config = self._engine.vllm_config
+        if config.observability_config.otlp_traces_endpoint is not None:
+            self._traces = self._settings.traces
         self._ranks = of_engine(self._engine, self.ranks)
         self._context_length = int(config.model_config.max_model_len)
         tasks = await self._engine.get_supported_tasks()
@@ -314,15 +316,15 @@ class VllmEngine(VllmControl):
         stream: "_Stream",
     ) -> None:
         tokens = prompt.get("prompt_token_ids", ())
-        reported_cached = False
+        reported_cached = scored = False
         scores: tuple[TokenLogprob | None, ...] = ()
-        scored = False
         try:
             async for output in self._engine.generate(
                 prompt,
                 params,
                 request.request,
                 lora_request=lora,
+                trace_headers=self._trace_headers(request),
                 # Other scheduling policies reject priorities.
                 priority=request.priority if "priority" in self.capabilities else 0,
                 data_parallel_rank=rank if self.ranks > 1 else None,

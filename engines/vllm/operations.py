@@ -20,12 +20,13 @@ from headwater.engines.engine import (
 )
 from headwater.engines.handoff_params import unseal
 from headwater.engines.ranked import RankedEngineBase
+from headwater.engines.traces import EngineTraces
 from headwater.engines.vllm import config
 from headwater.engines.vllm.config import POSSIBLE, VllmPooling
 from headwater.engines.vllm.launch import EngineRank, check_alive
 from headwater.engines.vllm.media import media_prompt
 from headwater.schemas import hashing
-from headwater.schemas.messages.inference import EmbedRequest
+from headwater.schemas.messages.inference import EmbedRequest, GenerateRequest
 from headwater.schemas.tables import MediaSupport
 
 
@@ -140,6 +141,7 @@ class VllmControl(RankedEngineBase[EngineRank, Loras]):
         self._pooling = VllmPooling()
         self._context_length = 0
         self._media = MediaSupport()
+        self._traces: EngineTraces | None = None
 
     async def check(self) -> None:
         """See `Engine.check`."""
@@ -162,6 +164,10 @@ class VllmControl(RankedEngineBase[EngineRank, Loras]):
                 return
             # The worker process registers pinned blocks with the step after the prefill's last one.
             await asyncio.sleep(RELEASE_PAUSE_S)
+
+    def _trace_headers(self, request: GenerateRequest | EmbedRequest) -> dict[str, str] | None:
+        """Return whose children vLLM's spans of a request are; None: it makes none."""
+        return self._traces.headers(request.request, request.trace) if self._traces is not None else None
 
     async def embed(self, request: EmbedRequest) -> tuple[bytes, ...]:
         """See `Engine.embed`. With `token_embed` each vector is the concatenation of those of all tokens."""
@@ -189,6 +195,7 @@ class VllmControl(RankedEngineBase[EngineRank, Loras]):
                 PoolingParams(**params[number]),
                 f"{request.request}/{number}",
                 lora_request=lora,
+                trace_headers=self._trace_headers(request),
             )
             async for output in stream:
                 pooled = output.outputs

@@ -12,9 +12,10 @@ import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -95,10 +96,10 @@ async def bench_with_keys() -> Report:
     return await bench(keys=True)
 
 
-async def bench(*, keys: bool = False) -> Report:
-    """One-token requests over 32 connections, then 64 streams of 512 tokens each, four times over."""
-    settings = {"sim.step_time": ZERO, "fleet.workers": WORKERS, "auth.mode": "keys" if keys else "none"}
-    async with temporary_fleet(settings) as fleet:
+async def bench(*, keys: bool = False, settings: Mapping[str, Any] = MappingProxyType({})) -> Report:
+    """One-token requests over 32 connections, then 64 streams of 512 tokens each, four times over. `settings` are further ones, by key."""
+    own = {"sim.step_time": ZERO, "fleet.workers": WORKERS, "auth.mode": "keys" if keys else "none"}
+    async with temporary_fleet(own | dict(settings)) as fleet:
         host, _, port = fleet.url.removeprefix("http://").rpartition(":")
         key = await _create_key(fleet, host, int(port)) if keys else ""
         pid = fleet.pid("edge")

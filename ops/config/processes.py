@@ -129,9 +129,10 @@ class Settings(NamedTuple):
     auth: Annotated[AccessSettings, Prefix("", flags={"mode": "auth"})] = AccessSettings()
     admin: AdminSettings = AdminSettings()
     console: ConsoleSettings = ConsoleSettings()
-    trace: Annotated[TraceSettings, Prefix("trace", flags={"otlp": "otlp", "protocol": "otlp-protocol"})] = (
-        TraceSettings()
-    )
+    trace: Annotated[
+        TraceSettings,
+        Prefix("trace", flags={"otlp": "otlp", "protocol": "otlp-protocol", "slow_s": "trace-slow"}),
+    ] = TraceSettings()
     nats: NatsSettings = NatsSettings()
     streams: StreamSettings = StreamSettings()
     metrics: MetricsSettings = MetricsSettings()

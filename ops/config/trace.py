@@ -6,6 +6,7 @@ from urllib.parse import urlsplit
 
 from msgspec import Meta
 
+from headwater.engines.traces import EngineTraces
 from headwater.ops.config.setting import ConfigError
 
 OtlpProtocol = Literal["auto", "http", "grpc"]
@@ -52,6 +53,14 @@ class TraceSettings(NamedTuple):
         ),
     ] = 10.0
     tenants: Annotated[bool, Meta(description="spans name digests of tenants")] = False
+
+
+def engine_traces(settings: TraceSettings) -> EngineTraces:
+    """What engines are told of the receiver. Raises `ConfigError`."""
+    if not settings.otlp:
+        return EngineTraces(sample=settings.sample)
+    receiver = receiver_of(settings.otlp, settings.protocol)
+    return EngineTraces(receiver.endpoint, receiver.environment, settings.sample)
 
 
 class Receiver(NamedTuple):

@@ -261,7 +261,7 @@ class _Assembly:
             wait = next((one for one in reversed(waits) if one.start_ns <= leg.stages[0].start_ns), None)
             start_ns = self._dispatched_ns(leg, wait, encodings)
             added = self._add_leg(leg, start_ns, choice, failed)
-            failed = added.span if added.error else failed
+            failed = added.span if added.error else ""
         self._add_waits(choice, waits, legs, encoded)
 
     def _dispatched_ns(self, leg: _Leg, wait: Span | None, encodings: list[Span]) -> int:

@@ -23,6 +23,7 @@ from headwater.engines.vllm import TRAITS, config
 from headwater.engines.vllm import config as vllm_config
 from headwater.engines.vllm.config import VllmSettings
 from headwater.ops.config.processes import EngineProcess
+from headwater.ops.config.trace import engine_traces
 from headwater.ops.config.worker import WorkerSettings
 from headwater.ops.model_download.source import DEMO_NAME
 from headwater.ops.start import (
@@ -93,6 +94,7 @@ def vllm_settings(settings: EngineProcess, worker: str, *, folder: Path, name: s
         embeddings_mib=own.embeddings_mib,
         reads_embeddings=own.reads_embeddings and own.role in ("both", "prefill"),
         accepts_embeddings=own.accept_image_embeds and own.role == "both",
+        traces=engine_traces(settings.trace),
     )
 
 
@@ -114,6 +116,7 @@ def sglang_settings(settings: EngineProcess, worker: str, *, folder: Path, name:
         processors=sglang.logits_processors,
         embeddings_mib=own.embeddings_mib,
         reads_embeddings=own.reads_embeddings and own.role in ("both", "prefill"),
+        traces=engine_traces(settings.trace),
     )
 
 

@@ -9,6 +9,7 @@ from headwater.engines.tensorrt_llm.config import arguments, gpus_needed
 from headwater.engines.tensorrt_llm.polling import not_installed
 from headwater.engines.tensorrt_llm.settings import TensorRtSettings
 from headwater.ops.config.processes import EngineProcess
+from headwater.ops.config.trace import engine_traces
 from headwater.schemas.events.fleet import Role
 
 
@@ -27,6 +28,7 @@ def settings_of(settings: EngineProcess, worker: str) -> TensorRtSettings:
         handoff=options.handoff,
         processors=options.logits_processors,
         allow_faults=options.allow_faults,
+        traces=engine_traces(settings.trace),
     )
 
 

@@ -86,11 +86,12 @@ def lines_of(made: Trace) -> Iterator[str]:
     for span in made.spans:
         below.setdefault(span.parent, []).append(span)
     yield f"trace {made.trace}, {len(made.spans)} spans; times in ms"
+    before = f"{made.spans[0].attributes['headwater.request']}-"
 
     def lines(span: TraceSpan, depth: int) -> Iterator[str]:
         began, took = (span.start_ns - first_ns) / 1e6, (span.end_ns - span.start_ns) / 1e6
         about = ", ".join(
-            f"{name.rpartition('.')[2]} {_text(span.attributes[name])}"
+            f"{name.rpartition('.')[2]} {_text(span.attributes[name]).removeprefix(before)}"
             for name in SHOWN
             if name in span.attributes
         )
@@ -102,6 +103,11 @@ def lines_of(made: Trace) -> Iterator[str]:
             yield from lines(one, depth + 1)
 
     yield from lines(made.spans[0], 0)
+    for event in made.spans[0].events:
+        about = ", ".join(
+            f"{name.rpartition('.')[2]} {_text(value)}" for name, value in event.attributes.items()
+        )
+        yield f"{(event.time_ns - first_ns) / 1e6:10.3f} {'':10}  {event.name}: {about}"
 
 
 def _text(value: Value) -> str:

@@ -97,8 +97,9 @@ class Tracer(Actor):
 
     def stats(self) -> dict[str, Any]:
         """See `Actor.stats`."""
+        state = "receiver unavailable" if self._is_down else "ready" if self.ready.is_set() else "starting"
         return {
-            "state": "receiver unavailable" if self._is_down else "ready",
+            "state": state,
             "receiver": self._sender.receiver.endpoint,
             "position": self._read,
             "sent": dict(self._sent),
@@ -107,6 +108,8 @@ class Tracer(Actor):
     async def start(self) -> None:
         """See `Actor.start`."""
         await self._find_place()
+        # What ends from now on is this tracer's, however soon it dies.
+        self._save()
         self.spawn(self._follow(), "follow")
         self.log.info("tracer_started", receiver=self._sender.receiver.endpoint, position=self._read)
 

@@ -17,6 +17,7 @@ from tests.support.processes import zygote
 from tests.support.processes.commands import ended
 from tests.support.processes.fleet import FleetProcess, fleet, stream_text
 from tests.support.servers.nats import NatsServer
+from tests.support.servers.otlp import otlp_receiver
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
@@ -114,7 +115,10 @@ async def test_snapshots_are_kept_named_and_started_from(tmp_path: Path) -> None
 async def test_actors_started_one_by_one_with_a_password_each(tmp_path: Path) -> None:
     """From their environment files, each named, with the pool named: nobody has a right over another."""
     wanted = Wanted(
-        "default", auth="password", actors=("edge:e", "router:r", "shadow:s", "worker:w"), pools=(POOL,)
+        "default",
+        auth="password",
+        actors=("edge:e", "router:r", "shadow:s", "tracer:t", "worker:w"),
+        pools=(POOL,),
     )
     async with server(tmp_path, wanted), AsyncExitStack() as stack:
         code, output = await run(tmp_path, "operator", "pools", "--pool", POOL)
@@ -125,6 +129,9 @@ async def test_actors_started_one_by_one_with_a_password_each(tmp_path: Path) ->
         cache = str(tmp_path / "cache")
         await stack.enter_async_context(actor(tmp_path, "router.r", "router", "--cache-dir", cache))
         await stack.enter_async_context(actor(tmp_path, "shadow.s", "shadow", "--policy", "kv"))
+        received = await stack.enter_async_context(otlp_receiver())
+        sends = ("--otlp", received.url, "--trace-sample", "1", "--data-dir", str(tmp_path / "tracer"))
+        await stack.enter_async_context(actor(tmp_path, "tracer.t", "tracer", *sends))
         await stack.enter_async_context(actor(tmp_path, "edge.e", "edge", "--port", str(port)))
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
             async with asyncio.timeout(60):
@@ -141,6 +148,10 @@ async def test_actors_started_one_by_one_with_a_password_each(tmp_path: Path) ->
                 200
             ] * 2
             assert (await client.get(path)).status_code == 404
+            async with asyncio.timeout(60):
+                # With decisions, which are in the pool's log. A tracer sends what ends once it has begun.
+                while not any(span.name == "decide" for span in received.spans):
+                    assert (await client.post("/v1/chat/completions", json=CHAT)).status_code == 200
         for command in (("replay", "--verify"), ("streams",), ("snapshots",)):
             code, output = await run(tmp_path, "observer", *command)
             assert code == 0, output

@@ -1,8 +1,9 @@
-"""Real OpenTelemetry receivers on this machine: one over HTTP within the test, and a collector that passes on to it what it gets over gRPC."""
+"""Real OpenTelemetry receivers on this machine: one over HTTP within the test, and a collector that gets traces over gRPC and writes them down."""
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from oteltap import OtelTapHttpProtobufReceiver, OtelTapHttpProtobufReceiverSett
 
 from headwater.ops.process.sockets import free_port
 
-WITHIN_S = 60.0
+WITHIN_S = 30.0
 
 
 class Received:
@@ -34,10 +35,14 @@ class Received:
 
     async def until(self, holds: Callable[["Received"], bool]) -> None:
         """Wait until what has arrived satisfies a condition."""
-        async with asyncio.timeout(WITHIN_S):
-            while not holds(self):
-                self._changed.clear()
-                await self._changed.wait()
+        try:
+            async with asyncio.timeout(WITHIN_S):
+                while not holds(self):
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            names = Counter((span.trace_id.hex(), span.name) for span in self.spans)
+            raise AssertionError(f"never came true of what was received: {names}") from None
 
 
 @asynccontextmanager
@@ -59,23 +64,48 @@ async def otlp_receiver(port: int = 0) -> AsyncIterator[Received]:
             await asyncio.gather(reading, return_exceptions=True)
 
 
+class Collector:
+    """A collector. Its log has what it was sent, span by span."""
+
+    def __init__(self, url: str, log: Path) -> None:
+        self.url = url
+        self._log = log
+
+    async def until_logged(self, texts: Iterable[str]) -> str:
+        """Wait until its log has all of these; returns it."""
+        async with asyncio.timeout(WITHIN_S):
+            while not all(text in (log := self._log.read_text()) for text in texts):
+                await asyncio.sleep(0.05)
+        return log
+
+
 @asynccontextmanager
-async def collector(folder: Path, received: Received) -> AsyncIterator[str]:
-    """A collector that passes traces on to a receiver; yields its URL for OTLP over gRPC."""
-    grpc, http = free_port(0), free_port(0)
-    log = folder / "collector.log"
-    process = await asyncio.create_subprocess_exec(
-        Path(rotel.__file__).parent / "rotel-agent",
-        "start",
-        *("--otlp-grpc-endpoint", f"127.0.0.1:{grpc}", "--otlp-http-endpoint", f"127.0.0.1:{http}"),
-        *("--exporter", "otlp", "--otlp-exporter-protocol", "http"),
-        *("--otlp-exporter-traces-endpoint", f"{received.url}/v1/traces"),
-        *("--debug-log", "traces", "--debug-log-verbosity", "detailed"),
-        *("--pid-file", str(folder / "collector.pid"), "--log-file", str(log)),
-        env={"PATH": os.environ["PATH"]},
-        stdout=log.open("wb"),
-        stderr=asyncio.subprocess.STDOUT,
-    )
+async def collector(folder: Path, *, quiet: bool = False) -> AsyncIterator[Collector]:
+    """A collector that takes OTLP over gRPC; a `quiet` one writes nothing down."""
+    grpc, log = free_port(0), folder / "collector.log"
+    with log.open("wb") as output:
+        process = await asyncio.create_subprocess_exec(
+            Path(rotel.__file__).parent / "rotel-agent",
+            "start",
+            *(
+                "--otlp-grpc-endpoint",
+                f"127.0.0.1:{grpc}",
+                "--otlp-http-endpoint",
+                f"127.0.0.1:{free_port(0)}",
+            ),
+            *(
+                "--exporter",
+                "blackhole",
+                "--debug-log",
+                "none" if quiet else "traces",
+                "--debug-log-verbosity",
+                "detailed",
+            ),
+            *("--pid-file", str(folder / "collector.pid"), "--log-file", str(log)),
+            env={"PATH": os.environ["PATH"]},
+            stdout=output,
+            stderr=asyncio.subprocess.STDOUT,
+        )
     try:
         async with asyncio.timeout(WITHIN_S):
             while True:
@@ -87,7 +117,7 @@ async def collector(folder: Path, received: Received) -> AsyncIterator[str]:
                     continue
                 writer.close()
                 break
-        yield f"http://127.0.0.1:{grpc}"
+        yield Collector(f"http://127.0.0.1:{grpc}", log)
     finally:
         process.terminate()
         await process.wait()

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
@@ -15,7 +16,7 @@ from headwater.ops.process.sockets import free_port
 from headwater.ops.tracing import tracer as module
 from headwater.ops.tracing.command import trace_of
 from headwater.ops.tracing.otlp import OtlpSender
-from headwater.ops.tracing.tracer import Tracer
+from headwater.ops.tracing.tracer import Place, Tracer
 from headwater.schemas.clock import SystemClock
 from headwater.schemas.events.request import RequestAccepted, RequestEnded, RequestRouted, RequestStarted
 from tests.support.data.queries import route_query
@@ -108,6 +109,13 @@ async def in_log(told: ToldFleet, *names: str) -> Counter[str]:
     return found
 
 
+async def noted(told: ToldFleet, file: Path) -> None:
+    """Wait until the tracer has sent, and noted as sent, all that ended so far."""
+    last = (await told.ports.requests.bounds()).last
+    while msgspec.json.decode(file.read_bytes(), type=Place).done != last:
+        await SystemClock().sleep(0.01)
+
+
 async def test_what_ends_is_sent_as_the_log_has_it(told: ToldFleet, tmp_path: Path) -> None:
     """The same spans that are made of the log afterwards, with times and attributes; nothing of what ended before it began to follow."""
     await serve(told, "before")
@@ -141,6 +149,7 @@ async def test_only_what_is_asked_for_is_sent(told: ToldFleet, tmp_path: Path) -
         await begin(told, "b")
         await told.tell_request(RequestEnded("b", "error", 0, 0, 0, 0.0, 3.0, "no worker"))
         await received.until(arrived(await in_log(told, "b")))
+        await noted(told, tmp_path / "place")
     assert tracer.stats()["sent"] == {"error": 1}
     assert ids(received.spans) == await in_log(told, "b")
 
@@ -168,12 +177,13 @@ async def test_a_tracer_that_is_started_again_goes_on(told: ToldFleet, tmp_path:
         async with tracing(told, received.url, file):
             await begin(told, "open")
             await serve(told, "a")
-            await received.until(arrived(await in_log(told, "a")))
+            await noted(told, file)
         await serve(told, "b")
         await end(told, "open")
         before = file.read_bytes()
         async with tracing(told, received.url, file):
             await received.until(arrived(await in_log(told, "b", "open")))
+            await noted(told, file)
         once = await in_log(told, "open", "a", "b")
         assert ids(received.spans) == once
         # As if it had died between sending and noting it.

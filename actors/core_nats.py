@@ -12,6 +12,11 @@ import time
 from typing import Final
 
 import structlog
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription as NatsSubscription
+from nats.errors import ConnectionClosedError, NoRespondersError
+from nats.errors import Error as NatsError
 
 from headwater.actors.bus import (
     PENDING_MESSAGES_MAX,
@@ -23,14 +28,6 @@ from headwater.actors.bus import (
     NoResponder,
     ReplyTimeout,
 )
-from headwater.events.jetstream.nats_py import (
-    Client,
-    ConnectionClosedError,
-    Msg,
-    NatsError,
-    NoRespondersError,
-)
-from headwater.events.jetstream.nats_py import Subscription as NatsSubscription
 
 PENDING_BYTES_MAX = 256 * 1024 * 1024
 """Limit per subscription. Past it, or `PENDING_MESSAGES_MAX`, the client drops messages and logs it; readers of token frames detect the gap by

@@ -11,15 +11,11 @@ from datetime import datetime
 from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
+from nats.aio.client import Client
+from nats.errors import ConnectionClosedError, MaxPayloadError, NoRespondersError
+from nats.errors import Error as NatsError
 
 from headwater.events.jetstream.connection import watched
-from headwater.events.jetstream.nats_py import (
-    Client,
-    ConnectionClosedError,
-    MaxPayloadError,
-    NatsError,
-    NoRespondersError,
-)
 from headwater.events.ports import LogError, LogFull, LogRefused, LogUnavailable, StreamMissing
 
 STREAM_NOT_FOUND: Final = 10059

@@ -12,10 +12,10 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
+from nats.aio.client import Client
 
 from headwater.events.jetstream.api import REQUEST_DEADLINE_S, api, last_message, publish
 from headwater.events.jetstream.cursor import PULL, Cursor
-from headwater.events.jetstream.nats_py import Client
 from headwater.events.ports import LogError, LogRefused, sha256, wrong_bytes
 from headwater.schemas import subjects
 

@@ -20,16 +20,12 @@ from urllib.parse import urlsplit
 import msgspec
 import nkeys
 import structlog
+from nats.aio.client import DEFAULT_FLUSH_TIMEOUT, Client
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+from nats.errors import Error as NatsError
+from nats.protocol.parser import PERMISSIONS_ERR, STALE_CONNECTION
 
-from headwater.events.jetstream.nats_py import (
-    DEFAULT_FLUSH_TIMEOUT,
-    PERMISSIONS_ERR,
-    STALE_CONNECTION,
-    Client,
-    Msg,
-    NatsError,
-    Subscription,
-)
 from headwater.events.ports import AccessDenied, LogError, LogUnavailable
 from headwater.schemas import subjects
 

@@ -15,10 +15,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 import structlog
+from nats.aio.client import Client
+from nats.aio.subscription import Subscription
+from nats.errors import Error as NatsError
 
 from headwater.events.jetstream.api import MESSAGE_NOT_FOUND, SECOND_NS, api, parse_time_ns
 from headwater.events.jetstream.connection import Connection
-from headwater.events.jetstream.nats_py import Client, NatsError, Subscription
 from headwater.events.ports import (
     Bounds,
     Gap,

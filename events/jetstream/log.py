@@ -20,6 +20,10 @@ from typing import Any, NamedTuple
 from uuid import uuid4
 
 import msgspec
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+from nats.errors import Error as NatsError
 
 from headwater.events.jetstream.api import (
     ALREADY_THERE,
@@ -34,7 +38,6 @@ from headwater.events.jetstream.api import (
 )
 from headwater.events.jetstream.connection import watched
 from headwater.events.jetstream.cursor import JetStreamReader
-from headwater.events.jetstream.nats_py import Client, Msg, NatsError, Subscription
 from headwater.events.ports import (
     ATOMIC_MESSAGES_MAX,
     NOTHING,

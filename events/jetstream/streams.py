@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import msgspec
 import structlog
+from nats.aio.client import Client
 
 from headwater.events.jetstream.api import (
     INVALID_JSON,
@@ -27,7 +28,6 @@ from headwater.events.jetstream.api import (
 from headwater.events.jetstream.blobs import JetStreamBlobs
 from headwater.events.jetstream.cursor import bounds_of
 from headwater.events.jetstream.log import JetStreamLog
-from headwater.events.jetstream.nats_py import Client
 from headwater.events.jetstream.stream_spec import (
     StreamDifference,
     StreamSpec,

@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator
 from typing import Final
 
 import structlog
+from nats.aio.client import Client
 
 from headwater.events.jetstream.api import (
     REQUEST_DEADLINE_S,
@@ -19,7 +20,6 @@ from headwater.events.jetstream.api import (
     publish,
 )
 from headwater.events.jetstream.cursor import Cursor, RawMessage
-from headwater.events.jetstream.nats_py import Client
 from headwater.events.ports import LogError, LogRefused, LogUnavailable, StreamMissing
 from headwater.events.table import KeySize, TableEntry
 from headwater.schemas import subjects

@@ -11,7 +11,7 @@ import contextlib
 import re
 import ssl
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -26,6 +26,7 @@ from nats.aio.subscription import Subscription
 from nats.errors import Error as NatsError
 from nats.protocol.parser import PERMISSIONS_ERR, STALE_CONNECTION
 
+from headwater.events.jetstream.deliveries import PLAIN_HEADERS, DeliveryParser, Reader, UnparsedHeaders
 from headwater.events.ports import AccessDenied, LogError, LogUnavailable
 from headwater.schemas import subjects
 
@@ -226,45 +227,8 @@ _REFUSALS = (
 )
 
 
-PLAIN_HEADERS: Final = b"NATS/1.0\r\n"
-"""The first line of headers without a status."""
-
-
 class TlsNotOffered(NatsError):
     """The server does not offer TLS."""
-
-
-class UnparsedHeaders(Mapping[str, str]):
-    """The headers of a message, parsed when one is asked for.
-
-    Each message of a log carries the headers with which it was appended, which no reader of a log asks for: parsing them
-    took a third of the time that receiving it takes.
-    """
-
-    __slots__ = ("_parse", "_parsed", "_raw")
-
-    def __init__(self, raw: bytes, parse: Callable[[bytes], dict[str, str]]) -> None:
-        self._raw = raw
-        self._parse = parse
-        self._parsed: dict[str, str] | None = None
-
-    def _headers(self) -> dict[str, str]:
-        if self._parsed is None:
-            self._parsed = self._parse(self._raw)
-        return self._parsed
-
-    def __getitem__(self, name: str) -> str:
-        return self._headers()[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._headers())
-
-    def __len__(self) -> int:
-        return len(self._headers())
-
-
-Take = Callable[[str, str, bytes, Mapping[str, str] | None], Awaitable[None]]
-"""Takes a message: its subject, reply subject, data and headers."""
 
 
 class Connection(Client):
@@ -280,7 +244,7 @@ class Connection(Client):
         self._label = name
         self._credentials = credentials or Credentials()
         self.violations = Violations(name, inbox)
-        self._takes: dict[int, Take] = {}
+        self._ps: DeliveryParser = DeliveryParser(self, self._parse_header_lines)
 
     @property
     def server(self) -> str:
@@ -320,39 +284,41 @@ class Connection(Client):
         with _Cancellable():
             await super().flush(timeout)
 
-    async def subscribe_at_once(self, subject: str, take: Take) -> Subscription:
-        """Subscribe for a reader that limits what is in transit to it: `take` gets each message as it is received.
-
-        nats-py passes messages through a queue to a task, which takes half the time of receiving one. `take` must raise nothing: the
-        connection would read no more.
-        """
+    async def subscribe_reader(self, subject: str, reader: Reader) -> Subscription:
+        """Subscribe for a reader of a stream that limits what is in transit to it."""
 
         async def never(message: Msg) -> None:
             raise AssertionError(f"{message.subject} went past its reader")
 
         subscription = await self.subscribe(subject, cb=never)
-        self._takes[subscription._id] = take
+        self._ps.readers[subscription._id] = reader
         return subscription
 
     def _remove_sub(self, sid: int, max_msgs: int = 0) -> None:
-        self._takes.pop(sid, None)
+        self._ps.readers.pop(sid, None)
         super()._remove_sub(sid, max_msgs)
 
     def _process_msg(
         self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes
     ) -> Coroutine[Any, Any, None]:
         # Not `async`: all other messages take no detour.
-        take = self._takes.get(sid)
-        if take is None:
+        reader = self._ps.readers.get(sid)
+        if reader is None:
             return super()._process_msg(sid, subject, reply, data, headers)
-        return self._hand_over(take, subject, reply, data, headers)
+        return self._hand_over(reader, subject, reply, data, headers)
 
     async def _hand_over(
-        self, take: Take, subject: bytes, reply: bytes, data: bytes, headers: bytes | None
+        self, reader: Reader, subject: bytes, reply: bytes, data: bytes, headers: bytes | None
     ) -> None:
+        """What its parser did not hand over itself: statuses, and the deliveries behind them."""
         self.stats["in_msgs"] += 1
         self.stats["in_bytes"] += len(data)
-        await take(subject.decode(), reply.decode(), data, await self._process_headers(headers))
+        parsed = await self._process_headers(headers)
+        # A stored message may have any header, also one that looks like a status.
+        if reply.startswith(b"$JS.ACK"):
+            reader.take_delivery(subject.decode(), reply.decode(), data, parsed)
+        elif parsed and "Status" in parsed:
+            await reader.take_status(parsed)
 
     async def _process_headers(self, headers: bytes | None) -> Any:
         # A status of the server stands behind the version, and is what its receiver asks for first.

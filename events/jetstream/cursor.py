@@ -170,7 +170,7 @@ class Cursor:
         self._idle = False
         if not isinstance(self._client, Connection):
             raise TypeError(f"the log is read by a connection of `connect`, not by {self._client!r}")
-        self._subscription = await self._client.subscribe_at_once(self._inbox, self._on_message)
+        self._subscription = await self._client.subscribe_reader(self._inbox, self)
         config: dict[str, Any] = {
             "name": self._consumer,
             "ack_policy": "none",
@@ -242,21 +242,14 @@ class Cursor:
         except NatsError as error:
             raise _Lost(str(error)) from error
 
-    async def _on_message(
-        self, subject: str, reply: str, data: bytes, headers: Mapping[str, str] | None
-    ) -> None:
-        try:
-            # A stored message may have any header, also one that looks like a status.
-            if reply.startswith("$JS.ACK"):
-                self._on_data(subject, reply, data, headers)
-            elif headers and "Status" in headers:
-                await self._on_status(headers["Status"], headers)
-        except ValueError as error:
-            self._failure = f"{reply}: {error}"
+    def take_delivery(self, subject: str, reply: str, data: bytes, headers: Mapping[str, str] | None) -> None:
+        """See `Reader`."""
         self._wake.set()
-
-    def _on_data(self, subject: str, reply: str, data: bytes, headers: Mapping[str, str] | None) -> None:
-        position, delivered, stored_ns, pending = parse_ack(reply)
+        try:
+            position, delivered, stored_ns, pending = parse_ack(reply)
+        except ValueError as error:
+            self._failure = str(error)
+            return
         if delivered != self._delivered + 1:
             self._failure = f"delivery {delivered} came after {self._delivered}"
             return
@@ -265,6 +258,14 @@ class Cursor:
         self.pending = pending
         self._outstanding -= 1
         self._buffer.append(RawMessage(position, delivered, pending, stored_ns, subject, data, headers))
+
+    async def take_status(self, headers: Mapping[str, str]) -> None:
+        """See `Reader`."""
+        try:
+            await self._on_status(headers["Status"], headers)
+        except ValueError as error:
+            self._failure = f"{dict(headers)}: {error}"
+        self._wake.set()
 
     async def _on_status(self, status: str, headers: Mapping[str, str]) -> None:
         if status == "100":

@@ -44,7 +44,9 @@ def test_the_interpreter_reaches_make(tmp_path: Path) -> None:
     """The one that the workflow chose makes the environment, not the first of the path."""
     step = workflow()["jobs"]["test"]["steps"][-1]
     assert step["env"]["PYTHON"] == "${{ steps.python.outputs.python-path }}"
-    for name, text in {"make": 'echo "$@"', "git": "", "openssl": "", "npm": "", "python3": "exit 1"}.items():
+    said_by = {"make": 'echo "$@"', "python3": "exit 1"}
+    for name in ("make", "git", "openssl", "npm", "chromium", "promtool", "python3"):
+        text = said_by.get(name, "")
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / name).chmod(0o755)
     said = subprocess.run(

@@ -176,6 +176,7 @@ class Tracer(Actor):
         metrics.TRACER_LAG.set(max(0, bounds.last - self._read))
         if bounds.last < self._read:
             if await log.identity() != self._log_name:
+                self._gathering.forget()
                 await self._find_place()
             return False
         if self._read < bounds.first - 1:

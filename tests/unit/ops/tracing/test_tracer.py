@@ -9,7 +9,9 @@ import msgspec
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
+from headwater.actors import metrics
 from headwater.actors.runtime.persistence import Ports
+from headwater.events.memory import MemoryLog
 from headwater.ops.config.trace import TraceSettings, receiver_of
 from headwater.ops.operator.explain import account
 from headwater.ops.process.sockets import free_port
@@ -19,6 +21,7 @@ from headwater.ops.tracing.otlp import OtlpSender
 from headwater.ops.tracing.tracer import Place, Tracer
 from headwater.schemas.clock import SystemClock
 from headwater.schemas.events.request import RequestAccepted, RequestEnded, RequestRouted, RequestStarted
+from headwater.schemas.trace import NO_TRACE
 from tests.support.data.queries import route_query
 from tests.support.servers.otlp import Received, otlp_receiver
 from tests.support.worlds.clock import running, settle
@@ -222,3 +225,42 @@ async def test_a_place_in_another_log_is_its_beginning(told: ToldFleet, tmp_path
             await serve(told, "b")
             await received.until(arrived(await in_log(told, "b")))
     assert ids(received.spans) == await in_log(told, "a", "b")
+
+
+async def test_a_gap_costs_the_requests_in_it(told: ToldFleet, tmp_path: Path) -> None:
+    """A part of the log was removed before it was read: what was open then is left out, and what follows is sent."""
+    log = told.ports.requests
+    assert isinstance(log, MemoryLog)
+    port, gaps = free_port(0), metrics.TRACER_GAPS._value.get()
+    async with tracing(told, f"http://127.0.0.1:{port}", tmp_path / "place") as tracer:
+        await begin(told, "open")
+        await serve(told, "a")
+        while tracer.stats()["state"] != "receiver unavailable":
+            await SystemClock().sleep(0.01)
+        wanted = await in_log(told, "a")
+        await serve(told, "gone")
+        log.purge((await log.bounds()).last + 1)
+        await end(told, "open")
+        await serve(told, "b")
+        wanted += await in_log(told, "b")
+        async with otlp_receiver(port) as received:
+            await received.until(arrived(wanted))
+            await noted(told, tmp_path / "place")
+    assert ids(received.spans) == wanted
+    assert metrics.TRACER_GAPS._value.get() == gaps + 1
+
+
+async def test_a_log_that_is_made_anew_is_followed(told: ToldFleet, tmp_path: Path) -> None:
+    """From its beginning; what was open in the old one will never end."""
+    log = told.ports.requests
+    assert isinstance(log, MemoryLog)
+    async with otlp_receiver() as received, tracing(told, received.url, tmp_path / "place"):
+        await begin(told, "open")
+        await serve(told, "a")
+        await noted(told, tmp_path / "place")
+        log.replace()
+        while msgspec.json.decode((tmp_path / "place").read_bytes(), type=Place).log != await log.identity():
+            await serve(told, "b")
+            await SystemClock().sleep(0.05)
+        await received.until(lambda got: bool(got.of(NO_TRACE.trace_of("b"))))
+    assert not received.of(NO_TRACE.trace_of("open"))

@@ -28,7 +28,8 @@ class EngineTraces(NamedTuple):
             # Here, as the settings import this module: help is shown without it.
             import structlog
 
-            structlog.get_logger("headwater.engine").warning(
+            _log = structlog.get_logger("headwater.engine")
+            _log.warning(
                 "engine_traces_off", engine=engine, reason="OpenTelemetry is not installed in its environment"
             )
             return self._replace(endpoint="")

@@ -6,6 +6,8 @@ from hashlib import blake2b, sha256
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
 from headwater.engines.engine import EngineUnavailable
 
 _WEIGHTS = ("*.safetensors", "*.bin", "*.gguf")
@@ -175,3 +177,104 @@ def _token_text(value: Any) -> str:
     if isinstance(value, dict):
         return str(value.get("content") or "")
     return value if isinstance(value, str) else ""
+
+
+def read_chat_template(path: str) -> str:
+    """The chat template in this file."""
+    try:
+        text = Path(path).expanduser().read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not text"
+        raise EngineUnavailable(
+            f"--chat-template {path}: {reason}. Use a readable Jinja file, or omit it for the model's own"
+        ) from error
+    if not text.strip():
+        raise EngineUnavailable(f"--chat-template {path}: the file is empty. Omit it for the model's own")
+    return text
+
+
+# A model with a token per byte, for engines that load none.
+
+BYTE_CONTEXT_LENGTH = 131_072
+EOS = "<|im_end|>"
+IMAGE, VIDEO, AUDIO = "<|image|>", "<|video|>", "<|audio|>"
+
+BYTE_TEMPLATE = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' }}"
+    "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
+    "{% for part in message['content'] or [] %}"
+    "{{ part['text'] if part['type'] == 'text' else '<|' + part['type'] + '|>' }}"
+    "{% endfor %}{% endif %}"
+    "{{ '<|im_end|>' + '\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+def byte_tokenizer() -> Tokenizer:
+    """One token per byte, and the control tokens of the template."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    made = Tokenizer(models.BPE(vocab={piece: number for number, piece in enumerate(alphabet)}, merges=[]))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens(
+        [
+            AddedToken(text, special=True)
+            for text in ("<|endoftext|>", "<|im_start|>", EOS, IMAGE, VIDEO, AUDIO)
+        ]
+    )
+    return made
+
+
+def byte_model_files(name: str) -> ModelFiles:
+    """The files of that model under this name."""
+    made = byte_tokenizer()
+    return ModelFiles(
+        made.to_str().encode(),
+        BYTE_TEMPLATE,
+        {"bos_token": "<|im_start|>", "eos_token": EOS},
+        tuple(number for text in (EOS,) if (number := made.token_to_id(text)) is not None),
+        BYTE_CONTEXT_LENGTH,
+        name,
+        identity=hashlib.sha256(made.to_str().encode()).hexdigest(),
+    )
+
+
+# The folder of a pipeline in diffusers' layout.
+
+PIPELINE_INDEX: Final = "model_index.json"
+PIPELINE_TOKENIZERS: Final = ("tokenizer", "tokenizer_2", "tokenizer_3")
+
+
+def pipeline_folder(model: str) -> Path:
+    """The folder that `--model` names. Raises `EngineUnavailable`."""
+    folder = Path(model).expanduser()
+    if not model or not (folder / PIPELINE_INDEX).is_file():
+        raise EngineUnavailable(
+            f"this engine needs --model with a pipeline's folder in diffusers' layout; {model or 'none'} has no {PIPELINE_INDEX}"
+        )
+    return folder
+
+
+def _tokenizer_of(folder: Path) -> bytes:
+    """The tokenizer.json of the pipeline's first fast tokenizer, b"" if it has none."""
+    for part in PIPELINE_TOKENIZERS:
+        path = folder / part / "tokenizer.json"
+        if path.is_file():
+            return path.read_bytes()
+    return b""
+
+
+def read_pipeline_files(model: str, name: str) -> ModelFiles:
+    """What an edge needs of the pipeline in the folder `model`; `name` is its name for clients, "": the folder's. Raises `EngineUnavailable`."""
+    folder = pipeline_folder(model)
+    # The edge only counts prompts: the pipeline encodes them itself. Without a fast tokenizer, by bytes.
+    files = byte_model_files(name or folder.name)
+    return files._replace(
+        tokenizer=_tokenizer_of(folder) or files.tokenizer,
+        chat_template="",
+        special_tokens={},
+        eos_token_ids=(),
+        identity=content_digest(folder),
+    )

@@ -96,9 +96,14 @@ def traits_of(engine: str) -> EngineTraits:
     package = entry.module.rpartition(".")[0]
     if not entry.package or not package:
         return EngineTraits()
-    traits = getattr(importlib.import_module(package), "TRAITS", EngineTraits())
+    traits = getattr(_load_module(EngineEntry(entry.name, package)), "TRAITS", EngineTraits())
     if not isinstance(traits, EngineTraits):
         raise EngineUnavailable(f"{package}.TRAITS, of the engine {entry.name}, is no EngineTraits")
+    fields = getattr(traits.options, "_fields", None)
+    if traits.options is not None and (fields is None or set(fields) != set(traits.options._field_defaults)):
+        raise EngineUnavailable(
+            f"{package}.TRAITS, of the engine {entry.name}: options is no NamedTuple whose fields all have defaults"
+        )
     return traits
 
 
@@ -112,7 +117,7 @@ def all_traits() -> dict[str, EngineTraits]:
     for name in sorted({entry.name for entry in _entries(tuple(sys.path))}):
         try:
             found[name] = traits_of(name)
-        except Exception:  # another package's code
+        except EngineUnavailable:
             found[name] = EngineTraits()
     order = sorted(found, key=lambda name: (name != DEFAULT_ENGINE, found[name].loads == "nothing"))
     return {name: found[name] for name in order}

@@ -76,13 +76,14 @@ class EngineTraits(NamedTuple):
     """The traits of an engine; the defaults are those of an engine in one file. `title` is its name in texts.
 
     `options` is the type of its options, whose defaults it has; an engine without one gets `worker.engine_options`. Words after `--` on a
-    command line are the option `native`, if there is one.
+    command line are the option `native`, if there is one. `launcher` is the place of its `EngineLauncher`.
 
     `loads`: the weights of a model's folder, a pipeline in diffusers' layout, or nothing; a process of an engine that loads something is not
-    forked, and uses GPUs where there are any, unless the package `cpu_build` is installed, whose engine computes on CPUs. `encoder`: how help calls an engine that has an encoder of media that runs apart from the model. `takes_embeddings`: how it calls
+    forked, and uses GPUs where there are any. `encoder`: how help calls an engine that has an encoder of media that runs apart from the model. `takes_embeddings`: how it calls
     one to which clients may send embeddings in place of images. `joins_others`: its workers may be added to those of another engine.
     `writes_metric_files`: its own processes write Prometheus metrics to a folder. `metrics`: which of its metrics is which of the common ones
-    (`headwater.engines.metrics`), both without `_total`. `transport` moves the embeddings of its media.
+    (`headwater.engines.metrics`), both without `_total`. `rank_label` is its label of a data-parallel rank in them. `transport` moves the
+    embeddings of its media.
 
     `shared_arguments` are its names for settings of workers that are arguments of the engine too. `kept_back` are arguments that the engine
     does not get: its HTTP server would use them, or Headwater acts on them. `environment` is None for an engine that is to be installed
@@ -91,13 +92,14 @@ class EngineTraits(NamedTuple):
 
     title: str = ""
     options: Any = None
+    launcher: str = "headwater.engines.custom.engine:CustomLauncher"
     loads: Literal["weights", "pipeline", "nothing"] = "nothing"
-    cpu_build: str = ""
     encoder: str = ""
     takes_embeddings: str = ""
     joins_others: bool = False
     writes_metric_files: bool = False
     metrics: Mapping[str, str] = {}
+    rank_label: str = ""
     transport: Literal["nixl", "shared"] = "nixl"
     shared_arguments: Mapping[str, tuple[str, ...]] = {}
     kept_back: tuple[str, ...] = ()

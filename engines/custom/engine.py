@@ -9,19 +9,23 @@ from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import aclosing
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import structlog
 
-from headwater.engines.custom.api import EngineRequest, EngineSetup, Output, declared_capabilities
+from headwater.engines import registry
+from headwater.engines.custom.api import BLOCK_SIZE, EngineRequest, EngineSetup, Output, declared_capabilities
 from headwater.engines.custom.control import CustomControl
 from headwater.engines.engine import (
     Emit,
+    Engine,
     EngineDied,
     EngineError,
     EngineInfo,
     EngineLoad,
+    EngineUnavailable,
     Finish,
     KvEvent,
     Pinned,
@@ -29,6 +33,8 @@ from headwater.engines.engine import (
     Step,
     Transfer,
 )
+from headwater.engines.launcher import EngineLauncher, WorkerSpec
+from headwater.engines.model_files import ModelFiles
 from headwater.engines.process import LoopWatch, folder_of
 from headwater.schemas import hashing
 from headwater.schemas.events.kv import BlocksCleared, BlocksRemoved, BlocksStored
@@ -418,3 +424,29 @@ class CustomEngine(CustomControl):
 
     def _busy(self) -> int:
         return sum(running.admitted for running in self._requests.values())
+
+
+class CustomLauncher(EngineLauncher[Any]):
+    """The launcher of a class with the two methods. Its options are a mapping, or a `NamedTuple` that its package's traits name."""
+
+    def make(self, worker: WorkerSpec, files: ModelFiles) -> Engine:
+        """See `EngineLauncher.make`."""
+        kind = registry.load(self.entry)
+        options = self.options if isinstance(self.options, dict) else self.options._asdict()
+        setup = EngineSetup(
+            worker.name,
+            worker.role,
+            Path(worker.model) if worker.model else None,
+            files,
+            worker.block_size or BLOCK_SIZE,
+            worker.max_model_len,
+            options,
+        )
+        try:
+            made = kind()
+        except TypeError as error:
+            raise EngineUnavailable(
+                f"{self.entry.name}: {kind.__name__} is created without arguments: {error}; "
+                "what it needs comes with `start`, as setup.options"
+            ) from error
+        return CustomEngine(self.entry.name, made, setup)

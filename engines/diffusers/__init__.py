@@ -2,4 +2,4 @@
 
 from headwater.engines.traits import EngineTraits
 
-TRAITS = EngineTraits(loads="pipeline")
+TRAITS = EngineTraits(launcher="headwater.engines.diffusers.engine:DiffusersLauncher", loads="pipeline")

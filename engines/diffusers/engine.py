@@ -9,21 +9,29 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
-from typing import ClassVar, Final, TypeVar
+from typing import ClassVar, TypeVar
 
-from headwater.engines.diffusers.pipelines import DiffusersOptions, ImagePipeline, LoadedPipeline, TextToVideo
+from headwater.engines.diffusers.pipelines import (
+    DiffusersOptions,
+    ImagePipeline,
+    LoadedPipeline,
+    TextToVideo,
+    read_options,
+)
 from headwater.engines.engine import (
     Emit,
     EmitFile,
+    Engine,
     EngineBase,
     EngineInfo,
     EngineLoad,
-    EngineUnavailable,
     FileStep,
     KvEvent,
     Transfer,
 )
 from headwater.engines.file_turns import PriorityTurns
+from headwater.engines.launcher import PipelineLauncher, WorkerSpec
+from headwater.engines.model_files import ModelFiles, pipeline_folder
 from headwater.engines.process import interruptible
 from headwater.schemas.events.kv import BlocksStored
 from headwater.schemas.messages.file_generation import ImageRequest, VideoRequest
@@ -158,26 +166,10 @@ class DiffusersEngine(EngineBase):
         self._thread.shutdown(wait=False, cancel_futures=True)
 
 
-# The folder of a pipeline in diffusers' layout. Light to import.
+class DiffusersLauncher(PipelineLauncher):
+    """See `EngineLauncher`."""
 
-INDEX: Final = "model_index.json"
-TOKENIZERS: Final = ("tokenizer", "tokenizer_2", "tokenizer_3")
-
-
-def pipeline_folder(model: str) -> Path:
-    """The folder that `--model` names. Raises `EngineUnavailable`."""
-    folder = Path(model).expanduser()
-    if not model or not (folder / INDEX).is_file():
-        raise EngineUnavailable(
-            f"this engine needs --model with a pipeline's folder in diffusers' layout; {model or 'none'} has no {INDEX}"
-        )
-    return folder
-
-
-def tokenizer_of(folder: Path) -> bytes:
-    """The tokenizer.json of the pipeline's first fast tokenizer, b"" if it has none."""
-    for part in TOKENIZERS:
-        path = folder / part / "tokenizer.json"
-        if path.is_file():
-            return path.read_bytes()
-    return b""
+    def make(self, worker: WorkerSpec, files: ModelFiles) -> Engine:
+        """See `EngineLauncher.make`."""
+        folder = pipeline_folder(worker.model)
+        return DiffusersEngine(folder, files.name, files.context_length, read_options(self.options))

@@ -52,6 +52,7 @@ class SglangOptions(NamedTuple):
 TRAITS = EngineTraits(
     title="SGLang",
     options=SglangOptions,
+    launcher="headwater.engines.sglang.launcher:SglangLauncher",
     loads="weights",
     encoder="SGLang (no audio)",
     joins_others=True,
@@ -66,6 +67,7 @@ TRAITS = EngineTraits(
         "sglang:request_time_per_output_token_seconds": "time_per_output_token_seconds",
         "sglang:e2e_request_latency_seconds": "request_seconds",
     },
+    rank_label="dp_rank",
     shared_arguments={
         "model": ("model_path", "model"),
         "model_revision": ("revision",),

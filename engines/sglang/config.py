@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
 from headwater.engines import logs, native_arguments
-from headwater.engines import native_arguments as engine_native_arguments
 from headwater.engines import process as engine_process
 from headwater.engines.engine import EngineUnavailable
 from headwater.engines.limits import EMBEDDINGS_MIB
@@ -391,7 +390,7 @@ def parse(words: Sequence[str]) -> dict[str, Any]:
     """The values that these words set, by `ServerArgs`' names: see `native_arguments.parse`. Raises `EngineUnavailable`."""
     from sglang.srt.server_args import ServerArgs
 
-    return engine_native_arguments.parse("SGLang", words, ServerArgs.add_cli_args)
+    return native_arguments.parse("SGLang", words, ServerArgs.add_cli_args)
 
 
 # The installed SGLang, and releases with known vulnerabilities.

@@ -2,4 +2,6 @@
 
 from headwater.engines.traits import EngineTraits
 
-TRAITS = EngineTraits(loads="pipeline")
+TRAITS = EngineTraits(
+    launcher="headwater.engines.sglang_diffusion.engine:SglangDiffusionLauncher", loads="pipeline"
+)

@@ -5,7 +5,7 @@ and no tokens: calls that concern these are rejected, and values empty.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Annotated, Any, ClassVar, Final
 
 import msgspec
@@ -14,6 +14,7 @@ import structlog
 from headwater.engines.engine import (
     Emit,
     EmitFile,
+    Engine,
     EngineBase,
     EngineDied,
     EngineError,
@@ -27,7 +28,9 @@ from headwater.engines.engine import (
     Transfer,
 )
 from headwater.engines.file_turns import PriorityTurns
-from headwater.engines.releases import SGLANG_DIFFUSION_BROKER, check_release
+from headwater.engines.launcher import PipelineLauncher, WorkerSpec
+from headwater.engines.model_files import ModelFiles, pipeline_folder
+from headwater.engines.releases import SGLANG_DIFFUSION_BROKER, Vulnerability, check_release
 from headwater.engines.sglang_diffusion.client import DiffusionClient
 from headwater.engines.sglang_diffusion.process import DiffusionServer, ModelDefaults
 from headwater.schemas.events.kv import BlocksStored
@@ -350,3 +353,14 @@ def _video_support(defaults: ModelDefaults, options: SglangDiffusionOptions) -> 
         steps=min(options.steps or defaults.num_inference_steps or 50, options.steps_max),
         steps_max=options.steps_max,
     )
+
+
+class SglangDiffusionLauncher(PipelineLauncher):
+    """See `EngineLauncher`."""
+
+    vulnerabilities: ClassVar[Sequence[Vulnerability]] = (SGLANG_DIFFUSION_BROKER,)
+
+    def make(self, worker: WorkerSpec, files: ModelFiles) -> Engine:
+        """See `EngineLauncher.make`."""
+        folder = str(pipeline_folder(worker.model))
+        return SglangDiffusionEngine(folder, files.name, files.context_length, read_options(self.options))

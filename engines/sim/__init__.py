@@ -22,6 +22,7 @@ class SimOptions(NamedTuple):
 TRAITS = EngineTraits(
     title="Simulated engine",
     options=SimOptions,
+    launcher="headwater.engines.sim.engine:SimLauncher",
     encoder="the simulated engine",
     takes_embeddings="the simulated engine",
     transport="shared",

@@ -18,6 +18,7 @@ import numpy as np
 from headwater.engines.engine import (
     Emit,
     EncodedImage,
+    Engine,
     EngineBase,
     EngineDied,
     EngineInfo,
@@ -34,19 +35,23 @@ from headwater.engines.engine import (
     check_loaded,
     check_sleep,
 )
+from headwater.engines.launcher import EngineLauncher, WorkerSpec
 from headwater.engines.media import check_media
+from headwater.engines.model_files import ModelFiles
+from headwater.engines.sim import SimOptions
 from headwater.engines.sim.cache import ImageStore, NoRoomForImage, PagedCache
-from headwater.engines.sim.defaults import EMBEDDING_WIDTH
-from headwater.engines.sim.encoder import FORM, content_of, embedding_of
+from headwater.engines.sim.defaults import BLOCK_SIZE, EMBEDDING_WIDTH
+from headwater.engines.sim.encoder import FORM, SimEncoder, content_of, embedding_of
 from headwater.engines.sim.handoff import KvGone, SimHandoff
 from headwater.engines.sim.metrics import sim_metrics
+from headwater.engines.sim.model import media_support, script
 from headwater.engines.sim.scheduler import SimScheduler, SimSequence, SimSettings, seed_of, token_at
 from headwater.schemas import hashing
-from headwater.schemas.clock import Clock
+from headwater.schemas.clock import Clock, SystemClock
 from headwater.schemas.events.kv import BlocksStored
 from headwater.schemas.messages.inference import EmbedRequest, GenerateRequest
 from headwater.schemas.messages.media import PromptMedia
-from headwater.schemas.tables import Capability, EmbeddingSupport
+from headwater.schemas.tables import Capability, EmbeddingSupport, MediaSupport
 
 DIMENSIONS = 64
 TOKEN_BYTES = 4
@@ -484,3 +489,34 @@ class SimEngine(SimControl):
 
 
 __all__ = ["SimEngine", "SimSettings"]
+
+
+class SimLauncher(EngineLauncher[SimOptions]):
+    """See `EngineLauncher`."""
+
+    def known_block_size(self, worker: WorkerSpec) -> int:
+        """See `EngineLauncher.known_block_size`."""
+        return worker.block_size or BLOCK_SIZE
+
+    def settings(self, worker: WorkerSpec, files: ModelFiles) -> SimSettings:
+        """The settings of the engine. Its own model takes images; one of a folder has its tokenizer, and takes text."""
+        return SimSettings(
+            model=files.name,
+            block_size=worker.block_size or BLOCK_SIZE,
+            total_blocks=self.options.blocks,
+            context_length=worker.max_model_len or files.context_length,
+            step_time=self.options.step_time,
+            script=script(files),
+            eos_token_id=files.eos_token_ids[0] if files.eos_token_ids else -1,
+            media=MediaSupport() if worker.model else media_support(),
+            reads_embeddings=worker.reads_embeddings,
+            accepts_embeddings=worker.accepts_embeddings,
+            embedding_tokens=(worker.embeddings_mib << 20) // (4 * EMBEDDING_WIDTH),
+        )
+
+    def make(self, worker: WorkerSpec, files: ModelFiles) -> Engine:
+        """See `EngineLauncher.make`."""
+        settings = self.settings(worker, files)
+        if worker.role == "encode":
+            return SimEncoder(settings, SystemClock())
+        return SimEngine(settings, SystemClock())

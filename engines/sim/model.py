@@ -1,63 +1,16 @@
-"""The simulated engine's own model: a byte tokenizer, a chat template, and the text it answers with."""
+"""The simulated engine's own model, which has a token per byte: how it takes media, and the text it answers with."""
 
-import hashlib
+from tokenizers import Tokenizer
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-
-from headwater.engines.model_files import ModelFiles
+from headwater.engines.model_files import AUDIO, IMAGE, VIDEO, ModelFiles, byte_tokenizer
 from headwater.engines.sim import defaults
 from headwater.schemas.tables import AudioSupport, ImageSupport, MediaSupport, VideoSupport
-
-CONTEXT_LENGTH = 131_072
-EOS = "<|im_end|>"
-IMAGE, VIDEO, AUDIO = "<|image|>", "<|video|>", "<|audio|>"
 
 SENTENCES = (
     "The headwater is where the stream begins. "
     "Every block that is stored and every block that is lost becomes an event, "
     "and a router that reads the events in order knows where the next request should go. "
 )
-
-TEMPLATE = (
-    "{% for message in messages %}"
-    "{{ '<|im_start|>' + message['role'] + '\n' }}"
-    "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
-    "{% for part in message['content'] or [] %}"
-    "{{ part['text'] if part['type'] == 'text' else '<|' + part['type'] + '|>' }}"
-    "{% endfor %}{% endif %}"
-    "{{ '<|im_end|>' + '\n' }}"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
-
-
-def tokenizer() -> Tokenizer:
-    """One token per byte, and the control tokens of the template."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    made = Tokenizer(models.BPE(vocab={piece: number for number, piece in enumerate(alphabet)}, merges=[]))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    made.decoder = decoders.ByteLevel()
-    made.add_special_tokens(
-        [
-            AddedToken(text, special=True)
-            for text in ("<|endoftext|>", "<|im_start|>", EOS, IMAGE, VIDEO, AUDIO)
-        ]
-    )
-    return made
-
-
-def sim_model_files(name: str) -> ModelFiles:
-    """The files of the simulated model."""
-    made = tokenizer()
-    return ModelFiles(
-        made.to_str().encode(),
-        TEMPLATE,
-        {"bos_token": "<|im_start|>", "eos_token": EOS},
-        tuple(number for text in (EOS,) if (number := made.token_to_id(text)) is not None),
-        CONTEXT_LENGTH,
-        name,
-        identity=hashlib.sha256(made.to_str().encode()).hexdigest(),
-    )
 
 
 def image_support() -> ImageSupport:
@@ -95,12 +48,12 @@ def _squares(token: str, per_prompt: int, pixels_max: int) -> ImageSupport:
 
 
 def _token(text: str) -> int:
-    number = tokenizer().token_to_id(text)
+    number = byte_tokenizer().token_to_id(text)
     assert number is not None, "one of its special tokens"
     return number
 
 
 def script(files: ModelFiles | None = None) -> tuple[int, ...]:
     """Token ids of the text that the simulated engine repeats, in the vocabulary of a model's files or its own."""
-    made = tokenizer() if files is None else Tokenizer.from_buffer(files.tokenizer)
+    made = byte_tokenizer() if files is None else Tokenizer.from_buffer(files.tokenizer)
     return tuple(made.encode(SENTENCES, add_special_tokens=False).ids)

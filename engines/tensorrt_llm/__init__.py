@@ -3,12 +3,19 @@
 Written from its documented API; it has not run on hardware. What is called of it is recorded in `recorded`.
 """
 
-from typing import Annotated, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 from msgspec import Meta
 
-from headwater.engines.tensorrt_llm.settings import HandoffMode
 from headwater.engines.traits import PAIRS, EngineTraits, Table
+
+HandoffMode = Literal["context-first", "generation-first", "opaque"]
+"""How prefill and decode legs are joined.
+
+context-first: the decode leg starts with the parameters that the prefill leg returned. generation-first: both legs start
+at once, and the decode leg fetches from the prefill leg's endpoint. opaque: as context-first, with the first tokens that
+the prefill generated handed over apart from the opaque state.
+"""
 
 
 class TensorRtOptions(NamedTuple):
@@ -56,4 +63,5 @@ TRAITS = EngineTraits(
         "trtllm_time_per_output_token_seconds": "time_per_output_token_seconds",
         "trtllm_e2e_request_latency_seconds": "request_seconds",
     },
+    launcher="headwater.engines.tensorrt_llm.launcher:TensorRtLauncher",
 )

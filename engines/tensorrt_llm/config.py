@@ -10,15 +10,17 @@ import difflib
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import structlog
 import yaml
 
 from headwater.engines.engine import EngineUnavailable
 from headwater.engines.releases import Vulnerability, check_release
+from headwater.engines.tensorrt_llm import HandoffMode
 from headwater.engines.tensorrt_llm.recorded import LLM_ARGUMENTS, NESTED_ARGUMENTS
-from headwater.engines.tensorrt_llm.settings import TensorRtSettings
+from headwater.engines.traces import EngineTraces
+from headwater.schemas.events.fleet import Role
 
 EVENT_BUFFER: Final = 16_384
 """KV events that are kept until they are polled: at 5 ms between polls, of far more blocks than a step stores."""
@@ -29,6 +31,32 @@ BLOCK_SIZE: Final = 32
 TRANSFER_TIMEOUT_MS: Final = 60_000
 
 _log = structlog.get_logger("headwater.tensorrt_llm")
+
+
+class TensorRtSettings(NamedTuple):
+    """Settings of the adapter. `context_length` and `vocabulary` (tokens, 0 if unknown) are the model's own; `tokenizer` is its `tokenizer.json`.
+    `file` and `overrides` are TensorRT-LLM's own arguments: a YAML file, and values that replace its own.
+
+    `processors` are logits processors that requests may name: NAME to MODULE:CLASS. `allow_faults` starts combinations of
+    arguments that are known to hang or to end the engine.
+    """
+
+    model: str
+    name: str
+    worker: str
+    role: Role = "both"
+    block_size: int = 0
+    max_model_len: int = 0
+    context_length: int = 4096
+    eos_token_ids: tuple[int, ...] = ()
+    vocabulary: int = 0
+    tokenizer: bytes = b""
+    file: str = ""
+    overrides: dict[str, Any] = {}  # noqa: RUF012 (the default of a NamedTuple, never changed)
+    handoff: HandoffMode = "context-first"
+    processors: dict[str, str] = {}  # noqa: RUF012 (likewise)
+    allow_faults: bool = False
+    traces: EngineTraces = EngineTraces()
 
 
 def arguments(settings: TensorRtSettings) -> dict[str, Any]:

@@ -24,12 +24,16 @@ from headwater.engines.engine import (
 )
 from headwater.engines.process import interruptible
 from headwater.engines.tensorrt_llm import config, handoff, polling
-from headwater.engines.tensorrt_llm.config import TRANSFER_TIMEOUT_MS, arguments, attention_ranks
+from headwater.engines.tensorrt_llm.config import (
+    TRANSFER_TIMEOUT_MS,
+    TensorRtSettings,
+    arguments,
+    attention_ranks,
+)
 from headwater.engines.tensorrt_llm.operations import Leg, TensorRtControl
 from headwater.engines.tensorrt_llm.polling import LibraryMetrics, RankState, Watchdog, load_library
 from headwater.engines.tensorrt_llm.recorded import accepted, takes
 from headwater.engines.tensorrt_llm.sampling import TensorRtImages, image_handling, sampling_params
-from headwater.engines.tensorrt_llm.settings import TensorRtSettings
 from headwater.schemas import hashing
 from headwater.schemas.clock import Clock
 from headwater.schemas.events.kv import BlocksStored

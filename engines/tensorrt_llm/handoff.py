@@ -7,7 +7,7 @@ import msgspec
 
 from headwater.engines.engine import EngineError, Transfer
 from headwater.engines.handoff_params import digest_of
-from headwater.engines.tensorrt_llm.settings import HandoffMode
+from headwater.engines.tensorrt_llm import HandoffMode
 from headwater.schemas.messages.inference import Choreography, GenerateRequest
 
 CHOREOGRAPHIES: dict[HandoffMode, Choreography] = {

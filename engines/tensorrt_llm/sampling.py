@@ -29,8 +29,8 @@ from headwater.engines.media import (
     image_of,
     placeholder_of,
 )
+from headwater.engines.tensorrt_llm.config import TensorRtSettings
 from headwater.engines.tensorrt_llm.recorded import INPUT_PROCESSOR, accepted
-from headwater.engines.tensorrt_llm.settings import TensorRtSettings
 from headwater.schemas.messages.inference import Guide, Sampling, TokenLogprob
 from headwater.schemas.messages.media import PromptMedia
 from headwater.schemas.tables import ImageSupport, MediaSupport

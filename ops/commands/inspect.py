@@ -318,9 +318,9 @@ def inspect(
     from headwater.ops.start import model as start_model
     from headwater.ops.start.make_engine import model_folder
 
-    # Weights say nothing about formats: the simulated engine needs none.
-    wanted = WorkerSettings(engine="sim", model=model, model_revision=model_revision)
-    worker = with_folder(EngineProcess(worker=wanted, cache_dir=cache_dir)).worker
+    wanted = WorkerSettings(model=model, model_revision=model_revision)
+    # Weights say nothing about formats.
+    worker = with_folder(EngineProcess(worker=wanted, cache_dir=cache_dir), weights=False).worker
     files = read_model_files(model_folder(worker.model))
     name = worker.served_model_name or files.name
     found = start_model.find(tool_parser, reasoning_parser, files)

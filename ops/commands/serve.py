@@ -31,8 +31,7 @@ def up(settings: LocalFleetSettings) -> int:
     from headwater.ops.start import up as fleet
 
     settings = checked(settings)
-    if settings.worker.engine == "vllm":
-        environment.enter("vllm", sys.argv[1:])
+    environment.enter_for(settings, sys.argv[1:], per_worker=False)
     spawner = fleet.start_spawner(application.main)
     return signals.run(lambda stop: fleet.up(settings, stop, spawner))
 
@@ -50,8 +49,7 @@ def demo(settings: LocalFleetSettings) -> int:
     settings = checked(settings)
     if not settings.data_dir:
         settings = settings._replace(data_dir=tempfile.mkdtemp(prefix="headwater-demo-"))
-    if settings.worker.engine == "vllm":
-        environment.enter("vllm", sys.argv[1:])
+    environment.enter_for(settings, sys.argv[1:], per_worker=False)
     return signals.run(lambda stop: demonstration.demo(settings, stop))
 
 

@@ -12,6 +12,7 @@ from headwater.ops.config.processes import (
     setting,
     settings_below,
     value_at,
+    with_engine_options,
 )
 from headwater.ops.config.setting import ConfigError
 from headwater.ops.config.sources import NATIVE
@@ -75,8 +76,8 @@ def _taken(settings: HasEngine, engine: str) -> HasEngine:
             raise ConfigError(f"--{name.replace('_', '-')} among the engine's own arguments: {reason}")
     for name in traits.kept_back:
         words = native_arguments.without(words, name, takes_value=True)
-    engines = settings.engines._replace(**{section_of(engine): options._replace(native=words)})
-    return settings._replace(worker=worker, engines=engines)
+    changed = settings._replace(worker=worker)
+    return with_engine_options(changed, engine, options._replace(**{NATIVE: words}))
 
 
 def _value(words: Sequence[str], spellings: Sequence[str]) -> str | None:

@@ -267,6 +267,16 @@ def engine_options(settings: Any, engine: str) -> Any:
     return getattr(settings.engines, section) if section in WITH_OPTIONS else settings.worker.engine_options
 
 
+def with_engine_options(settings: Process, engine: str, options: Any) -> Process:
+    """The same settings with other options of an engine, if it has a section."""
+    section = section_of(engine)
+    if section not in WITH_OPTIONS:
+        return settings
+    base: Any = settings
+    changed: Process = base._replace(engines=base.engines._replace(**{section: options}))
+    return changed
+
+
 def added_engines(fleet: FleetSettings) -> dict[str, int]:
     """How many workers of other engines a fleet has beside those of `--engine`, by engine."""
     counts = {name: getattr(fleet.added, field) for field, name in JOINING.items()}

@@ -5,21 +5,13 @@ from typing import Final
 
 import msgspec
 
-from headwater.engines.releases import SGLANG_DIFFUSION_BROKER, Vulnerability, open_vulnerabilities
-from headwater.engines.sglang import config as sglang
-from headwater.engines.tensorrt_llm import config as tensorrt_llm
-from headwater.engines.vllm import config as vllm
+from headwater.engines import registry
+from headwater.engines.launcher import launcher_type
+from headwater.engines.releases import open_vulnerabilities
 from headwater.ops.diagnosis.finding import Finding, Severity, finding
 from headwater.ops.doctor.facts import Facts, PoolFacts
 from headwater.router.fold.worker import Worker
 from headwater.schemas.tables import Lease
-
-VULNERABILITIES: Final[dict[str, Sequence[Vulnerability]]] = {
-    "vllm": vllm.VULNERABILITIES,
-    "sglang": sglang.VULNERABILITIES,
-    "tensorrt_llm": tensorrt_llm.VULNERABILITIES,
-    "sglang_diffusion": (SGLANG_DIFFUSION_BROKER,),
-}
 
 PROMPTS_MIN: Final = 3
 """One prompt may have been aborted, and a second one evicted at once."""
@@ -214,7 +206,8 @@ def check_engines(facts: Facts) -> Iterator[Finding]:
     for one in facts.processes:
         data = one.data or {}
         engine, version = str(data.get("engine", "")), str(data.get("engine_version", ""))
-        found = open_vulnerabilities(version, VULNERABILITIES.get(engine, ()))
+        known = launcher_type(engine).vulnerabilities if engine in registry.all_traits() else ()
+        found = open_vulnerabilities(version, known)
         for refused in (True, False):
             group = [each for each in found if each.refused == refused]
             if group:

@@ -9,11 +9,12 @@ from subprocess import PIPE
 from typing import Final, Literal, NamedTuple
 from urllib.parse import urlsplit
 
-from headwater.engines import logs, native_arguments
+from headwater.engines import logs, native_arguments, registry
 from headwater.engines.engine import EngineUnavailable
 from headwater.engines.process import interruptible
-from headwater.ops.config.processes import EngineProcess
+from headwater.ops.config.processes import EngineProcess, engine_options
 from headwater.ops.config.setting import cache_folder
+from headwater.ops.config.sources import NATIVE
 
 STORES: Final = ("s3", "gs", "az", "http", "https")
 """Schemes of buckets and web servers."""
@@ -35,8 +36,10 @@ class ModelSource(NamedTuple):
     revision: str = ""
 
 
-def with_folder(settings: EngineProcess) -> EngineProcess:
+def with_folder(settings: EngineProcess, *, weights: bool = True) -> EngineProcess:
     """The same settings with the model's folder on this machine in place of its name, which clients still use.
+
+    Without `weights`, or if the engine loads none, only configuration and tokenizer are fetched.
 
     Raises `EngineUnavailable`, and `EngineInterrupted` after a signal.
     """
@@ -49,10 +52,11 @@ def with_folder(settings: EngineProcess) -> EngineProcess:
                 f"{own.model or 'the default model'}"
             )
         return settings
-    words = settings.engines.sglang.native if own.engine == "sglang" else settings.engines.vllm.native
-    # The simulated engine has no weights, and an engine may make them up.
-    weights = own.engine != "sim" and native_arguments.value(words, "load_format") != "dummy"
-    folder = fetch(source, weights=weights, cache=cache_folder(settings.cache_dir))
+    words = getattr(engine_options(settings, own.engine), NATIVE, ())
+    # An engine may load none, or make them up.
+    made_up = native_arguments.value(words, "load_format") == "dummy"
+    loads = weights and registry.traits_of(own.engine).loads != "nothing" and not made_up
+    folder = fetch(source, weights=loads, cache=cache_folder(settings.cache_dir))
     worker = own._replace(
         model=str(folder), model_revision="", served_model_name=own.served_model_name or source.name
     )

@@ -166,8 +166,7 @@ class _Handler(WSGIRequestHandler):
 class Labelled(Collector):
     """All metrics, with more labels.
 
-    `rank` is the engine's own label for its data-parallel rank under the name that it has here: `engine` in vLLM, `dp_rank`
-    in SGLang. Metrics of another kind of actor than `kind`, which a process has only because it imports their module, are left out: they
+    `rank` is the engine's own label for its data-parallel rank (see `EngineTraits.rank_label`) under the name that it has here. Metrics of another kind of actor than `kind`, which a process has only because it imports their module, are left out: they
     would be zeros that `count()` and `avg()` count.
     """
 
@@ -195,9 +194,9 @@ class Labelled(Collector):
             labelled = Metric(family.name, family.documentation, family.type, family.unit)
             for sample in family.samples:
                 own = dict(sample.labels)
-                for theirs in ("engine", "dp_rank"):
-                    if own.get(theirs):
-                        own["rank"] = own[theirs]
+                for traits in registry.all_traits().values():
+                    if rank := own.get(traits.rank_label):
+                        own["rank"] = rank
                 # A sample's own label is the nearer one.
                 labelled.samples.append(sample._replace(labels={**labels, **own}))
             yield labelled
@@ -238,7 +237,7 @@ def common_families(families: Iterable[Metric], names: Mapping[str, str]) -> Ite
 
 
 def zero_counters(found: Collection[str], labels: Mapping[str, str]) -> Iterator[Metric]:
-    """The common counters that the engine whose metrics were `found` has not counted yet: SGLang shows none before its first count."""
+    """The common counters that the engine whose metrics were `found` has not counted yet: some engines show none before their first count."""
     kept = {label: value for label, value in labels.items() if label in KEPT}
     for table in _tables():
         if not table.keys() & found:

@@ -7,7 +7,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from headwater.actors.http.asgi import Headers
-from headwater.engines.sim import model as sim_model
+from headwater.engines.model_files import byte_tokenizer
 from headwater.ops.sim import fleet as sim_fleet
 from headwater.ops.sim.fleet import SCRIPT, SimFleet
 from headwater.ops.sim.images import PICTURES, Picture, answer_shift, data_url
@@ -30,7 +30,7 @@ WORDS: Final = ("", "Look at this. ", "What do these pictures show, and which of
 PATIENCE_S: Final = 90.0
 """A stream that does not end within this time hangs: it is longer than all deadlines together."""
 
-TEXT: Final = sim_model.tokenizer().decode(list(SCRIPT))
+TEXT: Final = byte_tokenizer().decode(list(SCRIPT))
 """The script as text: one character per token."""
 
 REFUSED: Final = "The request was refused: "

@@ -16,6 +16,7 @@ from headwater.actors.worker.actor import WorkerActor
 from headwater.actors.worker.inflight import WorkerProfile
 from headwater.actors.worker.model_card import Served
 from headwater.engines.engine import Engine
+from headwater.engines.model_files import byte_model_files
 from headwater.engines.sim import model
 from headwater.engines.sim.defaults import StepTime
 from headwater.engines.sim.encoder import SimEncoder
@@ -81,7 +82,7 @@ MODEL: Final = "sim"
 BLOCK_SIZE: Final = 16
 POOL: Final = pool_name(MODEL, BLOCK_SIZE)
 SCRIPT: Final = model.script()
-FILES: Final = model.sim_model_files(MODEL)
+FILES: Final = byte_model_files(MODEL)
 DRAIN_S: Final = 5.0
 
 SETTINGS: Final = SimSettings(

@@ -1,12 +1,14 @@
 """One engine as a process: its worker, or one worker per data-parallel rank."""
 
 import asyncio
+import contextlib
 import secrets
 import socket
 import tempfile
+from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeGuard
 
 import structlog
 
@@ -20,6 +22,7 @@ from headwater.engines import logs, registry
 from headwater.engines.engine import Engine, EngineUnavailable
 from headwater.engines.lora_files import LoraCache, LoraError, LoraPolicy
 from headwater.engines.lora_files.sources import parse_networks, parse_sources
+from headwater.engines.ranked import RankedEngine, split
 from headwater.engines.transfer.opening import media_transfer, open_transfer
 from headwater.engines.transfer.port import TransferUnavailable
 from headwater.ops.config.processes import EngineProcess
@@ -28,8 +31,7 @@ from headwater.ops.diagnosis.engine_log import explain
 from headwater.ops.diagnosis.report import report
 from headwater.ops.process import metrics_folder
 from headwater.ops.process.actor import EXIT_UNRECOVERABLE, Host, run_one
-from headwater.ops.start import make_engine, preflight
-from headwater.ops.start.plan import has_ranks, run_ranks
+from headwater.ops.start import make_engine, plan
 from headwater.schemas.names import slug
 
 
@@ -75,7 +77,7 @@ _log = structlog.get_logger("headwater.main")
 async def _check_against_fleet(ports: Ports, settings: EngineProcess, model: str) -> None:
     """Does the engine fit the fleet that it joins? Raises `Unrecoverable`: it would not fit after a restart either."""
     try:
-        await preflight.against_fleet(ports, settings, model, cpu=make_engine.on_cpu())
+        await plan.against_fleet(ports, settings, model)
     except EngineUnavailable as error:
         _log.error("engine_cannot_start", reason=str(error))
         raise Unrecoverable(str(error)) from error
@@ -83,7 +85,7 @@ async def _check_against_fleet(ports: Ports, settings: EngineProcess, model: str
 
 async def run_engine(settings: EngineProcess, stop: asyncio.Event) -> int:
     """Run one engine until stopped or until it dies: then the process ends, and its supervisor starts another."""
-    own = settings.worker
+    own, traits = settings.worker, registry.traits_of(settings.worker.engine)
     name = settings.name or unique_name()
     logs.describe(kind="worker", worker=name)
     try:
@@ -107,13 +109,7 @@ async def run_engine(settings: EngineProcess, stop: asyncio.Event) -> int:
             profile=WorkerProfile(own.role, name, own.tier, own.taints, own.embedding_format),
             lora=adapters_of(settings, worker),
             health=settings.health,
-            open_transfer=partial(
-                # The simulated engine needs no NIXL.
-                open_transfer,
-                worker,
-                own.embeddings_mib,
-                "shared" if own.engine == "sim" else "nixl",
-            ),
+            open_transfer=partial(open_transfer, worker, own.embeddings_mib, traits.transport),
             open_media_transfer=media_transfer(worker, media.mib, media.transport),
         )
         actors.append(actor)
@@ -136,7 +132,68 @@ async def run_engine(settings: EngineProcess, stop: asyncio.Event) -> int:
             host, "worker", name, make, stop, restarts=False, labels=labels, collector=collector
         )
 
-    if registry.traits_of(own.engine).writes_metric_files and settings.metrics.port:
+    if traits.writes_metric_files and settings.metrics.port:
         with metrics_folder.per_life():
             return await run()
     return await run()
+
+
+# The data-parallel ranks of an engine in this process: a worker for each, that live and end together.
+
+Run = Callable[..., Awaitable[int]]
+"""`run_actor`'s way to run one actor with ports of its own: settings, kind, name, make, stop, restarts."""
+
+Make = Callable[[Ports, str, Engine], Awaitable[Actor]]
+"""Makes the worker of one rank: its ports, its name, its engine."""
+
+
+def has_ranks(engine: Engine) -> TypeGuard[RankedEngine]:
+    """Is it an engine of several ranks?"""
+    return getattr(engine, "ranks", 1) > 1
+
+
+def rank_name(worker: str, number: int) -> str:
+    """Name of the worker that stands for one rank."""
+    return f"{worker}-dp{number}"
+
+
+async def run_ranks(
+    host: Host, worker: str, engine: RankedEngine, make: Make, stop: asyncio.Event, run: Run
+) -> int:
+    """All ranks until stopped, or until one of them ends: then the others end too, as their engine is the same.
+
+    Each has a connection, a lease and a name of its own; `make` gives it the worker's name as its instance. Returns
+    the exit status, the worst of them.
+    """
+    ending = asyncio.Event()
+
+    async def one(number: int, rank: Engine) -> int:
+        name = rank_name(worker, number)
+        # One server of metrics for the process.
+        own = host if number == 0 else host._replace(metrics=host.metrics._replace(port=0))
+
+        async def make_it(ports: Ports) -> Actor:
+            return await make(ports, name, rank)
+
+        try:
+            return await run(own, "worker", name, make_it, ending, restarts=False)
+        finally:
+            ending.set()
+
+    async def pass_on() -> None:
+        await stop.wait()
+        ending.set()
+
+    watcher: asyncio.Task[Any] = asyncio.create_task(pass_on(), name="stop watcher")
+    try:
+        async with asyncio.TaskGroup() as group:
+            ranks = [
+                group.create_task(one(*pair), name=rank_name(worker, pair[0]))
+                for pair in enumerate(split(engine))
+            ]
+    finally:
+        watcher.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await watcher
+    codes = [task.result() for task in ranks]
+    return EXIT_UNRECOVERABLE if EXIT_UNRECOVERABLE in codes else max(codes)

@@ -1,8 +1,8 @@
 """Environments for engines that this one lacks: made once, in the user's cache folder, and continued in.
 
 An engine and its torch are gigabytes that not everybody wants, and engines pin different builds of torch, so that no
-environment holds two. `headwater up` that needs vLLM continues as a whole in an environment that has it; a process of an
-SGLang worker continues in SGLang's, whatever started it.
+environment holds two. By its engine's traits either the whole `headwater up` continues in an environment that has it, or each
+process of a worker does, whatever started it.
 """
 
 import hashlib
@@ -11,7 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Final, NoReturn
@@ -20,9 +20,14 @@ from headwater import __version__
 from headwater.engines import logs, registry
 from headwater.engines.engine import EngineUnavailable
 from headwater.engines.traits import EngineEnvironment
+from headwater.ops.config.processes import EngineProcess, LocalFleetSettings, engine_options, setting
+from headwater.ops.config.worker import section_of
 
 INSIDE: Final = "HEADWATER_ENVIRONMENT_OF"
 """Variable with the engine whose environment this process was continued in."""
+
+PYTHON: Final = "python"
+"""The option of an engine that names the Python of its environment."""
 
 CPU_TORCH: Final = "torch==2.13.0+cpu"
 
@@ -46,7 +51,7 @@ def enter(engine: str, arguments: Sequence[str], python: str = "") -> None:
 
     `python` is its path, "" for an environment that is made if need be. Raises `EngineUnavailable`.
     """
-    if python and _same(python):
+    if python and _same(engine, python):
         return
     if not python and has(engine):
         return
@@ -55,26 +60,42 @@ def enter(engine: str, arguments: Sequence[str], python: str = "") -> None:
             f"{registry.traits_of(engine).title} is missing even in {sys.prefix}, which is to have it: install it there, or remove "
             "that folder if Headwater made it"
         )
-    _continue(engine, arguments, check(python) if python else ensure(engine))
+    _continue(engine, arguments, check(engine, python) if python else ensure(engine))
 
 
-def prepare(engines: Collection[str], python: str = "") -> None:
-    """Make the environment that a process of SGLang will continue in, if there is one. Raises `EngineUnavailable`."""
-    if "sglang" not in engines:
+def enter_for(
+    settings: EngineProcess | LocalFleetSettings, arguments: Sequence[str], *, per_worker: bool
+) -> None:
+    """`enter` if this process, one of a worker or a whole fleet, is what is to continue. Raises `EngineUnavailable`."""
+    engine = settings.worker.engine
+    needs = registry.traits_of(engine).environment
+    if needs is not None and needs.per_worker == per_worker:
+        enter(engine, arguments, named_python(settings, engine))
+
+
+def named_python(settings: EngineProcess | LocalFleetSettings, engine: str) -> str:
+    """The Python that an engine's options name, "" for none."""
+    return str(getattr(engine_options(settings, engine), PYTHON, ""))
+
+
+def prepare(engine: str, python: str = "") -> None:
+    """Make the environment that a worker's process will continue in, if there is one. Raises `EngineUnavailable`."""
+    needs = registry.traits_of(engine).environment
+    if needs is None or not needs.per_worker:
         return
     if python:
-        check(python)
-    elif not has("sglang"):
-        ensure("sglang")
+        check(engine, python)
+    elif not has(engine):
+        ensure(engine)
 
 
-def check(python: str) -> Path:
+def check(engine: str, python: str) -> Path:
     """The path of an executable. Raises `EngineUnavailable`."""
     found = shutil.which(os.path.expanduser(python))
     if found is None:
         raise EngineUnavailable(
-            f"--sglang-python {python}: there is no such program; give the Python of an environment that has SGLang "
-            "and Headwater"
+            f"{setting(f'{section_of(engine)}.{PYTHON}').flag} {python}: there is no such program; give the Python of an "
+            f"environment that has {registry.traits_of(engine).title} and Headwater"
         )
     return Path(found)
 
@@ -85,9 +106,7 @@ def ensure(engine: str) -> Path:
     source = _source(needs.extras)
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     key = hashlib.sha256(f"{source} {sys.version} {sys.prefix}".encode()).hexdigest()[:12]
-    # Without its name it is the first engine's, as it was before there were several.
-    kind = "" if engine == "vllm" else f"{engine}-"
-    folder = Path(base) / "headwater" / f"env-{kind}{__version__}-{key}"
+    folder = Path(base) / "headwater" / f"env-{engine}-{__version__}-{key}"
     python = folder / "bin" / "python"
     if (folder / "complete").is_file():
         return python
@@ -131,9 +150,9 @@ def _continue(engine: str, arguments: Sequence[str], python: Path) -> NoReturn:
         raise EngineUnavailable(f"{python} cannot be run: {error.strerror}") from error
 
 
-def _same(python: str) -> bool:
+def _same(engine: str, python: str) -> bool:
     """Is this Python the one of that environment? Links of two environments may lead to one program."""
-    return check(python).absolute() == Path(sys.executable).absolute()
+    return check(engine, python).absolute() == Path(sys.executable).absolute()
 
 
 def _source(extras: str) -> list[str]:

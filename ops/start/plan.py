@@ -1,31 +1,33 @@
-"""The workers of one machine: names, roles, ports and GPUs, planned in one place."""
+"""The workers of one machine: names, roles, ports and GPUs, planned in one place, and checked before an engine loads anything."""
 
 import asyncio
-import contextlib
-import shutil
-import subprocess
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeGuard
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, Final, NamedTuple, TypeVar
 
-from headwater.actors.runtime.actor import Actor
+import structlog
+
 from headwater.actors.runtime.persistence import Ports
-from headwater.engines import native_arguments, registry
-from headwater.engines.engine import Engine
-from headwater.engines.ranked import RankedEngine, split
-from headwater.engines.sglang import config as sglang_arguments
-from headwater.engines.vllm import VllmOptions, config
-from headwater.ops.config.processes import EngineProcess, engine_options
+from headwater.actors.runtime.tables import CardTable, LeaseTable
+from headwater.actors.worker.model_card import check_block_size
+from headwater.engines import registry
+from headwater.engines.engine import EngineUnavailable
+from headwater.engines.launcher import EngineLauncher, PortRange, WorkerSpec, launcher_of
+from headwater.engines.model_files import read_chat_template
+from headwater.ops.config.processes import (
+    EngineProcess,
+    added_engines,
+    engine_options,
+    with_engine_options,
+)
 from headwater.ops.config.setting import ConfigError
 from headwater.ops.config.sources import NATIVE
-from headwater.ops.config.worker import WITH_OPTIONS, EngineOptions, FleetSettings, section_of
-from headwater.ops.process.actor import EXIT_UNRECOVERABLE, Host
+from headwater.ops.config.trace import engine_traces
+from headwater.ops.config.worker import EngineOptions, FleetSettings
 from headwater.ops.process.sockets import free_range
-from headwater.ops.start import tensorrt_llm
+from headwater.ops.start import model as start_model
 from headwater.schemas.events.fleet import Role
 
 DEFAULT_WORKERS = 2
-
-DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
 class WorkerPlan(NamedTuple):
@@ -34,18 +36,26 @@ class WorkerPlan(NamedTuple):
     name: str
     role: Role
     metrics_port: int = 0
-    nixl_port: int = 0
+    side_port: int = 0
     gpus: tuple[str, ...] = ()
-    engine: str = "vllm"
+    engine: str = registry.DEFAULT_ENGINE
 
 
 def names(settings: EngineProcess) -> list[tuple[str, Role]]:
-    """Name and role of each worker: those of `--engine`, then SGLang's. The name of a process with several workers is the beginning of theirs."""
+    """Name and role of each worker: those of `--engine`, then those of other engines. The name of a process with several workers is the beginning of theirs."""
+    return [(name, role) for name, role, _ in _named(settings)]
+
+
+def _named(settings: EngineProcess) -> list[tuple[str, Role, str]]:
     before = f"{settings.name}-" if settings.name else ""
-    added: list[tuple[str, Role]] = [
-        (f"{before}sglang-{number}", "both") for number in range(settings.fleet.added.sglang_workers)
+    return [
+        *((name, role, settings.worker.engine) for name, role in _own_names(settings)),
+        *(
+            (f"{before}{engine}-{number}", "both", engine)
+            for engine, count in added_engines(settings.fleet).items()
+            for number in range(count)
+        ),
     ]
-    return [*_own_names(settings), *added]
 
 
 def _own_names(settings: EngineProcess) -> list[tuple[str, Role]]:
@@ -75,21 +85,43 @@ def _own_names(settings: EngineProcess) -> list[tuple[str, Role]]:
     ]
 
 
+def launcher_for(settings: EngineProcess, engine: str = "") -> EngineLauncher[Any]:
+    """The launcher of an engine, "": of `--engine`, with its options. Raises `EngineUnavailable`."""
+    engine = engine or settings.worker.engine
+    return launcher_of(engine, engine_options(settings, engine))
+
+
+def spec_of(settings: EngineProcess, name: str, role: Role | None = None, side_port: int = 0) -> WorkerSpec:
+    """Return what an engine is told of a worker of this name; `role` is that of the settings unless given."""
+    own = settings.worker
+    role = role or own.role
+    return WorkerSpec(
+        name,
+        role,
+        own.model,
+        own.served_model_name,
+        own.block_size,
+        own.max_model_len,
+        reads_embeddings=own.reads_embeddings and role in ("both", "prefill"),
+        accepts_embeddings=own.accept_image_embeds and role == "both",
+        embeddings_mib=own.embeddings_mib,
+        exports_metrics=bool(settings.metrics.port),
+        online=any(source.startswith("hf://") for source in settings.lora.sources),
+        side_port=side_port,
+        traces=engine_traces(settings.trace),
+    )
+
+
 def plan(settings: EngineProcess, *, devices: Sequence[str] = ()) -> list[WorkerPlan]:
     """All workers of this machine. `devices` are its GPUs, in order; none on CPU.
 
     Each worker sees all GPUs, its own first. UCX opens memory on another worker's GPU in either case (seen with NIXL
     1.5.1); other transports may require that the GPU is visible. Raises `ConfigError` if there are too few.
     """
-    found = names(settings)
-    added = settings.fleet.added.sglang_workers
-    engines: list[str] = [settings.worker.engine] * (len(found) - added) + ["sglang"] * added
-    vllm, metrics_port = settings.engines.vllm, settings.metrics.port
-    ranks = ranks_here(vllm.native)
-    nixl = vllm.nixl_port
-    if not nixl and settings.worker.engine == "vllm" and any(_needs_nixl(vllm, role) for _, role in found):
-        nixl = free_range(len(found) * ranks, vllm.nixl_host)
-    needed = [_gpus(settings, engine) for engine in engines]
+    found = _named(settings)
+    launchers = {engine: launcher_for(settings, engine) for engine in dict.fromkeys(one[2] for one in found)}
+    gpus = {engine: launcher.gpus() for engine, launcher in launchers.items()}
+    needed = [gpus[engine] for _, _, engine in found]
     if devices and sum(needed) > len(devices):
         each = " and ".join(map(str, sorted(set(needed))))
         raise ConfigError(
@@ -97,35 +129,30 @@ def plan(settings: EngineProcess, *, devices: Sequence[str] = ()) -> list[Worker
             "start fewer workers, or make --gpus-per-worker or the tensor-parallel size smaller"
         )
     first = [sum(needed[:number]) for number in range(len(found))]
+    sides: dict[str, int] = {}
+    for engine, launcher in launchers.items():
+        own = [(name, role) for name, role, its in found if its == engine]
+        side = launcher.side_ports([role for _, role in own])
+        if side.each:
+            port = side.first or free_range(len(own) * side.each, side.host)
+            sides |= {name: port + number * side.each for number, (name, _) in enumerate(own)}
+    metrics_port = settings.metrics.port
     return [
         WorkerPlan(
             name,
             role,
             metrics_port + number if metrics_port else 0,
-            nixl + number * ranks if nixl and engine == "vllm" else 0,
+            sides.get(name, 0),
             (*devices[first[number] :], *devices[: first[number]]),
             engine,
         )
-        for number, ((name, role), engine) in enumerate(zip(found, engines, strict=True))
+        for number, (name, role, engine) in enumerate(found)
     ]
-
-
-def _gpus(settings: EngineProcess, engine: str) -> int:
-    if engine == "tensorrt_llm":
-        return tensorrt_llm.gpus(settings)
-    if engine != "sglang":
-        return settings.engines.vllm.gpus_per_worker or gpus_needed(settings.engines.vllm.native)
-    words = settings.engines.sglang.native
-    parts = sglang_arguments.number(words, "tp_size", 1) * sglang_arguments.number(words, "pp_size", 1)
-    # With it the ranks share the GPUs of the tensor-parallel parts.
-    shared = native_arguments.has(words, "enable_dp_attention")
-    ranks = 1 if shared else sglang_arguments.number(words, "dp_size", 1)
-    return settings.engines.sglang.gpus_per_worker or parts * ranks
 
 
 def of_worker(settings: EngineProcess, worker: WorkerPlan) -> EngineProcess:
     """The settings of one worker's process."""
-    return settings._replace(
+    own = settings._replace(
         name=worker.name,
         fleet=FleetSettings(workers=1),
         worker=settings.worker._replace(
@@ -135,143 +162,123 @@ def of_worker(settings: EngineProcess, worker: WorkerPlan) -> EngineProcess:
             or settings.worker.accept_image_embeds
             or settings.fleet.encode_workers > 0,
         ),
-        engines=settings.engines._replace(vllm=settings.engines.vllm._replace(nixl_port=worker.nixl_port)),
         metrics=settings.metrics._replace(port=worker.metrics_port),
     )
+    return with_engine_options(own, worker.engine, launcher_for(own).with_side_port(worker.side_port))
 
 
 def apart(settings: EngineProcess) -> tuple[EngineProcess, list[str]]:
     """The settings of one engine's process without those of other engines, and the words after them: its own arguments."""
     engine, native = settings.worker.engine, native_words(settings)
     options = engine_options(settings, engine)
-    if native:
-        options = options._replace(native=())
-    own = {section_of(engine): options} if section_of(engine) in WITH_OPTIONS else {}
-    kept = settings._replace(engines=EngineOptions()._replace(**own))
+    kept = with_engine_options(
+        settings._replace(engines=EngineOptions()),
+        engine,
+        options._replace(**{NATIVE: ()}) if native else options,
+    )
     return kept, ["--", *native] if native else []
 
 
-def without_sglang(settings: EngineProcess) -> EngineProcess:
-    """The settings of the other workers."""
+def without_added(settings: EngineProcess) -> EngineProcess:
+    """The settings of the workers of `--engine`."""
     return settings._replace(fleet=settings.fleet._replace(added=FleetSettings().added))
 
 
 def native_words(settings: EngineProcess) -> tuple[str, ...]:
     """The engine's own arguments."""
-    options = engine_options(settings, settings.worker.engine)
-    native: tuple[str, ...] = getattr(options, NATIVE, ())
-    return native
+    words: tuple[str, ...] = getattr(engine_options(settings, settings.worker.engine), NATIVE, ())
+    return words
 
 
 def described(workers: Sequence[WorkerPlan]) -> str:
-    """Return how many workers of which engines: "2 vllm worker(s) and 1 sglang worker(s)"."""
+    """Return how many workers of which engines: "2 a worker(s) and 1 b worker(s)"."""
     engines = [registry.find(worker.engine).name for worker in workers]
     counts = {name: engines.count(name) for name in engines}
     return " and ".join(f"{count} {name} worker(s)" for name, count in counts.items())
 
 
-def uses_gpus(settings: EngineProcess, *, cpu: bool) -> bool:
-    """Do these workers use GPUs, if there are any? `cpu`: the vLLM that is installed here computes on CPUs."""
-    traits = registry.traits_of(settings.worker.engine)
-    own = traits.loads != "nothing" and not (traits.cpu_build and cpu)
-    return own or bool(settings.fleet.added.sglang_workers)
+def uses_gpus(settings: EngineProcess) -> bool:
+    """Do these workers use GPUs, if there are any?"""
+    return any(
+        registry.traits_of(engine).loads != "nothing" and not launcher_for(settings, engine).computes_on_cpu()
+        for engine in (settings.worker.engine, *added_engines(settings.fleet))
+    )
 
 
-def ranks_here(native: Sequence[str]) -> int:
-    """Data-parallel ranks that one worker runs on this machine, from vLLM's arguments: each has a side channel."""
-    size = config.number(native, "data_parallel_size", 1)
-    return max(1, config.number(native, "data_parallel_size_local", size))
+# Checks before an engine loads anything: settings against each other, and against the running fleet.
+
+LEAST_PORT, MOST_PORT = 1024, 65535
+
+LOOK_S: Final = 5.0
+
+T = TypeVar("T")
+
+_log = structlog.get_logger("headwater.preflight")
 
 
-def gpus_needed(native: Sequence[str]) -> int:
-    """GPUs of one worker, from vLLM's arguments: all parts of the model, for each rank."""
-    parts = config.number(native, "tensor_parallel_size", 1)
-    # Context parallelism of the decode shares the GPUs of the tensor-parallel parts.
-    parts *= config.number(native, "prefill_context_parallel_size", 1)
-    return parts * config.number(native, "pipeline_parallel_size", 1) * ranks_here(native)
+def check(settings: EngineProcess, workers: Sequence[WorkerPlan]) -> None:
+    """The checks that need neither an engine nor the fleet. Raises `EngineUnavailable`."""
+    own = settings.worker
+    start_model.check_names(own.tool_parser, own.reasoning_parser)
+    if own.chat_template:
+        read_chat_template(own.chat_template)
+    ranges: list[PortRange] = []
+    for engine in dict.fromkeys(worker.engine for worker in workers):
+        launcher = launcher_for(settings, engine)
+        specs = specs_of(settings, [worker for worker in workers if worker.engine == engine])
+        launcher.check(specs)
+        ranges += launcher.ports(specs)
+    metrics = ((worker.name, worker.metrics_port) for worker in workers)
+    check_ports([*ranges, *(PortRange("--metrics-port", name, port) for name, port in metrics if port)])
 
 
-def visible_gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """The GPUs that workers may use: those in CUDA_VISIBLE_DEVICES, else all that the driver lists."""
-    if DEVICES in environ:
-        return tuple(name.strip() for name in environ[DEVICES].split(",") if name.strip())
-    command = shutil.which("nvidia-smi")
-    if command is None:
-        return ()
-    try:
-        listed = subprocess.run(
-            [command, "-L"], capture_output=True, text=True, timeout=30, check=True
-        ).stdout
-    except (OSError, subprocess.SubprocessError):
-        return ()
-    count = sum(line.startswith("GPU ") for line in listed.splitlines())
-    return tuple(map(str, range(count)))
+def specs_of(settings: EngineProcess, workers: Iterable[WorkerPlan]) -> list[WorkerSpec]:
+    """Return what an engine is told of planned workers."""
+    return [spec_of(settings, worker.name, worker.role, worker.side_port) for worker in workers]
 
 
-def _needs_nixl(vllm: VllmOptions, role: Role) -> bool:
-    if role == "encode":
-        return False
-    if vllm.connector:
-        return "nixl" in vllm.connector
-    return role != "both" or "nixl" in (config.value(vllm.native, "kv_transfer_config") or "").lower()
+def check_ports(ranges: Iterable[PortRange]) -> None:
+    """Check that all are within 1024 to 65535, and that none overlap. Raises `EngineUnavailable`."""
+    taken: list[PortRange] = []
+    for found in sorted(ranges, key=lambda entry: entry.first):
+        last = found.first + found.size - 1
+        what = f"port {found.first}" if found.size == 1 else f"ports {found.first} to {last}"
+        if found.first < LEAST_PORT or last > MOST_PORT:
+            raise EngineUnavailable(
+                f"{found.flag} {found.first}: {found.owner} would use {what}, and only {LEAST_PORT} to {MOST_PORT} "
+                f"are valid; choose one up to {MOST_PORT - found.size + 1}"
+            )
+        before = taken[-1] if taken else None
+        if before is not None and found.first < before.first + before.size:
+            raise EngineUnavailable(
+                f"{found.flag} {found.first}: {found.owner} would use {what}, which {before.owner} uses "
+                f"({before.flag} {before.first}, {before.size} from there); move one of them by "
+                f"{before.first + before.size - found.first} or more"
+            )
+        taken.append(found)
 
 
-# The data-parallel ranks of an engine in one process: a worker for each, that live and end together.
+async def against_fleet(ports: Ports, settings: EngineProcess, model: str) -> None:
+    """Compare with the model cards of pools that have workers now, before a model is loaded; `model` is the name that clients use.
 
-Run = Callable[..., Awaitable[int]]
-"""`run_actor`'s way to run one actor with ports of its own: settings, kind, name, make, stop, restarts."""
-
-Make = Callable[[Ports, str, Engine], Awaitable[Actor]]
-"""Makes the worker of one rank: its ports, its name, its engine."""
-
-
-def has_ranks(engine: Engine) -> TypeGuard[RankedEngine]:
-    """Is it an engine of several ranks?"""
-    return getattr(engine, "ranks", 1) > 1
-
-
-def rank_name(worker: str, number: int) -> str:
-    """Name of the worker that stands for one rank."""
-    return f"{worker}-dp{number}"
-
-
-async def run_ranks(
-    host: Host, worker: str, engine: RankedEngine, make: Make, stop: asyncio.Event, run: Run
-) -> int:
-    """All ranks until stopped, or until one of them ends: then the others end too, as their engine is the same.
-
-    Each has a connection, a lease and a name of its own; `make` gives it the worker's name as its instance. Returns
-    the exit status, the worst of them.
+    Raises `EngineUnavailable`.
     """
-    ending = asyncio.Event()
+    launcher, spec = launcher_for(settings), spec_of(settings, settings.name)
+    cards = await _read(CardTable(ports.cards).models)
+    leases = await _read(LeaseTable(ports.leases).read_all)
+    live = {lease.pool: lease.name for lease in leases if lease.kind == "worker"}
+    if size := launcher.known_block_size(spec):
+        check_block_size(model, size, cards, live)
+    launcher.check_fleet(spec, model, cards, set(live))
 
-    async def one(number: int, rank: Engine) -> int:
-        name = rank_name(worker, number)
-        # One server of metrics for the process.
-        own = host if number == 0 else host._replace(metrics=host.metrics._replace(port=0))
 
-        async def make_it(ports: Ports) -> Actor:
-            return await make(ports, name, rank)
-
+async def _read(read: Callable[[], Awaitable[list[T]]]) -> list[T]:
+    """The rows of a table; waits while the store does not answer."""
+    while True:
         try:
-            return await run(own, "worker", name, make_it, ending, restarts=False)
-        finally:
-            ending.set()
-
-    async def pass_on() -> None:
-        await stop.wait()
-        ending.set()
-
-    watcher: asyncio.Task[Any] = asyncio.create_task(pass_on(), name="stop watcher")
-    try:
-        async with asyncio.TaskGroup() as group:
-            ranks = [
-                group.create_task(one(*pair), name=rank_name(worker, pair[0]))
-                for pair in enumerate(split(engine))
-            ]
-    finally:
-        watcher.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await watcher
-    codes = [task.result() for task in ranks]
-    return EXIT_UNRECOVERABLE if EXIT_UNRECOVERABLE in codes else max(codes)
+            async with asyncio.timeout(LOOK_S):
+                return await read()
+        except TimeoutError:
+            _log.warning(
+                "fleet_awaited", reason=f"the lease and card tables did not answer within {LOOK_S:.0f} s"
+            )

@@ -6,8 +6,8 @@
         ├─ admin            only with --admin-port
         ├─ console          unless --console-port is 0
         ├─ tracer           only with --otlp
-        ├─ engine host (vLLM on CPU: one process that imports, then forks the workers)
-        └─ or one process per worker (SGLang's: in its own environment)
+        ├─ engine host (for an engine whose import is shared: one process that imports, then forks the workers)
+        └─ or one process per worker (in the environment of its engine)
 
 They stop in an order in which no process waits for one that is gone: edge, workers, router, server.
 
@@ -32,6 +32,7 @@ from headwater.actors.runtime.actor import cancel_all
 from headwater.actors.runtime.lease import TTL_S
 from headwater.actors.runtime.tables import CardTable, LeaseTable
 from headwater.engines import logs, registry
+from headwater.engines.launcher import DEVICES, visible_gpus
 from headwater.engines.process import EngineInterrupted
 from headwater.events.jetstream import Connection, JetStreamTable, without_secret
 from headwater.events.jetstream.streams import ensure_namespace
@@ -61,7 +62,7 @@ from headwater.ops.process import admin
 from headwater.ops.process.actor import keep_namespace, keep_pools, revoke_leases_of
 from headwater.ops.process.edge import certificate_of
 from headwater.ops.process.sockets import bind, free_port, free_range
-from headwater.ops.start import environment, make_engine, plan, preflight
+from headwater.ops.start import environment, make_engine, plan
 from headwater.ops.start.children import Child, ChildGroup, headwater_command
 from headwater.ops.start.spawner import Main, Spawner
 from headwater.ops.tracing.otlp import need_opentelemetry
@@ -180,7 +181,7 @@ class LocalFleet:
         self._settings = settings
         self._spawner = spawner
         engines = settings.engine_process
-        gpus = plan.visible_gpus(os.environ) if plan.uses_gpus(engines, cpu=make_engine.on_cpu()) else ()
+        gpus = visible_gpus(os.environ) if plan.uses_gpus(engines) else ()
         metrics = settings.metrics
         others = (*OTHER_PROCESSES, TRACER) if settings.trace.otlp else OTHER_PROCESSES
         first = metrics.port or free_range(len(plan.names(engines)) + len(others), metrics.host)
@@ -210,11 +211,12 @@ class LocalFleet:
                 f"--replicas {settings.streams.replicas} needs a cluster of NATS servers: give its URL with --nats"
             )
         report(check_room([(str(self._data), free_bytes(self._data))]))
-        preflight.check(self._engines, self.workers)
-        # A model is downloaded or made here, and SGLang's environment, where progress is visible, not in a worker's log.
+        plan.check(self._engines, self.workers)
+        # A model is downloaded or made here, and an engine's environment, where progress is visible, not in a worker's log.
         self._engines = with_folder(self._engines)
-        make_engine.check_model(self._engines.worker, plan.native_words(self._engines))
-        environment.prepare({worker.engine for worker in self.workers}, settings.engines.sglang.python)
+        make_engine.check_model(self._engines)
+        for engine in {worker.engine for worker in self.workers}:
+            environment.prepare(engine, environment.named_python(settings, engine))
         if settings.console.port:
             check_console(settings.console, settings.auth)
         if settings.trace.otlp:
@@ -332,15 +334,15 @@ class LocalFleet:
         self._add("edge", "edge", edge)
 
     def _start_engines(self) -> None:
-        """Start the workers: vLLM's where possible in one process that imports it for all, others each in their own."""
+        """Start the workers: where the import of `--engine` is shared, its workers in one process, others each in their own."""
         engines = self._engines._replace(nats=self._access)
-        hosted = engines.worker.engine == "vllm" and make_engine.on_cpu()
+        hosted = plan.launcher_for(engines).shares_import()
         if hosted:
-            self._add("engines", "engine", *plan.apart(plan.without_sglang(engines)))
+            self._add("engines", "engine", *plan.apart(plan.without_added(engines)))
         for worker in self.workers:
-            if hosted and worker.engine == "vllm":
+            if hosted and worker.engine == engines.worker.engine:
                 continue
-            environ = {plan.DEVICES: ",".join(worker.gpus)} if worker.gpus else {}
+            environ = {DEVICES: ",".join(worker.gpus)} if worker.gpus else {}
             # One worker is what an engine process has: its name says so already.
             own, after = plan.apart(plan.of_worker(engines, worker)._replace(fleet=FleetSettings()))
             self._add(worker.name, "engine", own, after, lease=worker.name, environ=environ)

@@ -11,12 +11,12 @@ from headwater.actors.worker.actor import WorkerActor
 from headwater.actors.worker.inflight import WorkerProfile
 from headwater.actors.worker.model_card import Served
 from headwater.engines.engine import Engine
-from headwater.engines.sim.model import sim_model_files
+from headwater.engines.model_files import byte_model_files
 from headwater.ops.config.nats import NatsSettings
 from headwater.ops.config.processes import MetricsSettings
 from headwater.ops.nats.server import open_ports
 from headwater.ops.process import actor
-from headwater.ops.start.plan import rank_name, run_ranks
+from headwater.ops.start.engine import rank_name, run_ranks
 from headwater.schemas.events.fleet import WorkerJoined
 from headwater.schemas.names import pool_name
 from tests.support.engines.sim_ranks import SETTINGS, SimRanks
@@ -49,7 +49,7 @@ async def test_ranks_are_workers_of_one_instance_that_end_together(tmp_path: Pat
         engine = SimRanks(2)
         stop = asyncio.Event()
         host = actor.Host(NatsSettings(server.url), MetricsSettings())
-        served = Served("sim", sim_model_files("sim"))
+        served = Served("sim", byte_model_files("sim"))
 
         async def make(world: Ports, name: str, rank: Engine) -> Actor:
             profile = WorkerProfile(instance=WORKER)

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 from headwater.actors.edge.model.chat_template import ChatTemplate, LiteralText
 from headwater.actors.edge.model.tokenizer import Tokenizer
 from headwater.actors.edge.prompt.prompts import render
-from headwater.engines.sim import model as sim_model
+from headwater.engines.model_files import byte_tokenizer
 from tests.templates.conversations import OFFERED, PLAIN, Conversation, as_chat, request_of
 from tests.templates.sent_chats import CHATS
 from tests.templates.sent_others import MESSAGES, RESPONSES
@@ -77,7 +77,7 @@ class Cell(NamedTuple):
 
 @cache
 def _tokenizer() -> Tokenizer:
-    return Tokenizer(sim_model.tokenizer().to_str().encode())
+    return Tokenizer(byte_tokenizer().to_str().encode())
 
 
 def renders(template: ChatTemplate) -> Render:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import headwater
 import headwater.events.ports
+from headwater.engines import registry
 from tests.tidy.import_graph import cycles, import_cycles
 from tests.tidy.source import AREAS, ROOT, source_files
 
@@ -21,6 +22,17 @@ LOG_METHODS = {"debug", "info", "warning", "error", "critical", "exception"}
 
 OUR_SUBJECTS = re.compile(r"hw\.|HW_|_INBOX_")
 NATS_SUBJECTS = re.compile(r"\$(KV|O|JS|SRV)\b")
+SPELLS_ENGINES = {
+    "ops.bench": "measures with the simulated engine",
+    "ops.sim": "simulates",
+    "ops.whatif": "simulates",
+    "ops.start.temporary": "a fleet of simulated engines",
+    "ops.commands": "the command `sim`, and an example in help",
+    "ops.config.worker": "help: other names of formats of tool calls, and block sizes",
+    "ops.diagnosis": "remedies name what operators change in an engine they run, and patterns are what its log says",
+}
+"""Modules and packages of ops that name engines, and why."""
+
 SERVER_API = ("events.jetstream", "schemas.permissions")
 
 
@@ -139,6 +151,24 @@ def test_subjects_are_spelled_in_one_place() -> None:
         if OUR_SUBJECTS.match(string) or (NATS_SUBJECTS.match(string) and not module.startswith(SERVER_API))
     ]
     assert not spelled
+
+
+def test_ops_spells_no_engine_except_for_a_reason() -> None:
+    """What is to be known of an engine is in its package, so that a new one changes no line of ops."""
+    titles = {traits.title for traits in registry.all_traits().values()} - {""}
+    names = (registry.all_traits().keys() | titles) - {"sim", "Simulated engine"}
+    spelled = re.compile(
+        "|".join([*map(re.escape, names), r"[\"']sim[\"']", r"engines\.sim\b"]), re.IGNORECASE
+    )
+    found = {
+        module for module, text in sources().items() if module.startswith("ops.") and spelled.search(text)
+    }
+    allowed = {module for module in found for place in SPELLS_ENGINES if f"{module}.".startswith(f"{place}.")}
+    assert found == allowed
+    unused = [
+        place for place in SPELLS_ENGINES if not any(f"{one}.".startswith(f"{place}.") for one in found)
+    ]
+    assert not unused
 
 
 def test_every_log_event_has_a_row_in_the_reference() -> None:

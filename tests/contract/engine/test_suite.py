@@ -11,10 +11,10 @@ import pytest
 from headwater.engines.conformance.suite import SUITE, ConformanceRun
 from headwater.engines.custom import CustomEngine, EngineInfo, EngineRequest, EngineSetup, Output, Step
 from headwater.engines.engine import Emit, Engine, KvEvent, PauseMode, Transfer
+from headwater.engines.model_files import byte_model_files
 from headwater.engines.process import BLOCKED_S
 from headwater.engines.sim.defaults import StepTime
 from headwater.engines.sim.engine import SimEngine, SimSettings
-from headwater.engines.sim.model import sim_model_files
 from headwater.ops.commands.application import main
 from headwater.schemas import hashing
 from headwater.schemas.clock import SystemClock
@@ -260,7 +260,9 @@ async def test_control_of_an_engine_in_one_file_passes() -> None:
 
     def make(*, small: bool = False) -> Engine:
         engines.append(Sleepy())
-        return CustomEngine("sleepy", engines[-1], EngineSetup("w0", "both", None, sim_model_files("sleepy")))
+        return CustomEngine(
+            "sleepy", engines[-1], EngineSetup("w0", "both", None, byte_model_files("sleepy"))
+        )
 
     results = [one async for one in ConformanceRun(make).results()]
     assert [one for one in results if one.outcome == "failed"] == []

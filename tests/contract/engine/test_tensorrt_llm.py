@@ -13,10 +13,11 @@ from headwater.engines import ranked
 from headwater.engines.conformance.case import rebuilt, started
 from headwater.engines.conformance.suite import ConformanceRun
 from headwater.engines.engine import Engine, LoraAdapter, RequestRejected, Transfer
+from headwater.engines.model_files import byte_tokenizer
 from headwater.engines.sim.defaults import ZERO
-from headwater.engines.sim.model import tokenizer
+from headwater.engines.tensorrt_llm import HandoffMode
+from headwater.engines.tensorrt_llm.config import TensorRtSettings
 from headwater.engines.tensorrt_llm.engine import TensorRtEngine
-from headwater.engines.tensorrt_llm.settings import HandoffMode, TensorRtSettings
 from headwater.ops.process.metrics import Labelled
 from tests.support.ports.waiting import eventually
 from tests.support.tensorrt_llm.double import World, installed
@@ -61,7 +62,7 @@ def engine(
         "w0",
         eos_token_ids=(2,),
         vocabulary=VOCABULARY,
-        tokenizer=tokenizer().to_str().encode(),
+        tokenizer=byte_tokenizer().to_str().encode(),
         handoff=mode,
         processors=processors or {},
         overrides={**DISAGGREGATED, **overrides},
@@ -186,7 +187,7 @@ async def test_processors_and_bad_words_need_an_engine_without_kv_events(world: 
     assert engine(world).possible >= {"bad_words", "processors"}
     async with started(engine(world)) as case:
         assert not case.engine.capabilities & {"bad_words", "processors"}
-    world.sim["script"] = tuple(tokenizer().encode("where a river begins ").ids)
+    world.sim["script"] = tuple(byte_tokenizer().encode("where a river begins ").ids)
     only = {"only": f"{__name__}:Only"}
     async with started(engine(world, processors=only)) as case:
         assert "kv_events" not in case.engine.capabilities
@@ -196,8 +197,8 @@ async def test_processors_and_bad_words_need_an_engine_without_kv_events(world: 
         with pytest.raises(RequestRejected, match="known are: only"):
             case.submit(case.request(prompt, processors={"other": {}}))
         free = (await case.generate(prompt)).tokens
-        word = tokenizer().decode(free[2:4])
-        assert len(tokenizer().encode(word, add_special_tokens=False).ids) > 1
+        word = byte_tokenizer().decode(free[2:4])
+        assert len(byte_tokenizer().encode(word, add_special_tokens=False).ids) > 1
         banned = (await case.generate(prompt, bad_words=(word,))).tokens
         assert banned[:3] == free[:3]
         assert banned[3] != free[3]

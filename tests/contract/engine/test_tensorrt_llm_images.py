@@ -11,8 +11,8 @@ from structlog.testing import capture_logs
 from headwater.engines.conformance.case import Answer, EngineCase, started
 from headwater.engines.engine import RequestRejected
 from headwater.engines.sim.defaults import ZERO
+from headwater.engines.tensorrt_llm.config import TensorRtSettings
 from headwater.engines.tensorrt_llm.engine import TensorRtEngine
-from headwater.engines.tensorrt_llm.settings import TensorRtSettings
 from headwater.schemas import hashing
 from headwater.schemas.messages.media import PromptMedia
 from headwater.schemas.tables import MediaSupport

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headwater.engines.sim.model import TEMPLATE, tokenizer
+from headwater.engines.model_files import BYTE_TEMPLATE, byte_tokenizer
 from tests.support.clients import prompts
 from tests.support.processes.fleet import FleetProcess, fleet
 
@@ -42,13 +42,13 @@ async def sent(up: FleetProcess, path: str, **fields: Any) -> tuple[list[int], i
 
 def control(ids: list[int]) -> list[str]:
     """The control tokens among token ids."""
-    known = {number: entry.content for number, entry in tokenizer().get_added_tokens_decoder().items()}
+    known = {number: entry.content for number, entry in byte_tokenizer().get_added_tokens_decoder().items()}
     return [known[number] for number in ids if number in known]
 
 
 def written(ids: list[int]) -> str:
     """The text of token ids, control tokens by name."""
-    return tokenizer().decode(ids, skip_special_tokens=False)
+    return byte_tokenizer().decode(ids, skip_special_tokens=False)
 
 
 def rendered(*messages: tuple[str, str]) -> str:
@@ -104,7 +104,7 @@ async def test_a_plain_conversation_is_as_before(up: FleetProcess) -> None:
     ]
     said = [{"role": role, "content": content} for role, content in messages]
     ids, _ = await sent(up, CHAT, messages=said)
-    assert ids == tokenizer().encode(rendered(*messages), add_special_tokens=False).ids
+    assert ids == byte_tokenizer().encode(rendered(*messages), add_special_tokens=False).ids
 
 
 async def test_a_raw_prompt_may_have_control_tokens(up: FleetProcess) -> None:
@@ -128,5 +128,5 @@ async def test_the_template_is_the_one_rendered_here() -> None:
 
     messages = [("system", "a"), ("user", "b")]
     said = [{"role": role, "content": content} for role, content in messages]
-    template = jinja2.Environment(trim_blocks=True, lstrip_blocks=True).from_string(TEMPLATE)
+    template = jinja2.Environment(trim_blocks=True, lstrip_blocks=True).from_string(BYTE_TEMPLATE)
     assert template.render(messages=said, add_generation_prompt=True) == rendered(*messages)

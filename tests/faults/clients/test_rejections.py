@@ -5,7 +5,7 @@
 
 import pytest
 
-from headwater.engines.sim import model
+from headwater.engines.model_files import byte_tokenizer
 from tests.support.clients.rejections import CHAT, COMPLETIONS, PROMPT, Case, assert_refused
 from tests.support.processes.fleet import FleetProcess
 
@@ -17,7 +17,7 @@ pytestmark = [
 ]
 
 
-TOKENS = model.tokenizer().get_vocab_size()
+TOKENS = byte_tokenizer().get_vocab_size()
 """Of the simulated model."""
 
 OUT_OF_RANGE_OF_SIM = [

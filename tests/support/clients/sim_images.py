@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headwater.actors.media.item import media_id
+from headwater.engines.model_files import byte_tokenizer
 from headwater.engines.sim import model
 from headwater.engines.sim.encoder import content_of, embedding_of
 from headwater.engines.sim.scheduler import image_offset, token_at
@@ -39,7 +40,7 @@ def answer_about(*images: NDArray[np.uint8], length: int = ANSWER_TOKENS) -> str
         contents.append(content_of(embedding_of(PromptMedia("image", id_, 0, tokens, shape, data))))
     script = model.script()
     tokens = [token_at(script, SEED + image_offset(contents), number) for number in range(length)]
-    return str(model.tokenizer().decode(tokens))
+    return str(byte_tokenizer().decode(tokens))
 
 
 def question(*seeds: int, before: str, length: int = ANSWER_TOKENS) -> dict[str, Any]:

@@ -16,15 +16,13 @@ from typing import Final
 import msgspec
 from tokenizers import Tokenizer
 
-from headwater.actors.worker.model_card import Served
 from headwater.engines.engine import Emit, Engine, Step, Transfer
+from headwater.engines.launcher import WorkerSpec
 from headwater.engines.model_files import ModelFiles
-from headwater.engines.sim.engine import SimEngine
+from headwater.engines.sim.engine import SimEngine, SimLauncher
 from headwater.engines.sim.model import media_support
 from headwater.engines.sim.scheduler import SimSequence, SimSettings
 from headwater.ops import cli
-from headwater.ops.config.processes import EngineProcess
-from headwater.ops.start import make_engine
 from headwater.schemas import hashing
 from headwater.schemas.clock import SystemClock
 from headwater.schemas.messages.inference import GenerateRequest, Guide
@@ -116,17 +114,15 @@ def media_of(files: ModelFiles) -> MediaSupport:
     )
 
 
-def _make(answers: tuple[Answer, ...], settings: EngineProcess) -> tuple[Engine, Served]:
-    files = make_engine.sim_files(settings.worker)
-    made = make_engine.sim_settings(settings.worker, settings.engines.sim, files)
-    engine = ScriptedEngine(made._replace(media=media_of(files)), files, answers)
-    return engine, make_engine.served(settings.worker, files)
-
-
 def main(path: str, *arguments: str) -> int:
     """Run a `headwater` whose simulated engine replays the answers of a file: JSON, a list of `Answer`."""
     answers = msgspec.json.decode(Path(path).read_bytes(), type=tuple[Answer, ...])
-    make_engine.FACTORIES["sim"] = lambda settings, _: _make(answers, settings)
+
+    def make(launcher: SimLauncher, worker: WorkerSpec, files: ModelFiles) -> Engine:
+        settings = launcher.settings(worker, files)._replace(media=media_of(files))
+        return ScriptedEngine(settings, files, answers)
+
+    setattr(SimLauncher, "make", make)  # noqa: B010 (in this process)
     return cli.main(arguments)
 
 

@@ -27,9 +27,8 @@ from headwater.actors.runtime.persistence import Ports
 from headwater.actors.runtime.tables import ApiKeyTable
 from headwater.actors.worker.model_card import Served, publish_card
 from headwater.engines.engine import EngineInfo
-from headwater.engines.model_files import ModelFiles
+from headwater.engines.model_files import ModelFiles, byte_model_files, byte_tokenizer
 from headwater.engines.sim.engine import SimEngine, SimSettings
-from headwater.engines.sim.model import sim_model_files, tokenizer
 from headwater.events.ports import Record
 from headwater.events.writer import DELAY_S
 from headwater.ops.operator.keys import WantedKey, new_key
@@ -107,7 +106,7 @@ async def serve_model(
     """Publish a model as its worker would, with `more` of what its engine reports; returns its pool."""
     engine = SimEngine(SimSettings(), world.clock)
     engine.capabilities = capabilities
-    files = files or sim_model_files(name)
+    files = files or byte_model_files(name)
     served = Served(name, files, tool_parser=tool_parser, reasoning_parser=reasoning_parser)
     info = EngineInfo(name, 16, 1000, 256, context, processors=PROCESSORS, **more)
     return (await publish_card(world, served, engine, info)).pool
@@ -185,7 +184,7 @@ class EdgeWorld:
         self.pool: Callable[[EmbedRequest], EmbedReply] = lambda request: Refused("it has no vectors", False)
         self.breaks_after: list[int] = []
         self.refuses: list[RouteRefused] = []
-        self.answer = tuple(tokenizer().encode(ANSWER).ids)
+        self.answer = tuple(byte_tokenizer().encode(ANSWER).ids)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._subscriptions: list[Subscription] = []
         self._state = fold([record(1, joined("w1"))])
@@ -242,12 +241,12 @@ class EdgeWorld:
 
     def says(self, text: str) -> None:
         """What the worker answers from now on. Control tokens in it are such."""
-        self.answer = tuple(tokenizer().encode(text).ids)
+        self.answer = tuple(byte_tokenizer().encode(text).ids)
 
     def prompt(self) -> str:
         """The prompt of the last request, with its control tokens."""
         ids = unpack_tokens(self.given[-1].tokens).tolist()
-        return str(tokenizer().decode(ids, skip_special_tokens=False))
+        return str(byte_tokenizer().decode(ids, skip_special_tokens=False))
 
     def recorded(self) -> list[Record]:
         """The request log, once everything so far is in it."""

@@ -24,9 +24,10 @@ from headwater.actors.worker.lora_slots import RestartList
 from headwater.actors.worker.model_card import Served
 from headwater.actors.worker.settings import LoraLoading
 from headwater.engines.engine import Engine
+from headwater.engines.model_files import byte_model_files
 from headwater.engines.sim.defaults import StepTime
 from headwater.engines.sim.engine import SimSettings
-from headwater.engines.sim.model import script, sim_model_files
+from headwater.engines.sim.model import script
 from headwater.events.ports import Record
 from headwater.ops.nats.server import open_ports
 from headwater.ops.process.actor import compile_kernels
@@ -39,7 +40,7 @@ from tests.support.servers.nats import NatsServer
 from tests.support.worlds.lives import Lives
 
 MODEL = "sim"
-FILES = sim_model_files(MODEL)
+FILES = byte_model_files(MODEL)
 SERVED = Served(MODEL, FILES)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from headwater.engines.tensorrt_llm.settings import HandoffMode
+from headwater.engines.tensorrt_llm import HandoffMode
 from tests.support.processes.fleet import FleetProcess, fleet
 from tests.support.tensorrt_llm.processes import FOLDER, SITE
 

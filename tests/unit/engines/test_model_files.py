@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from headwater.actors.edge.model.chat_template import ChatTemplate
-from headwater.engines.model_files import read_model_files
+from headwater.engines.engine import EngineUnavailable
+from headwater.engines.model_files import read_chat_template, read_model_files
 
 SETTINGS = {"patch_size": 14, "max_pixels": 50_176}
 
@@ -98,3 +99,22 @@ def test_a_model_with_a_program_in_place_of_a_template(tmp_path: Path) -> None:
         (tmp_path / "chat_template.jinja").unlink()
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "deepseek_v3"}))
     assert not read_model_files(tmp_path).chat_template
+
+
+def test_a_template_is_read(tmp_path: Path) -> None:
+    """The text that is there."""
+    path = tmp_path / "t.jinja"
+    path.write_text("{{ messages }}")
+    assert read_chat_template(str(path)) == "{{ messages }}"
+
+
+@pytest.mark.parametrize("kind", ["missing", "folder", "empty", "binary"])
+def test_a_template_that_is_none_is_refused(tmp_path: Path, kind: str) -> None:
+    """Missing, a folder, empty, not text."""
+    path = tmp_path / kind
+    if kind == "folder":
+        path.mkdir()
+    elif kind != "missing":
+        path.write_bytes(b"" if kind == "empty" else b"\xff\xfe\x00")
+    with pytest.raises(EngineUnavailable, match=rf"--chat-template {path}: .*[Oo]mit it"):
+        read_chat_template(str(path))

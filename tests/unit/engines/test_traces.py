@@ -7,8 +7,8 @@ import pytest
 from headwater.engines import traces
 from headwater.engines.sglang.config import SglangSettings
 from headwater.engines.sglang.config import keyword_arguments as sglang_arguments
+from headwater.engines.tensorrt_llm.config import TensorRtSettings
 from headwater.engines.tensorrt_llm.config import arguments as tensorrt_llm_arguments
-from headwater.engines.tensorrt_llm.settings import TensorRtSettings
 from headwater.engines.traces import EngineTraces
 from headwater.ops.config.setting import ConfigError
 from headwater.ops.config.trace import TraceSettings, engine_traces, receiver_of

@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 from headwater.engines.engine import RequestRejected
-from headwater.engines.sglang import follower
+from headwater.engines.sglang import launcher
 from headwater.engines.sglang.config import SglangSettings
 from headwater.engines.sglang.sampling import Stream
 from headwater.schemas import hashing
@@ -181,7 +181,7 @@ async def test_a_second_node_computes_and_ends_with_the_first(
     settings = SglangSettings(
         sglang_model, "small", "w1", native=native(1), overrides={"skip_tokenizer_init": True}
     )
-    second = multiprocessing.get_context("fork").Process(target=follower.run, args=(settings,))
+    second = multiprocessing.get_context("fork").Process(target=launcher.follow, args=(settings,))
     second.start()
     async with started(sglang_engine(sglang_model, native=native(0))) as case:
         prompt = case.prompt(2.5)

@@ -4,7 +4,7 @@ from msgspec.structs import replace
 
 from headwater.actors.worker.model_card import media_processor, with_engines_of
 from headwater.engines.engine import EngineInfo
-from headwater.engines.sim.model import sim_model_files
+from headwater.engines.model_files import byte_model_files
 from headwater.schemas.tables import AudioSupport, ImageSupport, MediaSupport, VideoSupport
 from tests.unit.engines.vllm.test_checks import card
 
@@ -54,7 +54,7 @@ def test_each_kind_of_media_is_of_the_engine_that_takes_it() -> None:
 
 def test_the_digest_of_media_settings_is_of_the_files_and_of_the_engines_arguments() -> None:
     """Whatever changes what the model sees changes it; a model without media has none."""
-    files = sim_model_files("m")._replace(media_processor="files")
+    files = byte_model_files("m")._replace(media_processor="files")
     image = ImageSupport(placeholder=9, per_prompt=4, tokens=3)
     info = EngineInfo("m", 16, 100, 8, 1_000, media=MediaSupport(image))
     digests = [

@@ -17,11 +17,11 @@ from headwater.engines.custom import (
     declared_capabilities,
 )
 from headwater.engines.engine import EngineDied, EngineError, EngineUnavailable, RequestRejected
-from headwater.engines.sim.model import sim_model_files
+from headwater.engines.model_files import byte_model_files
 from headwater.schemas.hashing import pack_tokens
 from headwater.schemas.messages.inference import GenerateRequest, Sampling
 
-SETUP = EngineSetup("w0", "both", None, sim_model_files("mine"))
+SETUP = EngineSetup("w0", "both", None, byte_model_files("mine"))
 EOS = SETUP.files.eos_token_ids[0]
 PROMPT = (5, 6, 7)
 

@@ -6,8 +6,13 @@ from typing import Any
 import pytest
 
 from headwater.engines.engine import EngineUnavailable
-from headwater.engines.tensorrt_llm.config import arguments, attention_ranks, check, gpus_needed
-from headwater.engines.tensorrt_llm.settings import TensorRtSettings
+from headwater.engines.tensorrt_llm.config import (
+    TensorRtSettings,
+    arguments,
+    attention_ranks,
+    check,
+    gpus_needed,
+)
 
 SETTINGS = TensorRtSettings("/models/m", "m", "w0")
 ROLE = SETTINGS._replace(role="prefill", max_model_len=4096)

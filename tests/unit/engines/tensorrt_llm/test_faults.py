@@ -13,8 +13,8 @@ from headwater.engines.engine import EngineDied, EngineUnavailable, Transfer
 from headwater.engines.sim.defaults import ZERO, StepTime
 from headwater.engines.tensorrt_llm import engine as engine_module
 from headwater.engines.tensorrt_llm import polling
+from headwater.engines.tensorrt_llm.config import TensorRtSettings
 from headwater.engines.tensorrt_llm.engine import TensorRtEngine
-from headwater.engines.tensorrt_llm.settings import TensorRtSettings
 from headwater.schemas.events.kv import BlocksCleared, KvGap
 from tests.support.ports.waiting import eventually
 from tests.support.tensorrt_llm.double import World, installed

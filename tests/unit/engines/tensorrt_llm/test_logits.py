@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from headwater.engines.sim.model import tokenizer
+from headwater.engines.model_files import byte_tokenizer
 from headwater.engines.tensorrt_llm.sampling import (
     FORBIDDEN,
     BannedSequences,
@@ -37,7 +37,7 @@ def test_word_does_not_begin_in_the_prompt() -> None:
 
 
 def test_word_is_banned_at_the_beginning_and_inside_of_a_text() -> None:
-    found = [tokenizer().decode(tokens) for tokens in banned_sequences(("no", " way"), tokenizer())]
+    found = [byte_tokenizer().decode(tokens) for tokens in banned_sequences(("no", " way"), byte_tokenizer())]
     assert found == ["no", " no", " way"]
 
 

@@ -1,15 +1,14 @@
 """Each mistake that can be seen before loading: the message names the flag and the mend."""
 
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from headwater.engines.engine import EngineUnavailable
+from headwater.engines.launcher import PortRange
 from headwater.engines.vllm import config
 from headwater.engines.vllm import config as vllm_config
-from headwater.engines.vllm.config import PortRange
 from headwater.schemas.names import pool_name
 from headwater.schemas.tables import ModelCard
 
@@ -30,25 +29,6 @@ def card(model: str = "m", block_size: int = 32, version: str = "0.32.0", engine
         created_s=0,
         engine_version=version,
     )
-
-
-def test_a_template_is_read(tmp_path: Path) -> None:
-    """The text that is there."""
-    path = tmp_path / "t.jinja"
-    path.write_text("{{ messages }}")
-    assert config.template(str(path)) == "{{ messages }}"
-
-
-@pytest.mark.parametrize("kind", ["missing", "folder", "empty", "binary"])
-def test_a_template_that_is_none_is_refused(tmp_path: Path, kind: str) -> None:
-    """Missing, a folder, empty, not text."""
-    path = tmp_path / kind
-    if kind == "folder":
-        path.mkdir()
-    elif kind != "missing":
-        path.write_bytes(b"" if kind == "empty" else b"\xff\xfe\x00")
-    with pytest.raises(EngineUnavailable, match=rf"--chat-template {path}: .*[Oo]mit it"):
-        config.template(str(path))
 
 
 @pytest.mark.parametrize(
@@ -128,43 +108,6 @@ def test_roles_and_connectors_that_exclude_each_other(
 def test_who_takes_no_requests(words: tuple[str, ...], wanted: str) -> None:
     """Headless ranks and later nodes."""
     assert config.is_follower(words) == wanted
-
-
-@pytest.mark.parametrize(
-    ("first", "size", "mend"),
-    [(80, 1, "65535"), (65535, 2, "65534"), (1023, 4, "65532"), (70000, 1, "65535")],
-)
-def test_ports_outside_what_can_be_used(first: int, size: int, mend: str) -> None:
-    """The flag, the ports, and the highest that would do."""
-    with pytest.raises(
-        EngineUnavailable, match=rf"--nixl-port {first}: prefill-0 .*1024 to 65535.*up to {mend}$"
-    ):
-        config.ports([PortRange("--nixl-port", "prefill-0", first, size)])
-
-
-def test_ports_at_the_edges_and_side_by_side_are_fine() -> None:
-    """No port twice, and none outside."""
-    config.ports(
-        [
-            PortRange("--nixl-port", "a", 1024, 2),
-            PortRange("--nixl-port", "b", 1026, 2),
-            PortRange("--metrics-port", "b", 65535),
-        ]
-    )
-
-
-def test_ports_of_two_owners_may_not_overlap() -> None:
-    """Both owners, both flags, and how far to move."""
-    with pytest.raises(EngineUnavailable) as caught:
-        config.ports([PortRange("--metrics-port", "b", 5601), PortRange("--nixl-port", "a", 5600, 4)])
-    for text in (
-        "--metrics-port 5601",
-        "b would use port 5601",
-        "which a uses",
-        "--nixl-port 5600",
-        "by 3 or",
-    ):
-        assert text in str(caught.value)
 
 
 def test_kv_event_ports_come_from_tcp_endpoints() -> None:

@@ -5,8 +5,7 @@ import socket
 
 import pytest
 
-from headwater.ops.start.engine import unique_name
-from headwater.ops.start.plan import rank_name
+from headwater.ops.start.engine import rank_name, unique_name
 from headwater.schemas.names import token
 
 REPLICAS = [f"headwater-worker-of-the-second-largest-model-6d8f7c9b5d-{end}" for end in ("abcde", "vwxyz")]

@@ -51,8 +51,8 @@ def test_a_python_that_has_the_engine_is_kept(continued: list[Any], monkeypatch:
     """Nothing is made, nothing replaced."""
     monkeypatch.setattr(environment, "has", lambda _: True)
     environment.enter("sglang", [])
-    environment.prepare({"sglang"})
-    environment.prepare({"vllm"})
+    environment.prepare("sglang")
+    environment.prepare("vllm")
     assert not continued
 
 
@@ -63,12 +63,12 @@ def test_a_made_environment_is_used_again(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("UV", str(tmp_path / "no-uv"))
     with pytest.raises(EngineUnavailable, match=r"neither is uv.*headwater's `sglang` extra"):
-        environment.prepare({"sglang"})
+        environment.prepare("sglang")
     failing = program(tmp_path / "uv")
     failing.write_text("#!/bin/sh\nexit 3\n")
     monkeypatch.setenv("UV", str(failing))
     with pytest.raises(EngineUnavailable, match=f"installing SGLang failed at: {failing} venv"):
-        environment.prepare({"sglang"})
+        environment.prepare("sglang")
     failing.write_text('#!/bin/sh\nfor last; do :; done\n[ "$1" != venv ] || mkdir -p "$last"\n')
     made = environment.ensure("sglang")
     assert made.parts[-3].startswith("env-sglang-")
@@ -82,4 +82,4 @@ def test_a_made_environment_is_used_again(
 def test_a_python_that_is_not_there_is_named() -> None:
     """Before anything is started."""
     with pytest.raises(EngineUnavailable, match="--sglang-python /nowhere/python: there is no such program"):
-        environment.prepare({"sglang"}, "/nowhere/python")
+        environment.prepare("sglang", "/nowhere/python")

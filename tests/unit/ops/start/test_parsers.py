@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 
 from headwater.engines.engine import EngineUnavailable
-from headwater.engines.model_files import ModelFiles, read_model_files
-from headwater.engines.sim.model import sim_model_files
+from headwater.engines.model_files import ModelFiles, byte_model_files, read_model_files
 from headwater.ops.cli import main
-from headwater.ops.start import model, preflight
+from headwater.ops.start import model, plan
 from headwater.ops.start.make_engine import make
 from tests.support.processes.line import settings_of
 
@@ -17,12 +16,12 @@ TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}{# <tool_call> #}"
 
 
 def files(template: str) -> ModelFiles:
-    return sim_model_files("m")._replace(chat_template=template)
+    return byte_model_files("m")._replace(chat_template=template)
 
 
 def write_model(folder: Path, template: str) -> Path:
     folder.mkdir()
-    (folder / "tokenizer.json").write_bytes(sim_model_files("m").tokenizer)
+    (folder / "tokenizer.json").write_bytes(byte_model_files("m").tokenizer)
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
     return folder
 
@@ -40,7 +39,7 @@ def test_detected_unless_named() -> None:
 def test_an_unknown_name_fails_before_anything_starts(engine: str) -> None:
     settings = settings_of("engine", "--engine", engine, "--tool-parser", "hermess")
     with pytest.raises(EngineUnavailable, match=r"--tool-parser hermess: .* did you mean hermes\?"):
-        preflight.check(settings, [])
+        plan.check(settings, [])
 
 
 def test_a_worker_serves_what_was_found(tmp_path: Path) -> None:

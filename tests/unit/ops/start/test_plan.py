@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from headwater.engines.engine import EngineUnavailable
+from headwater.engines.launcher import visible_gpus
 from headwater.ops.config.processes import EngineProcess, added_engines, process_words, with_settings
 from headwater.ops.config.setting import ConfigError
 from headwater.ops.config.worker import FleetSettings
@@ -17,6 +18,11 @@ from tests.support.processes.line import settings_of
 def made(values: dict[str, Any]) -> EngineProcess:
     """Settings of an engine process that differ from the defaults, by key."""
     return with_settings(EngineProcess(), values)
+
+
+def gpus(*words: str) -> int:
+    """GPUs of one worker of vLLM with these arguments."""
+    return workers.launcher_for(made({"vllm.native": words})).gpus()
 
 
 def test_two_workers_without_a_role_are_the_default() -> None:
@@ -85,7 +91,7 @@ def test_ports_are_counted_up_per_worker_and_rank() -> None:
         }
     )
     plan = workers.plan(settings)
-    assert [worker.nixl_port for worker in plan] == [5600, 5602, 5604]
+    assert [worker.side_port for worker in plan] == [5600, 5602, 5604]
     assert [worker.metrics_port for worker in plan] == [9100, 9101, 9102]
     one = workers.of_worker(settings, plan[1])
     assert (one.name, one.worker.role, one.engines.vllm.nixl_port, one.metrics.port, one.fleet) == (
@@ -100,11 +106,11 @@ def test_ports_are_counted_up_per_worker_and_rank() -> None:
 
 def test_side_channels_get_free_ports_where_they_are_needed() -> None:
     """A range that nobody holds; none for workers that hand nothing over."""
-    assert [worker.nixl_port for worker in workers.plan(made({}))] == [0, 0]
+    assert [worker.side_port for worker in workers.plan(made({}))] == [0, 0]
     assert [
-        worker.nixl_port for worker in workers.plan(made({"worker.engine": "sim", "fleet.decode_workers": 1}))
+        worker.side_port for worker in workers.plan(made({"worker.engine": "sim", "fleet.decode_workers": 1}))
     ] == [0]
-    first, second = (worker.nixl_port for worker in workers.plan(made({"vllm.connector": "nixl"})))
+    first, second = (worker.side_port for worker in workers.plan(made({"vllm.connector": "nixl"})))
     assert second == first + 1
     for port in (first, second):
         with socket.socket() as probe:
@@ -121,10 +127,10 @@ def test_each_worker_sees_all_gpus_its_own_first() -> None:
         ("0", "1", "2", "3", "4"),
         ("2", "3", "4", "0", "1"),
     ]
-    assert workers.gpus_needed(("-tp=2", "--pipeline-parallel-size", "3")) == 6
+    assert gpus("-tp=2", "--pipeline-parallel-size", "3") == 6
     # As vLLM counts: context parallelism of the prefill has GPUs of its own, that of the decode has not.
     context = ("--prefill-context-parallel-size", "2", "--decode-context-parallel-size", "2")
-    assert workers.gpus_needed(("-tp=2", *context)) == 4
+    assert gpus("-tp=2", *context) == 4
     own = made({"fleet.workers": 2, "vllm.gpus_per_worker": 3})
     with pytest.raises(
         ConfigError, match=r"2 workers with 3 GPUs each need 6, and 5 are visible: .*--gpus-per-worker"
@@ -150,8 +156,8 @@ def test_gpus_of_tensorrt_llm_follow_from_its_arguments() -> None:
 
 def test_the_users_choice_of_gpus_is_the_machine() -> None:
     """In the user's order."""
-    assert workers.visible_gpus({"CUDA_VISIBLE_DEVICES": "3, GPU-x"}) == ("3", "GPU-x")
-    assert workers.visible_gpus({"CUDA_VISIBLE_DEVICES": ""}) == ()
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": "3, GPU-x"}) == ("3", "GPU-x")
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": ""}) == ()
 
 
 def test_a_process_that_hosts_all_plans_the_same() -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from headwater.engines.sglang import follower
+from headwater.engines.sglang import launcher
 from headwater.engines.sglang.config import SglangSettings
 from headwater.ops.config.processes import EngineProcess, with_settings
 from headwater.ops.start import engine, model, start
@@ -13,7 +13,7 @@ from headwater.ops.start import engine, model, start
 def test_a_further_node_of_sglang_is_no_worker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """It computes with its first node, and reaches no NATS."""
     run: list[SglangSettings] = []
-    monkeypatch.setattr(follower, "run", run.append)
+    monkeypatch.setattr(launcher, "follow", run.append)
     monkeypatch.setattr(engine, "run_engine", lambda *_: pytest.fail("it ran as a worker"))
     monkeypatch.setattr("headwater.ops.start.environment.enter", lambda *_: None)
     words = ("--nnodes=2", "--node-rank=1", "--dist-init-addr=127.0.0.1:9", "--tp-size=2")

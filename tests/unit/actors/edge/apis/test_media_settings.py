@@ -5,7 +5,8 @@ from collections.abc import Iterator
 import pytest
 
 from headwater.actors.media.intake import MediaIntake
-from headwater.engines.sim.model import media_support, sim_model_files
+from headwater.engines.model_files import byte_model_files
+from headwater.engines.sim.model import media_support
 from headwater.schemas.constraints import Constraints
 from tests.support.clients.media_chat import content
 from tests.support.clients.pictures import picture_url
@@ -20,7 +21,7 @@ def edge() -> Iterator[EdgeWorld]:
     """Two models that differ in these settings, and one that transcribes."""
     with EdgeWorld(intake=MediaIntake()) as world:
         for name in ("one", "two"):
-            files = sim_model_files(name)._replace(media_processor=name)
+            files = byte_model_files(name)._replace(media_processor=name)
             media = media_support()
             world.serve(name, files, media=media, capabilities=EVERYTHING | media.capabilities)
         serve_whisper(world)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from headwater.actors.edge.apis.pooling_types import EmbeddingRequest, RerankRequest, ScoreRequest
 from headwater.actors.edge.model.tokenizer import Tokenizer
-from headwater.engines.sim.model import tokenizer
+from headwater.engines.model_files import byte_tokenizer
 from headwater.schemas.hashing import unpack_tokens
 from headwater.schemas.messages.inference import Embedded, EmbedReply, EmbedRequest
 from tests.support.data.vectors import SIZE, vector
@@ -81,7 +81,7 @@ def refused(edge: EdgeWorld, path: str, **fields: Any) -> dict[str, Any]:
 )
 def test_inputs_are_texts_or_token_ids(edge: EdgeWorld, value: Any, prompts: list[Any]) -> None:
     """One vector for each, in order."""
-    wanted = [tokenizer().encode(one).ids if isinstance(one, str) else one for one in prompts]
+    wanted = [byte_tokenizer().encode(one).ids if isinstance(one, str) else one for one in prompts]
     document = ask(edge, EMBED, input=value)
     [request] = edge.embedded
     assert [unpack_tokens(prompt).tolist() for prompt in request.prompts] == wanted

@@ -12,8 +12,7 @@ from headwater.actors.edge.model.catalog import REMOVE_AFTER_S, RETRY_S, ModelCa
 from headwater.actors.http.errors import ApiError
 from headwater.actors.runtime.persistence import Ports
 from headwater.actors.runtime.tables import CardTable
-from headwater.engines.model_files import ModelFiles
-from headwater.engines.sim.model import sim_model_files
+from headwater.engines.model_files import ModelFiles, byte_model_files
 from headwater.schemas import subjects
 from headwater.schemas.tables import LoraCard
 from tests.support.worlds.clock import ManualClock, running
@@ -23,7 +22,7 @@ from tests.support.worlds.memory import memory_world
 
 def files(**changes: object) -> ModelFiles:
     """The simulator's model with other files."""
-    return sim_model_files("m")._replace(**changes)  # type: ignore[arg-type]
+    return byte_model_files("m")._replace(**changes)  # type: ignore[arg-type]
 
 
 @asynccontextmanager

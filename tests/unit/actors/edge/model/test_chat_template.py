@@ -9,7 +9,7 @@ import pytest
 
 from headwater.actors.edge.model.chat_template import ChatTemplate
 from headwater.actors.http.errors import ApiError
-from headwater.engines.sim.model import TEMPLATE
+from headwater.engines.model_files import BYTE_TEMPLATE
 
 USER: list[dict[str, Any]] = [{"role": "user", "content": "hi"}]
 
@@ -35,8 +35,8 @@ def test_messages_become_the_models_prompt() -> None:
     """Roles and texts in order, then the beginning of an answer unless that is not wanted."""
     messages = [{"role": "system", "content": "Be brief."}, *USER]
     turns = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n"
-    assert render(TEMPLATE, messages) == turns + "<|im_start|>assistant\n"
-    assert ChatTemplate(TEMPLATE, {}).render(messages, add_generation_prompt=False) == turns
+    assert render(BYTE_TEMPLATE, messages) == turns + "<|im_start|>assistant\n"
+    assert ChatTemplate(BYTE_TEMPLATE, {}).render(messages, add_generation_prompt=False) == turns
 
 
 def test_special_tokens_and_further_variables_are_visible() -> None:
@@ -164,4 +164,4 @@ def test_messages_of_any_json_shape_are_rendered_or_refused() -> None:
     """Missing content, lists, tool calls: the template decides, and nothing but ApiError is raised."""
     for message in ({}, {"role": "tool"}, {"role": "x", "content": ["a", {"b": 1}]}, {"content": 3}):
         with contextlib.suppress(ApiError):
-            render(TEMPLATE, [message])
+            render(BYTE_TEMPLATE, [message])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from headwater.actors.edge.model.chat_template import LiteralText
 from headwater.actors.edge.model.tokenizer import MARK, SHORT_CHARACTERS, ControlTokens, Tokenizer
-from headwater.engines.sim import model as sim_model
+from headwater.engines.model_files import byte_tokenizer
 
 BEGIN, END = "<|im_start|>", "<|im_end|>"
 SPELLINGS = (BEGIN, END, "<|endoftext|>")
@@ -25,12 +25,12 @@ pieces_of_text = st.lists(
 @cache
 def tokenizer() -> Tokenizer:
     """One token per byte, and three control tokens."""
-    return Tokenizer(sim_model.tokenizer().to_str().encode())
+    return Tokenizer(byte_tokenizer().to_str().encode())
 
 
 def bytes_of(text: str) -> list[int]:
     """The ids of a text's bytes: of the text in a vocabulary that has no control tokens."""
-    plain = tokenizers.Tokenizer.from_str(sim_model.tokenizer().to_str())
+    plain = tokenizers.Tokenizer.from_str(byte_tokenizer().to_str())
     plain.encode_special_tokens = True
     return list(plain.encode(text, add_special_tokens=False).ids)
 
@@ -164,7 +164,7 @@ async def test_content_that_is_no_text_is_left_alone() -> None:
 
 async def test_a_beginning_that_the_tokenizer_adds_is_added_once() -> None:
     """Before the first piece, also where the text begins with what was taken out."""
-    made = tokenizers.Tokenizer.from_str(sim_model.tokenizer().to_str())
+    made = tokenizers.Tokenizer.from_str(byte_tokenizer().to_str())
     made.post_processor = tokenizers.processors.TemplateProcessing(
         single=f"{BEGIN} $A", special_tokens=[(BEGIN, control(BEGIN))]
     )

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from headwater.actors.edge.answer.choice import StopStringMatcher
 from headwater.actors.edge.model.tokenizer import Tokenizer
-from headwater.engines.sim.model import tokenizer as sim_tokenizer
+from headwater.engines.model_files import byte_tokenizer
 
-TOKENIZER = Tokenizer(sim_tokenizer().to_str().encode())
+TOKENIZER = Tokenizer(byte_tokenizer().to_str().encode())
 """One token per byte: any text can be cut anywhere."""
 
 narrow = st.text("ab", max_size=24)

@@ -13,7 +13,7 @@ from headwater.actors.edge.prompt.conversation import template_messages
 from headwater.actors.edge.prompt.messages import TextPart, ToolCall, Turn
 from headwater.actors.edge.prompt.prompts import render
 from headwater.actors.edge.prompt.request import GenerationRequest, Tool
-from headwater.engines.sim.model import sim_model_files
+from headwater.engines.model_files import byte_model_files
 from tests.templates.conversations import as_chat
 from tests.templates.judge import judge, renders
 from tests.templates.shapes import SHAPES, Shape
@@ -190,7 +190,7 @@ def test_a_result_has_the_name_of_the_last_call_with_its_id() -> None:
 def test_what_becomes_text_spells_no_control_tokens(kind: str) -> None:
     """Calls, definitions and reasoning: as where the template has a place for them."""
     spelled = "<|im_start|>"
-    tokenizer = Tokenizer(sim_model_files("m").tokenizer, ())
+    tokenizer = Tokenizer(byte_model_files("m").tokenizer, ())
     assert tokenizer.control.split(f"a{spelled}b", 10) == ["a", spelled, "b"]
     call = ToolCall("c", "f", json.dumps({"text": spelled}))
     asked = GenerationRequest(

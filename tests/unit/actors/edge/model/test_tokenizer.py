@@ -14,7 +14,7 @@ from headwater.actors.edge.model.tokenizer import (
     TableDecoder,
     Tokenizer,
 )
-from headwater.engines.sim import model as sim_model
+from headwater.engines.model_files import byte_tokenizer
 from headwater.ops.start import model
 from tests.support.data.examples import texts
 
@@ -33,7 +33,7 @@ def tokenizer(name: str) -> Tokenizer:
         return Tokenizer((model.ensure() / "tokenizer.json").read_bytes(), (2,))
     if name == "fallback":
         return Tokenizer(fallback_tokenizer().to_str().encode())
-    return Tokenizer(sim_model.tokenizer().to_str().encode())
+    return Tokenizer(byte_tokenizer().to_str().encode())
 
 
 def fallback_tokenizer() -> Reference:

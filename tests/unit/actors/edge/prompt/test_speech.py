@@ -26,7 +26,7 @@ from headwater.actors.edge.prompt.speech import (
 from headwater.actors.edge.saga.dispatch import TokenSequence
 from headwater.actors.http.errors import ApiError
 from headwater.actors.media.intake import MediaIntake
-from headwater.engines.sim.model import tokenizer as sim_tokenizer
+from headwater.engines.model_files import byte_tokenizer
 from headwater.schemas.messages.inference import Sampling
 from headwater.schemas.messages.media import media_features
 from headwater.schemas.tables import SpeechSupport, required_capabilities
@@ -50,7 +50,7 @@ RATE_HZ = 100
 def model(support: SpeechSupport | None = ENGLISH) -> Model:
     """A model that transcribes."""
     card = replace(CARD, name="whisper", images=None, speech=support, capabilities=("transcription",))
-    return Model(card, Tokenizer(sim_tokenizer().to_str().encode()), None)
+    return Model(card, Tokenizer(byte_tokenizer().to_str().encode()), None)
 
 
 @given(st.integers(1, 5_000), st.floats(0.02, 10.0), st.integers(0, 2**32))

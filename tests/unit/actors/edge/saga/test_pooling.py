@@ -13,7 +13,7 @@ from headwater.actors.edge.saga.pooling import MESSAGE_TOKENS_MAX, REPLY_BYTES, 
 from headwater.actors.edge.saga.workers import WorkerRegistry
 from headwater.actors.worker.handoffs import CHECK_PERIOD_S, GONE_S
 from headwater.engines.engine import EngineError
-from headwater.engines.sim.model import tokenizer
+from headwater.engines.model_files import byte_tokenizer
 from headwater.events.ports import Record
 from headwater.ops.sim.checks import messages as all_messages
 from headwater.ops.sim.fleet import MODEL
@@ -29,7 +29,7 @@ TEXTS = [f"text number {number}" for number in range(40)]
 
 def expected(text: str, size: int = SIZE) -> bytes:
     """The vector of a text."""
-    return vector(pack_tokens(tokenizer().encode(text).ids), size)
+    return vector(pack_tokens(byte_tokenizer().encode(text).ids), size)
 
 
 async def fleet(stage: Stage, *workers: str) -> tuple[Edge, dict[str, VectorEngine]]:
@@ -68,7 +68,7 @@ def test_vectors_come_in_order_whatever_way_they_went() -> None:
         assert status == 200
         assert right(document, TEXTS)
         assert document["model"] == MODEL
-        tokens = sum(len(tokenizer().encode(text).ids) for text in TEXTS)
+        tokens = sum(len(byte_tokenizer().encode(text).ids) for text in TEXTS)
         assert document["usage"] == {"prompt_tokens": tokens, "total_tokens": tokens}
         asked = [request for engine in engines.values() for request in engine.asked]
         # Nobody knew how large a vector is: the first message is careful, the second has the rest.

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from headwater.actors.edge.saga.record import CHECKPOINT_TOKENS
-from headwater.engines.sim.model import tokenizer
+from headwater.engines.model_files import byte_tokenizer
 from headwater.events.ports import Record
 from headwater.schemas.events import Event
 from headwater.schemas.events.kv import KvGap
@@ -169,7 +169,7 @@ def _bytes_hold(edge: EdgeWorld, records: list[Record], texts: list[str]) -> Non
     assert len(data) > 100
     for text in texts:
         assert (text.encode() in data) == (edge.payload == "full")
-        ids = tokenizer().encode(text).ids
+        ids = byte_tokenizer().encode(text).ids
         assert edge.payload == "full" or b"".join(i.to_bytes(4, "little") for i in ids) not in data
 
 

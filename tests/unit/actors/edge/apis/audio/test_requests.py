@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from headwater.actors.media.intake import MediaIntake
-from headwater.engines.sim.model import tokenizer
+from headwater.engines.model_files import byte_tokenizer
 from headwater.schemas.events.request import RequestAccepted, RequestEnded
 from headwater.schemas.hashing import unpack_tokens
 from headwater.schemas.messages.inference import GenerateRequest
@@ -88,7 +88,7 @@ def test_formats(edge: EdgeWorld, fields: dict[str, Any], kind: bytes, begin: st
     assert answer.body.decode().startswith(begin)
 
 
-DETECTED = tokenizer().encode(ANSWER).ids[0]
+DETECTED = byte_tokenizer().encode(ANSWER).ids[0]
 """The worker's answer begins with it: as the token of a language."""
 
 

@@ -20,7 +20,7 @@ from headwater.actors.edge.prompt.request import (
     TokenDetail,
 )
 from headwater.actors.http.errors import bad_request
-from headwater.engines.sim.model import tokenizer as sim_tokenizer
+from headwater.engines.model_files import byte_tokenizer
 from headwater.schemas.messages.inference import TokenLogprob
 from headwater.schemas.tables import SpeechSupport
 from tests.support.data.generation_events import START, USAGE
@@ -28,7 +28,7 @@ from tests.support.marks import OFFICIAL_CLIENT
 
 GOLDEN = Path(__file__).parent / "golden"
 
-TOKENIZER = Tokenizer(sim_tokenizer().to_str().encode())
+TOKENIZER = Tokenizer(byte_tokenizer().to_str().encode())
 FIRST: Final = 1_000
 SUPPORT = SpeechSupport(
     window_s=30.0,

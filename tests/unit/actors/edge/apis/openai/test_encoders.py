@@ -31,11 +31,11 @@ from headwater.actors.edge.prompt.request import (
     TokenUsage,
 )
 from headwater.actors.http.errors import ApiError, no_model, overloaded
-from headwater.engines.sim.model import tokenizer as sim_tokenizer
+from headwater.engines.model_files import byte_tokenizer
 from headwater.schemas.messages.inference import TokenLogprob
 from tests.support.data.examples import texts
 
-TOKENIZER = Tokenizer(sim_tokenizer().to_str().encode())
+TOKENIZER = Tokenizer(byte_tokenizer().to_str().encode())
 any_text = texts | st.sampled_from(['"', "\\", "\n\n", "\u2028", "\x00", "</script>", "🙂"])
 
 

@@ -14,7 +14,7 @@ from headwater.actors.edge.model.tokenizer import Tokenizer
 from headwater.actors.edge.parsing.events import OutputEvent
 from headwater.actors.edge.prompt.request import ChoiceEnd, PromptDetail, TokenDetail
 from headwater.actors.http.errors import bad_request
-from headwater.engines.sim.model import tokenizer as sim_tokenizer
+from headwater.engines.model_files import byte_tokenizer
 from headwater.schemas.messages.inference import TokenLogprob
 from tests.support.data.generation_events import AGENT, START, TEXT, result, stream
 from tests.support.data.tools import events_of, joined_choices
@@ -22,7 +22,7 @@ from tests.support.marks import OFFICIAL_CLIENT
 
 GOLDEN = Path(__file__).parent / "golden"
 
-TOKENIZER = Tokenizer(sim_tokenizer().to_str().encode())
+TOKENIZER = Tokenizer(byte_tokenizer().to_str().encode())
 USAGE = ShownParts(usage=True)
 DETAILED = ShownParts(logprobs=True, prompt_logprobs=True, token_ids=True, echo=True)
 PROMPT = PromptDetail("hi", (71, 72), (None, TokenLogprob(-1.5, ((9, -0.5), (72, -1.5)))))

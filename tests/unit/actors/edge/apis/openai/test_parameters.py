@@ -8,7 +8,7 @@ import pytest
 from tokenizers import AddedToken
 
 from headwater.actors.edge.settings import ClientLimits
-from headwater.engines.sim.model import sim_model_files, tokenizer
+from headwater.engines.model_files import byte_model_files, byte_tokenizer
 from headwater.schemas.hashing import unpack_tokens
 from headwater.schemas.tables import Capability
 from tests.support.data.tools import events_of
@@ -25,9 +25,9 @@ def edge() -> Iterator[EdgeWorld]:
     with EdgeWorld(frame_tokens=2) as world:
         world.serve("plain", capabilities=PLAIN)
         world.serve("thinks", reasoning_parser="think")
-        made = tokenizer()
+        made = byte_tokenizer()
         made.add_special_tokens([AddedToken(text, special=True) for text in FIM])
-        world.serve("coder", sim_model_files("coder")._replace(tokenizer=made.to_str().encode()))
+        world.serve("coder", byte_model_files("coder")._replace(tokenizer=made.to_str().encode()))
         yield world
 
 
@@ -69,7 +69,7 @@ def prompt_of(edge: EdgeWorld) -> list[int]:
 
 def ids(text: str) -> list[int]:
     """Token ids of a text."""
-    return list(tokenizer().encode(text).ids)
+    return list(byte_tokenizer().encode(text).ids)
 
 
 @pytest.mark.parametrize("given", ["xyz", ids("xyz")], ids=["text", "token ids"])
@@ -141,7 +141,7 @@ def test_the_prompts_log_probabilities_have_vllms_shape(edge: EdgeWorld) -> None
     assert document["prompt_token_ids"] == prompt
     first, second, *_ = document["prompt_logprobs"]
     assert first is None
-    decoded = tokenizer().decode([prompt[1]])
+    decoded = byte_tokenizer().decode([prompt[1]])
     assert second == {str(prompt[1]): {"logprob": -1.0, "rank": 1, "decoded_token": decoded}}
     assert document["choices"][0]["token_ids"] == ids("abcdef")
     start, *rest = chat(edge, prompt_logprobs=0, return_token_ids=True, stream=True)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headwater.engines.sim.model import sim_model_files
+from headwater.engines.model_files import byte_model_files
 from headwater.schemas.messages.inference import Guide
 from tests.support.data.tools import SCHEMA, TIME, WEATHER, events_of, hermes, joined_choices
 from tests.support.worlds.edge import EdgeWorld
@@ -30,7 +30,7 @@ OTHER_CALL = hermes("get_time")
 @pytest.fixture(scope="module")
 def edge() -> Iterator[EdgeWorld]:
     """Beside the model without any format one that calls tools and one that reasons as well."""
-    files = sim_model_files("agent")._replace(chat_template=TEMPLATE)
+    files = byte_model_files("agent")._replace(chat_template=TEMPLATE)
     with EdgeWorld(frame_tokens=3) as world:
         world.serve("agent", files, tool_parser="hermes")
         world.serve("thinker", files._replace(name="thinker"), tool_parser="hermes", reasoning_parser="think")
@@ -81,7 +81,7 @@ def test_an_answer_that_conforms_to_a_guide_is_no_reasoning(
     edge: EdgeWorld, template: str, kind: str
 ) -> None:
     """It holds from the first token on: also of a model whose prompt opens reasoning, in all three APIs, whole and streamed."""
-    files = sim_model_files("agent")._replace(chat_template=template, name="guided")
+    files = byte_model_files("agent")._replace(chat_template=template, name="guided")
     edge.serve("guided", files, reasoning_parser="think")
     form: dict[str, Any] = {"type": kind}
     if kind == "json_schema":
@@ -101,7 +101,7 @@ def test_an_answer_that_conforms_to_a_guide_is_no_reasoning(
 
 def test_without_a_guide_the_prompt_still_opens_reasoning(edge: EdgeWorld) -> None:
     """The guide, and nothing else, switches it off."""
-    files = sim_model_files("agent")._replace(chat_template=SWITCHED, name="free")
+    files = byte_model_files("agent")._replace(chat_template=SWITCHED, name="free")
     edge.serve("free", files, reasoning_parser="think")
     message = chat(edge, "hm</think>It is dry.", model="free", tools=[])["message"]
     assert (message["reasoning_content"], message["content"]) == ("hm", "It is dry.")
@@ -329,7 +329,7 @@ def test_control_tokens_that_a_client_spells_are_text(
     response = edge.ask(CHAT, {"model": "agent", "messages": messages, "tools": [tool]})
     assert response.status == 200, response.body
     spelled = edge.prompt().count("<|im_end|>")
-    end = sim_model_files("x").eos_token_ids[0]
+    end = byte_model_files("x").eos_token_ids[0]
     packed = memoryview(edge.given[-1].tokens).cast("I")
     assert packed.tolist().count(end) == len(messages)
     assert spelled > len(messages)

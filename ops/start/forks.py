@@ -1,4 +1,4 @@
-"""Several vLLM engines on one machine's CPUs: a host that imports once and forks a worker process for each.
+"""Several workers of one machine whose engine's import is shared: a host that imports once and forks a process for each.
 
 The host does nothing but fork, wait and fork again: it opens no socket and starts no thread, so that its
 children inherit only imports. When a worker died, a child of its own revokes its lease; then the worker
@@ -21,7 +21,6 @@ import structlog
 from headwater.actors.runtime.actor import DEFAULT_POLICY, Backoff
 from headwater.engines import logs
 from headwater.engines.engine import EngineUnavailable
-from headwater.engines.vllm import config, forkserver
 from headwater.events.jetstream import JetStreamTable
 from headwater.events.ports import LogError
 from headwater.ops.config.nats import NatsSettings
@@ -34,7 +33,7 @@ from headwater.ops.process.actor import (
     compile_kernels,
     revoke_leases_of,
 )
-from headwater.ops.start import engine, make_engine, preflight
+from headwater.ops.start import engine, make_engine
 from headwater.ops.start import plan as workers
 from headwater.schemas import subjects
 
@@ -47,24 +46,15 @@ def run(settings: EngineProcess) -> int:
     """Host the settings' workers until a signal asks it to end, or one cannot be kept alive; returns the exit code."""
     logs.describe(kind="host")
     # Before anything is imported: a wrong path should not cost a minute.
-    make_engine.model_folder(settings.worker.model)
+    make_engine.with_model(settings, workers.spec_of(settings, ""))
     plans = workers.plan(settings)
-    preflight.check(settings, plans)
-    _log.info("vllm_importing", workers=len(plans))
+    workers.check(settings, plans)
     try:
-        seconds = forkserver.preload(
-            online=any(source.startswith("hf://") for source in settings.lora.sources)
-        )
-    except ImportError as error:
-        raise EngineUnavailable(f"vLLM cannot be imported: {error}") from error
-    try:
-        # Once for all, with vLLM's own parser; what it means is not needed here.
-        config.parse(settings.engines.vllm.native)
+        workers.launcher_for(settings).import_once(workers.specs_of(settings, plans))
     except EngineUnavailable as error:
         _log.error("engine_cannot_start", reason=str(error))
         return EXIT_UNRECOVERABLE
     compile_kernels()
-    _log.info("vllm_imported", seconds=round(seconds, 1))
     return _Host(settings, plans).run()
 
 

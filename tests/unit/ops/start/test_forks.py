@@ -1,11 +1,11 @@
-"""Which worker the host of vLLM's forks starts again, and when it gives all of them up."""
+"""Which worker the host of forks starts again, and when it gives all of them up."""
 
 import pytest
 
 from headwater.actors.runtime.actor import DEFAULT_POLICY, Backoff
 from headwater.ops.config.processes import EngineProcess
 from headwater.ops.process.actor import EXIT_UNRECOVERABLE
-from headwater.ops.start.vllm_forks import _Host
+from headwater.ops.start.forks import _Host
 
 STEADY_S = DEFAULT_POLICY.steady_s
 

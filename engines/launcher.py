@@ -1,0 +1,184 @@
+"""What the start of workers asks of an engine: its package answers with a subclass of `EngineLauncher`, which its traits name.
+
+Nothing here imports the engine itself before `make`, `run_follower` or `import_once`.
+"""
+
+import shutil
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Final, Generic, NamedTuple, TypeVar
+
+from headwater.engines import registry
+from headwater.engines.engine import Engine, EngineUnavailable
+from headwater.engines.limits import EMBEDDINGS_MIB
+from headwater.engines.model_files import ModelFiles, byte_model_files, read_model_files, read_pipeline_files
+from headwater.engines.registry import EngineEntry
+from headwater.engines.releases import Vulnerability
+from headwater.engines.traces import EngineTraces
+from headwater.schemas.events.fleet import Role
+from headwater.schemas.tables import ModelCard
+
+OptionsT = TypeVar("OptionsT")
+
+
+class WorkerSpec(NamedTuple):
+    """One worker, as settings describe it to any engine. `model` is the folder of its model, "" for an engine that needs none.
+
+    With `reads_embeddings` it takes those of encode workers, with `accepts_embeddings` those of clients. `online`: it may fetch adapters
+    from a hub. `side_port` is the first of its ports beside Headwater's, 0: none.
+    """
+
+    name: str
+    role: Role = "both"
+    model: str = ""
+    served_model_name: str = ""
+    block_size: int = 0
+    max_model_len: int = 0
+    reads_embeddings: bool = False
+    accepts_embeddings: bool = False
+    embeddings_mib: int = EMBEDDINGS_MIB
+    exports_metrics: bool = False
+    online: bool = False
+    side_port: int = 0
+    traces: EngineTraces = EngineTraces()
+
+
+class SidePorts(NamedTuple):
+    """The ports that an engine needs beside Headwater's: `each` per worker, those of the first from `first` on, 0: free ones of `host`."""
+
+    each: int = 0
+    first: int = 0
+    host: str = ""
+
+
+class PortRange(NamedTuple):
+    """`size` ports starting at `first`, assigned to `owner` by `flag`."""
+
+    flag: str
+    owner: str
+    first: int
+    size: int = 1
+
+
+class Follower(NamedTuple):
+    """A process that is a part of a worker elsewhere, and no worker itself: its name, and its rank in metrics."""
+
+    name: str
+    rank: str = "0"
+
+
+class EngineLauncher(Generic[OptionsT]):
+    """The launcher of an engine with its options: see `EngineTraits.options`. Every method may raise `EngineUnavailable`.
+
+    Except for `make`, the defaults are those of an engine without ports, processes and arguments of its own.
+    """
+
+    vulnerabilities: ClassVar[Sequence[Vulnerability]] = ()
+    """Those of its releases that matter behind Headwater's edge."""
+
+    def __init__(self, entry: EngineEntry, options: OptionsT) -> None:
+        self.entry = entry
+        self.options = options
+
+    def computes_on_cpu(self) -> bool:
+        """Does what is installed of the engine use no GPU, even where there is one?"""
+        return False
+
+    def gpus(self) -> int:
+        """GPUs of one worker."""
+        return 1
+
+    def side_ports(self, roles: Sequence[Role]) -> SidePorts:
+        """Return which ports workers of these roles need beside Headwater's."""
+        return SidePorts()
+
+    def with_side_port(self, port: int) -> OptionsT:
+        """The options of the worker whose first port is this one, 0: it has none."""
+        return self.options
+
+    def ports(self, workers: Sequence[WorkerSpec]) -> list[PortRange]:
+        """All ports that the options give to these workers."""
+        return []
+
+    def check(self, workers: Sequence[WorkerSpec]) -> None:
+        """Check options and installation before anything is loaded. `model` may still be what `--model` says."""
+
+    def known_block_size(self, worker: WorkerSpec) -> int:
+        """Tokens per KV block that the engine will have, 0 if only the engine knows."""
+        return worker.block_size
+
+    def check_fleet(self, worker: WorkerSpec, model: str, cards: Iterable[ModelCard], live: set[str]) -> None:
+        """Check the engine against the cards of pools; `live` are those that have workers now, `model` is the name that clients use."""
+
+    def follower(self) -> Follower | None:
+        """Return what this process is if the options make it a part of a worker elsewhere."""
+        return None
+
+    def run_follower(self, worker: WorkerSpec) -> None:
+        """Run as a `follower` until a signal, or until its leader ends."""
+        raise NotImplementedError
+
+    def shares_import(self) -> bool:
+        """Are the workers of this machine to be forks of one process, which has imported the engine?"""
+        return False
+
+    def import_once(self, workers: Sequence[WorkerSpec]) -> None:
+        """Import what these workers need, which will be forks of this process."""
+        raise NotImplementedError
+
+    def read_files(self, worker: WorkerSpec) -> ModelFiles:
+        """The files of the worker's model that an edge needs; those of a model with one token per byte for an engine without a model."""
+        if worker.model:
+            return read_model_files(Path(worker.model))
+        return byte_model_files(worker.served_model_name or self.entry.name)
+
+    def make(self, worker: WorkerSpec, files: ModelFiles) -> Engine:
+        """The engine of a worker, not started."""
+        raise NotImplementedError
+
+
+class PipelineLauncher(EngineLauncher[dict[str, Any]]):
+    """The launcher of an engine that loads a pipeline in diffusers' layout."""
+
+    def read_files(self, worker: WorkerSpec) -> ModelFiles:
+        """See `EngineLauncher.read_files`."""
+        return read_pipeline_files(worker.model, worker.served_model_name)
+
+
+def launcher_type(engine: str) -> type[EngineLauncher[Any]]:
+    """The launcher's class of an engine. Raises `EngineUnavailable`."""
+    place = registry.traits_of(engine).launcher
+    module, _, attribute = place.partition(":")
+    kind: Any = registry.load(EngineEntry(engine, module, attribute))
+    if not issubclass(kind, EngineLauncher):
+        raise EngineUnavailable(f"{place}, of the engine {engine}, is no EngineLauncher")
+    found: type[EngineLauncher[Any]] = kind
+    return found
+
+
+def launcher_of(engine: str, options: Any) -> EngineLauncher[Any]:
+    """The launcher of an engine with these options. Raises `EngineUnavailable`."""
+    return launcher_type(engine)(registry.find(engine), options)
+
+
+# The GPUs of this machine.
+
+DEVICES: Final = "CUDA_VISIBLE_DEVICES"
+
+
+def visible_gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """The GPUs that workers may use: those in CUDA_VISIBLE_DEVICES, else all that the driver lists."""
+    if DEVICES in environ:
+        return tuple(name.strip() for name in environ[DEVICES].split(",") if name.strip())
+    command = shutil.which("nvidia-smi")
+    if command is None:
+        return ()
+    try:
+        listed = subprocess.run(
+            [command, "-L"], capture_output=True, text=True, timeout=30, check=True
+        ).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ()
+    count = sum(line.startswith("GPU ") for line in listed.splitlines())
+    return tuple(map(str, range(count)))

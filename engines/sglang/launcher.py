@@ -1,0 +1,121 @@
+"""How workers of SGLang are planned, checked and made (see `EngineLauncher`), and the nodes of an engine other than the first.
+
+Such a node computes its part of the model, and is no worker: the first one represents all of them in the fleet. Without `follow` SGLang
+would keep the process busy with an HTTP server, and ignore SIGTERM.
+"""
+
+import contextlib
+import multiprocessing
+import os
+import time
+from collections.abc import Sequence
+from typing import Any, ClassVar, Final
+
+from headwater.engines import kv_socket, native_arguments
+from headwater.engines import process as engine_process
+from headwater.engines.engine import Engine, EngineDied
+from headwater.engines.launcher import EngineLauncher, Follower, WorkerSpec
+from headwater.engines.model_files import ModelFiles
+from headwater.engines.process import EngineInterrupted, interruptible
+from headwater.engines.releases import Vulnerability
+from headwater.engines.sglang import SglangOptions, config
+from headwater.engines.sglang.config import SglangSettings, keyword_arguments
+
+BLOCK: Final = "SGLANG_BLOCK_NONZERO_RANK_CHILDREN"
+POLL_S: Final = 0.2
+
+
+class SglangLauncher(EngineLauncher[SglangOptions]):
+    """See `EngineLauncher`."""
+
+    vulnerabilities: ClassVar[Sequence[Vulnerability]] = config.VULNERABILITIES
+
+    def gpus(self) -> int:
+        """See `EngineLauncher.gpus`."""
+        words = self.options.native
+        parts = config.number(words, "tp_size", 1) * config.number(words, "pp_size", 1)
+        # With it the ranks share the GPUs of the tensor-parallel parts.
+        shared = native_arguments.has(words, "enable_dp_attention")
+        return self.options.gpus_per_worker or parts * (1 if shared else config.number(words, "dp_size", 1))
+
+    def check(self, workers: Sequence[WorkerSpec]) -> None:
+        """See `EngineLauncher.check`."""
+        config.check(config.installed(), allow=self.options.allow_vulnerable_engine)
+
+    def known_block_size(self, worker: WorkerSpec) -> int:
+        """See `EngineLauncher.known_block_size`: what it takes on a CPU is known once it runs there."""
+        return worker.block_size or config.number(self.options.native, "page_size", 0)
+
+    def follower(self) -> Follower | None:
+        """See `EngineLauncher.follower`."""
+        return Follower("follower") if config.is_follower(self.options.native) else None
+
+    def run_follower(self, worker: WorkerSpec) -> None:
+        """See `EngineLauncher.run_follower`."""
+        follow(self._settings(worker, self.read_files(worker)))
+
+    def _settings(self, worker: WorkerSpec, files: ModelFiles) -> SglangSettings:
+        options = self.options
+        return SglangSettings(
+            model=worker.model,
+            name=files.name,
+            worker=worker.name,
+            block_size=worker.block_size,
+            max_model_len=worker.max_model_len,
+            role=worker.role,
+            native=options.native,
+            metrics=worker.exports_metrics,
+            ranks=config.number(options.native, "dp_size", 1),
+            host=options.host,
+            bootstrap_port=options.bootstrap_port,
+            processors=options.logits_processors,
+            embeddings_mib=worker.embeddings_mib,
+            reads_embeddings=worker.reads_embeddings,
+            traces=worker.traces,
+        )
+
+    def make(self, worker: WorkerSpec, files: ModelFiles) -> Engine:
+        """See `EngineLauncher.make`."""
+        settings = self._settings(worker, files)
+        if worker.role == "encode":
+            from headwater.engines.sglang.encoder import SglangEncoder
+
+            return SglangEncoder(settings)
+        from headwater.engines.sglang.engine import SglangEngine
+
+        return SglangEngine(settings)
+
+
+def follow(settings: SglangSettings) -> None:
+    """Run a node other than the first until SIGTERM, SIGINT or SIGHUP, or until the first node stops. Raises `EngineUnavailable`, and `EngineDied` with the cause."""
+    from headwater.engines.sglang.process import import_sglang, launch
+
+    cpu = import_sglang()
+    given = config.parse(settings.native)
+    folder = engine_process.take("engine")
+    failure = engine_process.prepare(folder)
+    # Else the constructor returns when the schedulers have ended.
+    os.environ[BLOCK] = "0"
+    try:
+        with interruptible():
+            launch(keyword_arguments(settings, given, *kv_socket.in_folder(folder), cpu=cpu), failure)
+            _watch(multiprocessing.active_children(), failure)
+    except EngineInterrupted:
+        return
+    finally:
+        # Those of this process only: the first node notices that its peer is gone.
+        for process in multiprocessing.active_children():
+            process.kill()
+            process.join()
+        engine_process.give_up(folder)
+
+
+def _watch(processes: list[Any], failure: str) -> None:
+    """Return when all have ended, as they do when the first node stops. Raises `EngineDied`."""
+    while any(process.is_alive() for process in processes):
+        if cause := engine_process.read(failure, processes):
+            raise EngineDied(f"SGLang died: {cause}")
+        with contextlib.suppress(InterruptedError):
+            time.sleep(POLL_S)
+    if cause := engine_process.read(failure, processes):
+        raise EngineDied(f"SGLang died: {cause}")

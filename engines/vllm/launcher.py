@@ -1,0 +1,171 @@
+"""How workers of vLLM are planned, checked and made: see `EngineLauncher`."""
+
+from collections.abc import Iterable, Sequence
+from typing import ClassVar
+
+import msgspec
+import structlog
+
+from headwater.engines.engine import Engine, EngineUnavailable
+from headwater.engines.launcher import EngineLauncher, Follower, PortRange, SidePorts, WorkerSpec
+from headwater.engines.model_files import ModelFiles
+from headwater.engines.releases import Vulnerability
+from headwater.engines.vllm import VllmOptions, config
+from headwater.engines.vllm.config import CPU_BLOCK_SIZE, VllmSettings
+from headwater.schemas.events.fleet import Role
+from headwater.schemas.tables import ModelCard
+
+_log = structlog.get_logger("headwater.vllm")
+
+
+class VllmLauncher(EngineLauncher[VllmOptions]):
+    """See `EngineLauncher`."""
+
+    vulnerabilities: ClassVar[Sequence[Vulnerability]] = config.VULNERABILITIES
+
+    def computes_on_cpu(self) -> bool:
+        """Is vLLM's CPU build installed?"""
+        return config.on_cpu()
+
+    def gpus(self) -> int:
+        """See `EngineLauncher.gpus`: all parts of the model, for each rank."""
+        words = self.options.native
+        parts = config.number(words, "tensor_parallel_size", 1)
+        # Context parallelism of the decode shares the GPUs of the tensor-parallel parts.
+        parts *= config.number(words, "prefill_context_parallel_size", 1)
+        needed = parts * config.number(words, "pipeline_parallel_size", 1) * self._ranks
+        return self.options.gpus_per_worker or needed
+
+    @property
+    def _ranks(self) -> int:
+        """Data-parallel ranks that one worker runs on this machine: each has a side channel."""
+        size = config.number(self.options.native, "data_parallel_size", 1)
+        return max(1, config.number(self.options.native, "data_parallel_size_local", size))
+
+    def side_ports(self, roles: Sequence[Role]) -> SidePorts:
+        """See `EngineLauncher.side_ports`: NIXL's side channels."""
+        if not self.options.nixl_port and not any(map(self._needs_nixl, roles)):
+            return SidePorts()
+        return SidePorts(self._ranks, self.options.nixl_port, self.options.nixl_host)
+
+    def _needs_nixl(self, role: Role) -> bool:
+        if role == "encode":
+            return False
+        if self.options.connector:
+            return "nixl" in self.options.connector
+        transfer = config.value(self.options.native, "kv_transfer_config") or ""
+        return role != "both" or "nixl" in transfer.lower()
+
+    def with_side_port(self, port: int) -> VllmOptions:
+        """See `EngineLauncher.with_side_port`."""
+        return self.options._replace(nixl_port=port)
+
+    def ports(self, workers: Sequence[WorkerSpec]) -> list[PortRange]:
+        """See `EngineLauncher.ports`: side channels, and the sockets of native KV events."""
+        ranks, flag = self._ranks, "--kv-events-config"
+        found = [
+            PortRange("--nixl-port", worker.name, worker.side_port, ranks)
+            for worker in workers
+            if worker.side_port
+        ]
+        text = config.value(self.options.native, "kv_events_config")
+        if not text:
+            return found
+        try:
+            events = msgspec.json.decode(text, type=dict[str, object])
+        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+            raise EngineUnavailable(f"{flag} {text}: {error}. Give a JSON object") from error
+        endpoints = [events.get(name) for name in ("endpoint", "replay_endpoint")]
+        for worker in workers:
+            for endpoint in endpoints:
+                if isinstance(endpoint, str):
+                    found += config.kv_event_ports(worker.name, endpoint, ranks, flag)
+        return found
+
+    def check(self, workers: Sequence[WorkerSpec]) -> None:
+        """See `EngineLauncher.check`."""
+        config.check(config.installed(), allow=self.options.allow_vulnerable_engine)
+        for worker in workers:
+            config.role(worker.role, self.options.connector, self.options.native)
+
+    def known_block_size(self, worker: WorkerSpec) -> int:
+        """See `EngineLauncher.known_block_size`."""
+        native = config.number(self.options.native, "block_size", 0)
+        return worker.block_size or native or (CPU_BLOCK_SIZE if self.computes_on_cpu() else 0)
+
+    def check_fleet(self, worker: WorkerSpec, model: str, cards: Iterable[ModelCard], live: set[str]) -> None:
+        """See `EngineLauncher.check_fleet`: KV moves between equal versions."""
+        allow = self.options.allow_mixed_versions
+        config.versions(worker.role, config.installed(), model, cards, live, allow=allow)
+
+    def follower(self) -> Follower | None:
+        """See `EngineLauncher.follower`: the data-parallel ranks of a leader on another machine, or a further node."""
+        if not config.is_follower(self.options.native):
+            return None
+        given = (
+            config.value(self.options.native, f"data_parallel_{which}") for which in ("rank", "start_rank")
+        )
+        return Follower("headless", next((rank for rank in given if rank), "0"))
+
+    def run_follower(self, worker: WorkerSpec) -> None:
+        """See `EngineLauncher.run_follower`."""
+        from headwater.engines.vllm import forkserver, launch
+
+        if self.computes_on_cpu():
+            forkserver.preload(online=worker.online)
+        launch.run(self.settings(worker, self.read_files(worker)))
+
+    def shares_import(self) -> bool:
+        """See `EngineLauncher.shares_import`: with CUDA a fork cannot use what its parent initialised."""
+        return self.computes_on_cpu()
+
+    def import_once(self, workers: Sequence[WorkerSpec]) -> None:
+        """See `EngineLauncher.import_once`."""
+        from headwater.engines.vllm import forkserver
+
+        _log.info("vllm_importing", workers=len(workers))
+        try:
+            seconds = forkserver.preload(online=any(worker.online for worker in workers))
+        except ImportError as error:
+            raise EngineUnavailable(f"vLLM cannot be imported: {error}") from error
+        # Once for all, with vLLM's own parser; what it means is not needed here.
+        config.parse(self.options.native)
+        _log.info("vllm_imported", seconds=round(seconds, 1))
+
+    def settings(self, worker: WorkerSpec, files: ModelFiles) -> VllmSettings:
+        """The settings of the adapter."""
+        options = self.options
+        return VllmSettings(
+            model=worker.model,
+            name=files.name,
+            worker=worker.name,
+            block_size=worker.block_size,
+            max_model_len=worker.max_model_len,
+            dtype=options.dtype,
+            kv_cache_mib=options.kv_cache_mib,
+            role=worker.role,
+            native=options.native,
+            connectors=config.role(worker.role, options.connector, options.native),
+            # An encode worker has no connectors, whatever the others of its fleet have.
+            connector_options=options.connector_options if worker.role != "encode" else {},
+            nixl_host=options.nixl_host,
+            nixl_port=options.nixl_port,
+            metrics=worker.exports_metrics,
+            ranks=config.number(options.native, "data_parallel_size", 1),
+            processors=options.logits_processors,
+            embeddings_mib=worker.embeddings_mib,
+            reads_embeddings=worker.reads_embeddings,
+            accepts_embeddings=worker.accepts_embeddings,
+            traces=worker.traces,
+        )
+
+    def make(self, worker: WorkerSpec, files: ModelFiles) -> Engine:
+        """See `EngineLauncher.make`."""
+        settings = self.settings(worker, files)
+        if worker.role == "encode":
+            from headwater.engines.vllm.encoder import VllmEncoder
+
+            return VllmEncoder(settings)
+        from headwater.engines.vllm.engine import VllmEngine
+
+        return VllmEngine(settings)

@@ -23,6 +23,9 @@ class Text(NamedTuple):
     kind: Any = None
 
 
+# Notations of options that several engines have.
+
+
 def _read_pairs(text: str) -> dict[str, str]:
     return dict(_pair(word.strip()) for word in text.split(",") if word.strip())
 

@@ -62,5 +62,6 @@ async def test_options_of_an_installed_engine_are_settings_like_any_other(tmp_pa
             answer = await client.post("/v1/completions", json=body)
         assert answer.json()["choices"][0]["text"] == "from a glacier past 7 stones to a lake", answer.text
     finally:
-        up.send_signal(signal.SIGTERM)
+        if up.returncode is None:
+            up.send_signal(signal.SIGTERM)
         await up.communicate()

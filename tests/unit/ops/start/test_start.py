@@ -6,6 +6,8 @@ import pytest
 
 from headwater.engines.sglang import launcher
 from headwater.engines.sglang.config import SglangSettings
+from headwater.engines.vllm import launch
+from headwater.engines.vllm.config import VllmSettings
 from headwater.ops.config.processes import EngineProcess, with_settings
 from headwater.ops.start import engine, model, start
 
@@ -22,3 +24,17 @@ def test_a_further_node_of_sglang_is_no_worker(monkeypatch: pytest.MonkeyPatch, 
     assert start.run(settings) == 0
     [given] = run
     assert given.native == words
+
+
+def test_headless_ranks_of_vllm_are_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They compute for a leader elsewhere, from the same settings."""
+    run: list[VllmSettings] = []
+    monkeypatch.setattr(launch, "run", run.append)
+    monkeypatch.setattr(engine, "run_engine", lambda *_: pytest.fail("it ran as a worker"))
+    monkeypatch.setattr("headwater.engines.vllm.config.on_cpu", lambda: False)
+    words = ("--headless", "--data-parallel-size=4", "--data-parallel-start-rank=2")
+    given = {"worker.model": str(model.ensure()), "vllm.native": words, "vllm.dtype": "float32"}
+    assert start.run(with_settings(EngineProcess(name="h"), given)) == 0
+    [settings] = run
+    assert (settings.worker, settings.native, settings.ranks, settings.dtype) == ("h", words, 4, "float32")
+    assert settings.model == str(model.ensure())

@@ -71,7 +71,7 @@ class FleetProcess:
 
     async def worker_pid(self, name: str) -> int:
         """The process of the worker that holds this lease."""
-        client = await nats.connect(self.nats)
+        client = await nats.connect(self.nats.split(","))
         try:
             table = await client.jetstream().key_value(subjects.lease_bucket("default"))
             entry = await table.get(subjects.lease_key("worker", name))
@@ -117,7 +117,7 @@ class FleetProcess:
     async def _connected(self) -> Client:
         if self._client is None or not self._client.is_connected:
             await self.close()
-            self._client = await nats.connect(self.nats)
+            self._client = await nats.connect(self.nats.split(","))
         return self._client
 
     async def close(self) -> None:

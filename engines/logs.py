@@ -39,7 +39,7 @@ FIELDS: Final[Mapping[str, str]] = {
     "routing decision",
     "request": "id of the request that the event is about, as in `x-request-id`",
     "attempt": "id of one try of the request at one worker; begins with the request's",
-    "trace": "trace id of the request, at edges and workers",
+    "trace": "trace id of the request",
     "exception": "traceback: exceptions, each with its frames",
 }
 """What a line may have besides what its event has, in the order of a line. The first ones are on every line."""

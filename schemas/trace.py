@@ -4,10 +4,13 @@ Ids are functions of names. So whoever describes a request, whenever, from which
 a worker knows the span of its leg, which is the parent of its engine's spans, before anybody has made that span.
 """
 
+from collections.abc import Callable
 from hashlib import blake2b
 from typing import Final
 
 import msgspec
+
+from headwater.schemas.ids import request_of
 
 TRACE_BYTES: Final = 16
 SPAN_BYTES: Final = 8
@@ -29,6 +32,10 @@ class TraceContext(msgspec.Struct, frozen=True, array_like=True):
     def trace_of(self, request: str) -> str:
         """Return the trace id of a request: the client's, or else one that the request's name gives."""
         return self.trace or blake2b(request.encode(), digest_size=TRACE_BYTES).hexdigest()
+
+    def trace_of_attempt(self, attempt: str) -> Callable[[], str]:
+        """Return what makes the trace id of an attempt's request, once a log line is written."""
+        return lambda: self.trace_of(request_of(attempt))
 
     def is_sampled(self, request: str, ratio: float) -> bool:
         """Return whether the trace is recorded from its beginning: as the client decided, or else for this share of all trace ids."""

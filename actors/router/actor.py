@@ -51,6 +51,7 @@ from headwater.router.fold.state import RouterState
 from headwater.router.queue.limits import QueueSettings
 from headwater.schemas import subjects
 from headwater.schemas.events.route import Decision, RouteQuery, RouteRefused, RouteReply, Weights
+from headwater.schemas.trace import TraceContext
 
 _query = msgspec.msgpack.Decoder(RouteQuery)
 _encode = msgspec.msgpack.Encoder().encode
@@ -234,11 +235,18 @@ class RouterActor(Actor):
         """See `QueryHandler`."""
         self.requests.errors += isinstance(reply, RouteRefused)
         if isinstance(reply, Decision):
-            self.log.debug("route_decided", attempt=query.request, worker=reply.worker, epoch=reply.epoch)
+            self.log.debug(
+                "route_decided",
+                attempt=query.request,
+                trace=TraceContext(query.trace).trace_of_attempt(query.request),
+                worker=reply.worker,
+                epoch=reply.epoch,
+            )
         try:
             await self.ports.bus.publish(message.reply, _encode(reply))
         except BusError as error:
-            self.log.warning("answer_not_sent", attempt=query.request, reason=str(error))
+            trace = TraceContext(query.trace).trace_of_attempt(query.request)
+            self.log.warning("answer_not_sent", attempt=query.request, trace=trace, reason=str(error))
 
     async def _reconcile(
         self, reconciler: LeaseReconciler, weights: EngineWeightsKeeper, writer: Writer

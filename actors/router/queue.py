@@ -41,6 +41,7 @@ from headwater.schemas.events.route import (
     RouteReply,
     RouteWait,
 )
+from headwater.schemas.trace import TraceContext
 
 HOLD_S: Final = 1.0
 """The longest that a poll is held: well below the time after which an edge gives up on a reply."""
@@ -283,7 +284,8 @@ class RouteQueue:
 
     def _note_refused(self, query: RouteQuery, refused: RouteRefused) -> RouteRefused:
         self._metrics.refused.inc()
-        _log.info("route_refused", attempt=query.request, reason=refused.reason)
+        trace = TraceContext(query.trace).trace_of_attempt(query.request)
+        _log.info("route_refused", attempt=query.request, trace=trace, reason=refused.reason)
         return refused
 
     def _note_size(self) -> None:

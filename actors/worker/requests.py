@@ -4,7 +4,7 @@ A request is accepted at once, except a decode leg, which first claims the KV of
 it, and a request with images, which are first fetched from the edge. Both run in a task of their own, and the request is answered when they are done.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final, Protocol
 
 import msgspec
@@ -29,7 +29,6 @@ from headwater.engines.engine import (
 )
 from headwater.schemas import subjects
 from headwater.schemas.failure import failure_place
-from headwater.schemas.ids import request_of
 from headwater.schemas.messages.inference import (
     Accepted,
     Cancel,
@@ -90,11 +89,6 @@ _claim = msgspec.msgpack.Decoder(HandoffClaim)
 _claimed: msgspec.msgpack.Decoder[HandoffReply] = msgspec.msgpack.Decoder(HandoffReply)
 
 _log = structlog.get_logger("headwater.intake")
-
-
-def _trace_of(request: GenerateRequest) -> Callable[[], str]:
-    """Return what makes its trace id, once a line is written."""
-    return lambda: request.trace.trace_of(request_of(request.request))
 
 
 class RequestIntake:
@@ -158,7 +152,9 @@ class RequestIntake:
 
     async def _prepare_and_submit(self, message: Message, request: GenerateRequest) -> None:
         """Fetch what the request needs: its images or their embeddings, and the KV of its prompt."""
-        structlog.contextvars.bind_contextvars(attempt=request.request, trace=_trace_of(request))
+        structlog.contextvars.bind_contextvars(
+            attempt=request.request, trace=request.trace.trace_of_attempt(request.request)
+        )
         epoch = self.frames.epoch
         handoff = request.handoff
         reply: GenerateReply = Refused(f"worker {self._name} failed to prepare it", True, handoff is not None)
@@ -212,7 +208,9 @@ class RequestIntake:
     def _submit(self, request: GenerateRequest, transfer: Transfer | None) -> GenerateReply:
         self.frames.open_stream(request)
         # Also for the engine's tasks that begin here. The context manager for this takes four times as long.
-        bound = structlog.contextvars.bind_contextvars(attempt=request.request, trace=_trace_of(request))
+        bound = structlog.contextvars.bind_contextvars(
+            attempt=request.request, trace=request.trace.trace_of_attempt(request.request)
+        )
         try:
             self._engine.submit(request, self._emitter(request), transfer)
         except RequestRejected as error:
@@ -238,7 +236,7 @@ class RequestIntake:
         _log.debug(
             "leg_accepted",
             attempt=request.request,
-            trace=_trace_of(request),
+            trace=request.trace.trace_of_attempt(request.request),
             leg=request.leg,
             edge=request.edge,
         )
@@ -282,7 +280,11 @@ class RequestIntake:
             if step.finish:
                 inflight.finish(request, step, tokens)
                 _log.debug(
-                    "leg_ended", attempt=name, trace=_trace_of(request), reason=step.finish, tokens=tokens
+                    "leg_ended",
+                    attempt=name,
+                    trace=request.trace.trace_of_attempt(request.request),
+                    reason=step.finish,
+                    tokens=tokens,
                 )
                 if handoff is not None and step.finish not in ("stop", "length"):
                     # The prompt of a room was not computed: no worker is to enter it any more.

@@ -17,7 +17,7 @@ from headwater.schemas.messages.inference import Leg
 class RouteQuery(msgspec.Struct, frozen=True, array_like=True):
     """An edge's request for a worker. `hashes` are the packed block hashes of the prompt's full blocks.
 
-    Of an image, `reader` is the worker that is going to read the embedding.
+    Of an image, `reader` is the worker that is going to read the embedding. `trace` is the client's trace id, "" if it sent none.
     """
 
     request: str
@@ -28,6 +28,7 @@ class RouteQuery(msgspec.Struct, frozen=True, array_like=True):
     preferences: Preferences = NO_PREFERENCES
     flow: FlowControl = NO_FLOW_CONTROL
     reader: str = ""
+    trace: str = ""
 
 
 class Weights(msgspec.Struct, frozen=True, array_like=True):

@@ -34,7 +34,7 @@ STORY = {
 
 
 async def test_a_migrated_request_can_be_followed_over_all_processes(tmp_path: Path) -> None:
-    """By its id in those of each actor, and by its trace id at the edge and its workers; `fleet` sees that each line of each process is whole."""
+    """By its id in those of each actor, and by its trace id; `fleet` sees that each line of each process is whole."""
     killed: list[int] = []
     async with fleet(tmp_path, "--engine", "sim", "--log-level", "debug") as up:
         async with up.client() as client:
@@ -60,7 +60,7 @@ async def test_a_migrated_request_can_be_followed_over_all_processes(tmp_path: P
     assert accepted[0]["pid"] == killed[0] != accepted[1]["pid"]
     assert all(line["pool"] == "sim-b16" for line in story if line["kind"] in ("router", "worker"))
     assert all(line["log_position"] > 0 for line in story if line["event"] in ("route_decided", "leg_sent"))
-    assert all(line["trace"] == TRACE for line in story if line["kind"] in ("edge", "worker"))
+    assert all(line["trace"] == TRACE for line in story)
     # What concerns an attempt names its request.
     assert all("request" in line for line in lines if "attempt" in line)
     assert {line["kind"] for line in lines} >= {"up", "edge", "router", "worker"}

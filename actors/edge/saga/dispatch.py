@@ -102,7 +102,15 @@ class Dispatcher:
     ) -> RouteAnswer:
         """Query the router. `hashes` are the packed sequence hashes of the prompt's full blocks, `reader` as in `RouteQuery`. May be cancelled."""
         began_s = self.clock.monotonic_s()
-        query = RouteQuery(ask.attempt, prompt_tokens, max_tokens, hashes, ask.constraints, reader=reader)
+        query = RouteQuery(
+            ask.attempt,
+            prompt_tokens,
+            max_tokens,
+            hashes,
+            ask.constraints,
+            reader=reader,
+            trace=self.trace.trace,
+        )
         query = self._hints.apply_to(query, passed_s=began_s - self._opened_s, waits=ask.may_wait)
         reply: Decision | RouteRefused | None = None
         failure = ""

@@ -89,6 +89,22 @@ async def test_a_link_shows_the_same_elsewhere(console: Console) -> None:
             assert await other.page.evaluate(cells) == await one.page.evaluate(cells)
 
 
+async def test_a_position_counts_though_enter_comes_before_it_is_rendered(console: Console) -> None:
+    """A page that follows a busy fleet renders late."""
+    log = await console.ask("log")
+    at = (log["first"] + log["last"]) // 2
+    typed_and_sent = """at => {
+        const field = document.querySelector('#position-field');
+        field.value = at;
+        field.dispatchEvent(new Event('input', { bubbles: true }));
+        field.form.requestSubmit();
+    }"""
+    async with console.page() as shown:
+        await shown.open("events", pool=console.pool)
+        await shown.page.evaluate(typed_and_sent, str(at))
+        await shown.page.wait_for_function("at => location.hash.includes(`at=${at}`)", arg=at)
+
+
 @pytest.mark.soak
 async def test_the_copied_link_has_the_position_though_the_page_is_live(console: Console) -> None:
     async with console.page(permissions=("clipboard-read", "clipboard-write")) as shown:

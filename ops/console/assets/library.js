@@ -23,6 +23,17 @@ export function useSignal(source) {
   return shown.current;
 }
 
+/** What is typed into a field that else shows a value: `typed` as rendered, `latest.current` also where Enter comes before that is rendered. */
+export function useTyped() {
+  const [typed, setTyped] = useState(null);
+  const latest = useRef(null);
+  const type = (text) => {
+    latest.current = text;
+    setTyped(text);
+  };
+  return { typed, latest, type };
+}
+
 /** Joins the class names that are not empty. */
 export function classes(...names) {
   return names.filter(Boolean).join(' ');

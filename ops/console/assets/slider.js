@@ -1,5 +1,5 @@
 /** The bar that is always visible: the slider over the log, the position, its time, playing and following. */
-import { classes, html, useEffect, useLayoutEffect, useRef, useSignal, useState } from './library.js';
+import { classes, html, useEffect, useLayoutEffect, useRef, useSignal, useState, useTyped } from './library.js';
 import { colour, markColour } from './colours.js';
 import { drawnOrder } from './charts.js';
 import { Select } from './parts.js';
@@ -71,17 +71,17 @@ function Ground({ bounds, log }) {
 
 /** A text field that shows the position and takes a position or a time. */
 function PositionField({ position }) {
-  const [typed, setTyped] = useState(null);
+  const { typed, latest, type } = useTyped();
   const submitted = (event) => {
     event.preventDefault();
-    if (typed !== null && goToTyped(typed)) setTyped(null);
+    if (latest.current !== null && goToTyped(latest.current)) type(null);
     event.currentTarget.querySelector('input').blur();
   };
   return html`<form class="position-field" onSubmit=${submitted}>
     <label for="position-field">Position</label>
     <input id="position-field" class="number" type="text" inputmode="text" autocomplete="off" title="A position, a time (14:03:22), or a time before now (-5m)"
       value=${typed ?? format.integer(position)} onFocus=${(event) => event.currentTarget.select()}
-      onInput=${(event) => setTyped(event.currentTarget.value)} onBlur=${() => setTyped(null)} />
+      onInput=${(event) => type(event.currentTarget.value)} onBlur=${() => type(null)} />
   </form>`;
 }
 

@@ -1,5 +1,5 @@
 /** What changed between two positions of the log. */
-import { html, useId, useSignal, useState } from '../library.js';
+import { html, useId, useSignal, useTyped } from '../library.js';
 import { useAnswer } from '../answers.js';
 import { readMoment } from '../moving.js';
 import { Empty, Panel, PositionLink, TextField, Tile, Time, View } from '../parts.js';
@@ -22,17 +22,18 @@ function difference({ before, after }) {
 
 function EndField({ label, name, value, current }) {
   const id = useId();
-  const [typed, setTyped] = useState(null);
+  const { typed, latest, type } = useTyped();
   const submitted = (event) => {
     event.preventDefault();
-    const found = typed === null ? null : readMoment(typed);
+    const text = latest.current;
+    const found = text === null ? null : readMoment(text);
     if (found?.position !== undefined) state.adjust({ [name]: state.within(state.log.peek(), found.position) });
-    else if (typed !== null) state.message.value = 'Type a position.';
-    setTyped(null);
+    else if (text !== null) state.message.value = 'Type a position.';
+    type(null);
   };
   return html`<form class="end-field" onSubmit=${submitted}>
     <label for=${id}>${label}</label>
-    <input id=${id} class="number" type="text" inputmode="numeric" autocomplete="off" value=${typed ?? format.integer(value)} onInput=${(event) => setTyped(event.currentTarget.value)} onBlur=${() => setTyped(null)} />
+    <input id=${id} class="number" type="text" inputmode="numeric" autocomplete="off" value=${typed ?? format.integer(value)} onInput=${(event) => type(event.currentTarget.value)} onBlur=${() => type(null)} />
     <button type="button" onClick=${() => state.adjust({ [name]: current })}>Use the position shown</button>
   </form>`;
 }

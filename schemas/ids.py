@@ -9,8 +9,6 @@ from collections.abc import Callable
 from itertools import count
 from typing import Final
 
-from headwater.schemas.clock import Clock
-
 SECOND_NS: Final = 1_000_000_000
 
 ID_S_MIN: Final = 1_704_067_200
@@ -24,13 +22,13 @@ _ID: Final = re.compile(r"(?<![0-9a-zA-Z])([0-9a-f]{8})[0-9a-f]{16}(?![0-9a-zA-Z
 _ATTEMPT: Final = re.compile(r"-\d{1,9}-\d{1,9}(?:-e\d+-\d+)?$")
 
 
-def unique_ids(clock: Clock) -> Callable[[], str]:
-    """Ids of 24 hex digits: the time in seconds, 8 digits that are random per process, and a counter.
+def unique_ids(wall_ns: Callable[[], int]) -> Callable[[], str]:
+    """Ids of 24 hex digits: the time in seconds (`wall_ns` returns nanoseconds since the Unix epoch), 8 digits that are random per process, and a counter.
 
     Random digits are drawn once: asking the system for each id costs 4 % of an edge. The time is formatted once per second. The
     counter, which begins at random too, never repeats within a second, also when the clock goes back.
     """
-    wall_ns, process, number = clock.wall_ns, secrets.token_hex(4), count(secrets.randbelow(1 << 31)).__next__
+    process, number = secrets.token_hex(4), count(secrets.randbelow(1 << 31)).__next__
     began_ns = ends_ns = 0
     prefix = ""
 

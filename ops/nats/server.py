@@ -176,7 +176,7 @@ async def open_ports(
             requests=JetStreamLog(store, subjects.request_stream(ns)),
             pool_log=pool_log,
             clock=clock,
-            ids=unique_ids(clock),
+            ids=unique_ids(clock.wall_ns),
             cache=FolderCache(cache_dir / ns) if cache_dir else None,
             pool_logs=partial(_pool_logs, store, ns),
             server=store.server,

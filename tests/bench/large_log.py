@@ -71,7 +71,7 @@ class MadeUpFleet:
         self.state = RouterState()
         self._ns = ns
         self._clock = clock
-        self._ids = unique_ids(clock)
+        self._ids = unique_ids(clock.wall_ns)
         self._random = np.random.default_rng(seed)
         self._prefixes = [self._blocks(SHARED_BLOCKS) for _ in range(PREFIXES)]
         self._heads: dict[str, tuple[int, bytes]] = {}

@@ -149,14 +149,19 @@ async def test_a_pool_is_known_by_its_card_or_its_log(client: Client, server: Na
     assert "created HW_ns_POOL_with-card\n" in output
 
 
-async def test_no_server_and_no_cluster_are_one_line(server: NatsServer) -> None:
-    """Exit code 2 and what to do, not a traceback; three replicas on one server are refused by it."""
+async def test_no_cluster_is_one_line(server: NatsServer) -> None:
+    """Exit code 2 and what to do, not a traceback: three replicas on one server are refused by it."""
     code, output = await run(server, "ns", "--replicas", "3", "--repair")
     assert code == 2
     assert "non-clustered" in output
     code, output = await run(server, "ns", "--nats", "", "--replicas", "3", "--engine", "sim", command="up")
     assert code == 2
     assert output.splitlines()[-1].startswith("headwater: --replicas 3 needs a cluster")
+
+
+@pytest.mark.soak
+async def test_no_server_is_one_line(server: NatsServer) -> None:
+    """After ten seconds, in which it might have come."""
     server.stop()
     code, output = await run(server, "ns")
     assert code == 2

@@ -9,6 +9,7 @@ from tests.faults.kills.worker_signals import worker_signals
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 
 
+@pytest.mark.soak
 async def test_no_request_hangs_or_fails_while_workers_are_signalled(
     tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

@@ -63,6 +63,7 @@ async def _lost_and_served(up: FleetProcess, client: httpx.AsyncClient, admin: C
     assert code == 0, output
 
 
+@pytest.mark.soak
 async def test_a_deleted_lease_bucket_costs_no_stream_and_no_request(tmp_path: Path) -> None:
     """Running answers end right, new requests succeed within seconds, and a restart on the same data serves."""
     flags = ("--engine", "sim", "--workers", "2")

@@ -119,6 +119,10 @@ class EngineLauncher(Generic[OptionsT]):
         """Run as a `follower` until a signal, or until its leader ends."""
         raise NotImplementedError
 
+    def node_arguments(self, nodes: int, rank: int, leader: str, port: int) -> list[str]:
+        """The engine's own arguments for the process of this rank, of a worker that spans `nodes` hosts. `leader` is the address of rank 0, `port` a free one there."""
+        raise EngineUnavailable(f"the engine {self.entry.name} cannot span several hosts: leave `nodes` out")
+
     def shares_import(self) -> bool:
         """Are the workers of this machine to be forks of one process, which has imported the engine?"""
         return False

@@ -20,6 +20,7 @@ from headwater.engines.process import EngineInterrupted, interruptible
 from headwater.engines.releases import Vulnerability
 from headwater.engines.sglang import SglangOptions, config
 from headwater.engines.sglang.config import SglangSettings, keyword_arguments
+from headwater.schemas.addresses import host_port
 
 BLOCK: Final = "SGLANG_BLOCK_NONZERO_RANK_CHILDREN"
 POLL_S: Final = 0.2
@@ -36,7 +37,9 @@ class SglangLauncher(EngineLauncher[SglangOptions]):
         parts = config.number(words, "tp_size", 1) * config.number(words, "pp_size", 1)
         # With it the ranks share the GPUs of the tensor-parallel parts.
         shared = native_arguments.has(words, "enable_dp_attention")
-        return self.options.gpus_per_worker or parts * (1 if shared else config.number(words, "dp_size", 1))
+        needed = parts * (1 if shared else config.number(words, "dp_size", 1))
+        # A worker that spans hosts has its share of them on each.
+        return self.options.gpus_per_worker or max(1, needed // config.number(words, "nnodes", 1))
 
     def check(self, workers: Sequence[WorkerSpec]) -> None:
         """See `EngineLauncher.check`."""
@@ -49,6 +52,17 @@ class SglangLauncher(EngineLauncher[SglangOptions]):
     def follower(self) -> Follower | None:
         """See `EngineLauncher.follower`."""
         return Follower("follower") if config.is_follower(self.options.native) else None
+
+    def node_arguments(self, nodes: int, rank: int, leader: str, port: int) -> list[str]:
+        """See `EngineLauncher.node_arguments`."""
+        return [
+            "--nnodes",
+            str(nodes),
+            "--node-rank",
+            str(rank),
+            "--dist-init-addr",
+            host_port(leader, port),
+        ]
 
     def run_follower(self, worker: WorkerSpec) -> None:
         """See `EngineLauncher.run_follower`."""

@@ -28,13 +28,14 @@ class VllmLauncher(EngineLauncher[VllmOptions]):
         return config.on_cpu()
 
     def gpus(self) -> int:
-        """See `EngineLauncher.gpus`: all parts of the model, for each rank."""
+        """See `EngineLauncher.gpus`: all parts of the model on this host, for each rank."""
         words = self.options.native
         parts = config.number(words, "tensor_parallel_size", 1)
         # Context parallelism of the decode shares the GPUs of the tensor-parallel parts.
         parts *= config.number(words, "prefill_context_parallel_size", 1)
         needed = parts * config.number(words, "pipeline_parallel_size", 1) * self._ranks
-        return self.options.gpus_per_worker or needed
+        # A worker that spans hosts has its share of them on each.
+        return self.options.gpus_per_worker or max(1, needed // config.number(words, "nnodes", 1))
 
     @property
     def _ranks(self) -> int:
@@ -114,6 +115,11 @@ class VllmLauncher(EngineLauncher[VllmOptions]):
         if self.computes_on_cpu():
             forkserver.preload(online=worker.online)
         launch.run(self.settings(worker, self.read_files(worker)))
+
+    def node_arguments(self, nodes: int, rank: int, leader: str, port: int) -> list[str]:
+        """See `EngineLauncher.node_arguments`."""
+        group = ["--nnodes", str(nodes), "--node-rank", str(rank)]
+        return [*group, "--master-addr", leader, "--master-port", str(port)]
 
     def shares_import(self) -> bool:
         """See `EngineLauncher.shares_import`: with CUDA a fork cannot use what its parent initialised."""

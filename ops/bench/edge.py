@@ -27,8 +27,8 @@ from headwater.ops.bench.report import Measure, Report, cpu_seconds, percentile
 from headwater.ops.config.setting import ConfigError
 from headwater.ops.nats.connect import ports_of
 from headwater.ops.operator.keys import WantedKey, new_key
+from headwater.ops.start.machine import Machine
 from headwater.ops.start.temporary import temporary_fleet
-from headwater.ops.start.up import LocalFleet
 
 END = b"0\r\n\r\n"
 
@@ -102,7 +102,7 @@ async def bench(*, keys: bool = False, settings: Mapping[str, Any] = MappingProx
     async with temporary_fleet(own | dict(settings)) as fleet:
         host, _, port = fleet.url.removeprefix("http://").rpartition(":")
         key = await _create_key(fleet, host, int(port)) if keys else ""
-        pid = fleet.pid("edge")
+        pid = fleet.pid("edge-0")
         connections = [await BenchConnection.open(host, int(port), key) for _ in range(CONNECTIONS)]
         await _requests(connections, 200)
         began, cpu = time.perf_counter(), cpu_seconds(pid)
@@ -140,7 +140,7 @@ async def bench(*, keys: bool = False, settings: Mapping[str, Any] = MappingProx
     )
 
 
-async def _create_key(fleet: LocalFleet, host: str, port: int) -> str:
+async def _create_key(fleet: Machine, host: str, port: int) -> str:
     """A key of one tenant, once the edge accepts it."""
     key, secret = new_key(WantedKey("bench"), int(time.time()))
     text = key_text(key.id, secret)

@@ -247,7 +247,7 @@ async def bench_over_nats(workers: int = WORKERS) -> Report:
         for number in range(200):
             await ask(number)
         delays.clear()
-        pid = fleet.pid("router")
+        pid = fleet.pid("router-0")
         cpu = cpu_seconds(pid)
         began = loop.time()
         tasks = []

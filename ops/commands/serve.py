@@ -33,7 +33,7 @@ def up(settings: LocalFleetSettings) -> int:
     settings = checked(settings)
     environment.enter_for(settings, sys.argv[1:], per_worker=False)
     spawner = fleet.start_spawner(application.main)
-    return signals.run(lambda stop: fleet.up(settings, stop, spawner))
+    return signals.run(lambda stop: fleet.up(fleet.plan_of(settings), stop, spawner))
 
 
 @command(defaults={"data_dir": "", "nats.port": 0, "http.port": 0, "log.level": "warning"})

@@ -46,6 +46,13 @@ class HttpSettings(NamedTuple):
     port: Annotated[int, Meta(ge=0, le=65535, description="port that the edge listens on; 0: a free one")] = (
         8000
     )
+    share_port: Annotated[
+        bool,
+        Meta(
+            description="other edges of this machine may listen on the same port, if they are started with this, too: the kernel spreads "
+            "connections over them"
+        ),
+    ] = False
     connections: Annotated[ConnectionLimits, Prefix("", CONNECTION_NAMES, inline=True)] = ConnectionLimits()
     bodies: Annotated[BodyLimits, Prefix("", BODY_NAMES, inline=True)] = BodyLimits()
     tls_cert: Annotated[

@@ -78,10 +78,27 @@ class MetricsSettings(NamedTuple):
     """Seconds without a turn of the event loop after which /live fails."""
 
 
+class ProcessCounts(NamedTuple):
+    """How many processes of a kind `up` starts on this machine."""
+
+    edges: Annotated[
+        int, Meta(ge=1, le=64, description="number of edges, which share the port (--share-port)")
+    ] = 1
+    routers: Annotated[
+        int, Meta(ge=1, le=64, description="number of routers of the pool, which share its queries")
+    ] = 1
+
+
 # All settings of all commands, in sections: the keys of a configuration file.
 
 Name = Annotated[str, Meta(description="name of this process (default: generated)")]
 Pool = Annotated[str, Meta(description="pool of workers (default: the only one)")]
+PoolModel = Annotated[
+    str,
+    Meta(
+        description="name of the model whose pool to serve, where there are several and the pool's name is not known: waits for its first worker"
+    ),
+]
 DataDir = Annotated[str, Meta(description="folder for the log and everything else that survives a restart")]
 CapturePath = Annotated[
     str,
@@ -108,11 +125,13 @@ class Settings(NamedTuple):
 
     name: Name = ""
     pool: Pool = ""
+    pool_model: PoolModel = ""
     capture: CapturePath = ""
     data_dir: DataDir = "headwater-data"
     cache_dir: CacheDir = ""
     drain_timeout: DrainTimeout = DRAIN_TIMEOUT_S
     fleet: Annotated[FleetSettings, Prefix("")] = FleetSettings()
+    processes: Annotated[ProcessCounts, Prefix("")] = ProcessCounts()
     worker: Annotated[WorkerSettings, Prefix("")] = WorkerSettings()
     engines: Annotated[EngineOptions, Prefix(inline=True)] = EngineOptions()
     lora: LoraOptions = LoraOptions()
@@ -146,6 +165,7 @@ Process = TypeVar("Process", bound=NamedTuple)
 GROUPS = {
     "": "Process",
     "fleet": "Fleet",
+    "processes": "Fleet",
     "worker": "Model and worker",
     **{section: traits.title or section for section, traits in WITH_OPTIONS.items()},
     "lora": "LoRA adapters",
@@ -307,6 +327,7 @@ class RouterProcess(NamedTuple):
 
     name: Name = DEFAULTS.name
     pool: Pool = DEFAULTS.pool
+    pool_model: PoolModel = DEFAULTS.pool_model
     cache_dir: CacheDir = DEFAULTS.cache_dir
     router: RouterSettings = DEFAULTS.router
     busy: BusyLimits = DEFAULTS.busy
@@ -385,6 +406,7 @@ class LocalFleetSettings(NamedTuple):
     cache_dir: CacheDir = DEFAULTS.cache_dir
     drain_timeout: DrainTimeout = DEFAULTS.drain_timeout
     fleet: FleetSettings = DEFAULTS.fleet
+    processes: ProcessCounts = DEFAULTS.processes
     worker: WorkerSettings = DEFAULTS.worker
     engines: EngineOptions = DEFAULTS.engines
     lora: LoraOptions = DEFAULTS.lora

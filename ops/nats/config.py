@@ -4,6 +4,7 @@ One user per kind of actor; with `--actor KIND:NAME` one per actor, which may th
 """
 
 import secrets
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 from urllib.parse import urlsplit
@@ -148,21 +149,7 @@ def make(wanted: Wanted, known: dict[str, str]) -> Made:
         return kept[file].strip()
 
     members = users(wanted.actors) if wanted.auth != "none" else []
-    entries: list[dict[str, Any]] = []
-    for user in members:
-        entry: dict[str, Any]
-        if wanted.auth == "nkey":
-            entry = {"nkey": public_key(secret(seed_file(user.kind, user.name), new_seed()))}
-        else:
-            entry = {
-                "user": user.label,
-                "password": secret(f"{user.label}.password", secrets.token_urlsafe(24)),
-            }
-        try:
-            entry["permissions"] = _permissions(wanted, user)
-        except InvalidName as error:
-            raise ConfigError(str(error)) from error
-        entries.append(entry)
+    entries = [_entry(wanted, user, secret) for user in members]
     cluster_password = secret("cluster.password", secrets.token_urlsafe(24)) if wanted.servers > 1 else ""
     servers = {}
     for number in range(wanted.servers):
@@ -171,6 +158,40 @@ def make(wanted: Wanted, known: dict[str, str]) -> Made:
     for user in members:
         kept[f"{user.label}.env"] = _environment(wanted, user, kept)
     return Made(servers, kept)
+
+
+def _entry(wanted: Wanted, user: User, secret: Callable[[str, str], str]) -> dict[str, Any]:
+    """A user as the server's configuration has it. Raises `ConfigError`."""
+    entry: dict[str, Any]
+    if wanted.auth == "nkey":
+        entry = {"nkey": public_key(secret(seed_file(user.kind, user.name), new_seed()))}
+    else:
+        password = secret(f"{user.label}.password", secrets.token_urlsafe(24))
+        entry = {"user": user.label, "password": password}
+    try:
+        entry["permissions"] = _permissions(wanted, user)
+    except InvalidName as error:
+        raise ConfigError(str(error)) from error
+    return entry
+
+
+def server_settings(wanted: Wanted, number: int, folder: Path) -> dict[str, Any]:
+    """The configuration of one server of those that `write` has made keys for in `folder`, without its store. Raises `ConfigError`."""
+
+    def secret(file: str, _: str) -> str:
+        try:
+            return (folder / file).read_text().strip()
+        except OSError as error:
+            raise ConfigError(
+                f"{folder / file}: {error.strerror}: make the keys with `headwater nats-config --out {folder}`, and copy them to each host"
+            ) from error
+
+    _check(wanted)
+    entries = [_entry(wanted, user, secret) for user in users(wanted.actors)]
+    password = secret("cluster.password", "") if wanted.servers > 1 else ""
+    made = _server(wanted, number, entries, password)
+    del made["jetstream"]
+    return made
 
 
 def write(wanted: Wanted, folder: Path) -> list[str]:

@@ -38,16 +38,19 @@ async def live_pools(ports: Ports) -> set[str]:
     return {one.pool for one in await LeaseTable(ports.leases).read_all() if one.kind == "worker"}
 
 
-async def first_pool(ports: Ports) -> str:
-    """The pool of the first worker that takes or renews its lease; waits for one.
+async def first_pool(ports: Ports, model: str = "") -> str:
+    """The pool of the first worker, of any model or of this one, that takes or renews its lease; waits for one.
 
     A lease that is merely there may be one that a killed fleet left a moment ago, as cards are of what earlier runs served.
     """
     is_first = True
     async for changes in LeaseTable(ports.leases).watch():
-        pools = [
+        pools = {
             held.pool for kind, _, held in changes if kind == "worker" and held is not None and held.pool
-        ]
+        }
+        if pools and model:
+            cards = await CardTable(ports.cards).models()
+            pools &= {card.pool for card in cards if model in (card.name, *card.aliases)}
         if pools and not is_first:
             return min(pools)
         is_first = False

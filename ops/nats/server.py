@@ -53,6 +53,18 @@ def binary() -> str:
     return found
 
 
+def loopback_config(port: int, store: str, name: str = "headwater") -> dict[str, Any]:
+    """The configuration of a server that only this machine reaches, with its store in a folder."""
+    return {
+        "server_name": name,
+        "listen": f"127.0.0.1:{port}",
+        "max_payload": MAX_PAYLOAD,
+        # Left out, the server takes three quarters of what is free when it starts: nothing on a disk that was full.
+        "jetstream": {"store_dir": store, "max_file_store": STORE_BYTES_MAX},
+        "write_deadline": "10s",
+    }
+
+
 def write_config(
     folder: Path,
     port: int,
@@ -64,14 +76,7 @@ def write_config(
 ) -> Path:
     """Configuration for a loopback-only server with its store in `folder`; `settings` go over what it has."""
     folder.mkdir(parents=True, exist_ok=True)
-    config: dict[str, Any] = {
-        "server_name": name,
-        "listen": f"127.0.0.1:{port}",
-        "max_payload": MAX_PAYLOAD,
-        # Left out, the server takes three quarters of what is free when it starts: nothing on a disk that was full.
-        "jetstream": {"store_dir": str(folder.resolve() / "jetstream"), "max_file_store": STORE_BYTES_MAX},
-        "write_deadline": "10s",
-    }
+    config = loopback_config(port, str(folder.resolve() / "jetstream"), name)
     if monitor_port:
         config["http"] = f"127.0.0.1:{monitor_port}"
     if ack_v2 is not None:
@@ -83,13 +88,13 @@ def write_config(
     return path
 
 
-async def wait_until_up(port: int, *, timeout_s: float = 20.0) -> None:
+async def wait_until_up(port: int, host: str = "127.0.0.1", *, timeout_s: float = 20.0) -> None:
     """Return once the server greets on `port`. Raises `ServerUnavailable`."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_s
     while loop.time() < deadline:
         with contextlib.suppress(OSError, TimeoutError):
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            reader, writer = await asyncio.open_connection(host, port)
             try:
                 if (await asyncio.wait_for(reader.readline(), 2.0)).startswith(b"INFO"):
                     return

@@ -30,7 +30,8 @@ from headwater.ops.diagnosis.engine_log import explain
 from headwater.ops.diagnosis.report import report
 from headwater.ops.nats.connect import ports_of
 from headwater.ops.process import metrics
-from headwater.ops.process.metrics import ProbeBoard
+from headwater.ops.process.metrics import Health, ProbeBoard
+from headwater.ops.process.service_manager import ServiceManager
 from headwater.schemas import subjects
 from headwater.schemas.subjects import InboxKind
 from headwater.schemas.tables import LeaseKind
@@ -221,13 +222,18 @@ async def _until_stopped(work: Coroutine[Any, Any, int], running: list[Actor], s
 
 @contextlib.asynccontextmanager
 async def _probing(board: ProbeBoard, running: list[Actor]) -> AsyncIterator[None]:
-    """Hands the state of the actor that runs to the threads of the metrics port."""
-    beats = asyncio.create_task(
-        board.keep_beating(lambda: running[0].readiness if running else None), name="probes"
-    )
+    """Hands the state of the actor that runs to the threads of the metrics port, and to systemd."""
+    manager = ServiceManager()
+
+    def health() -> Health | None:
+        manager.tell_alive(ready=bool(running) and running[0].ready.is_set())
+        return running[0].readiness if running else None
+
+    beats = asyncio.create_task(board.keep_beating(health), name="probes")
     try:
         yield
     finally:
+        manager.tell_stopping()
         beats.cancel()
 
 

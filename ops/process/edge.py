@@ -45,7 +45,7 @@ async def run_edge(settings: EdgeProcess, stop: asyncio.Event) -> int:
         check_origins(http.cors_origins)
     except ValueError as error:
         raise ConfigError(f"--cors-origins: {error}") from error
-    listener = bind(http.host, http.port)
+    listener = bind(http.host, http.port, share=http.share_port)
     connections = http.connections._replace(connections=connections_possible(http.connections.connections))
     name = settings.name or f"edge-{secrets.token_hex(3)}"
     logs.describe(edge=name)

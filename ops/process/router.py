@@ -22,7 +22,7 @@ async def run_router(settings: RouterProcess, stop: asyncio.Event) -> int:
     weights = weights_of(settings.router)
 
     async def make(ports: Ports) -> Actor:
-        pool = settings.pool or await first_pool(ports)
+        pool = settings.pool or await first_pool(ports, settings.pool_model)
         return RouterActor(
             ports,
             name,

@@ -26,10 +26,13 @@ def _release() -> None:
         reservation.close()
 
 
-def bind(host: str, port: int, flag: str = "--port") -> socket.socket:
-    """A bound, not yet listening socket. Raises `ConfigError` naming the address and the flag to change."""
+def bind(host: str, port: int, flag: str = "--port", *, share: bool = False) -> socket.socket:
+    """A bound, not yet listening socket. Raises `ConfigError` naming the address and the flag to change.
+
+    With `share` other processes that ask for it may listen on the same port, too: the kernel spreads connections over them.
+    """
     try:
-        sock = _bound(host, port, reuse=True)
+        sock = _bound(host, port, reuse=True, share=share)
     except OSError as error:
         free = ", or 0 for a free one" if flag == "--port" else ""
         raise ConfigError(
@@ -107,12 +110,14 @@ def family_of(host: str) -> tuple[socket.AddressFamily, str]:
     return family, str(address[0])
 
 
-def _bound(host: str, port: int, *, reuse: bool = False) -> socket.socket:
+def _bound(host: str, port: int, *, reuse: bool = False, share: bool = False) -> socket.socket:
     family, address = family_of(host)
     sock = socket.socket(family)
     try:
         if reuse:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if share:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         sock.bind((address, port))
     except OSError:
         sock.close()

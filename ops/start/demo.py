@@ -14,7 +14,8 @@ from headwater.ops.history.explanation import describe
 from headwater.ops.nats.connect import operator_ports
 from headwater.ops.nats.pool_choice import choose_pool
 from headwater.ops.operator import explain, log
-from headwater.ops.start.up import LocalFleet
+from headwater.ops.start.machine import Machine
+from headwater.ops.start.up import plan_of
 from headwater.schemas.addresses import split_host_port
 
 SYSTEM = (
@@ -39,7 +40,7 @@ async def demo(settings: LocalFleetSettings, stop: asyncio.Event) -> int:
     if settings.http.tls_cert or settings.http.tls_key:
         raise ConfigError("demo serves plain HTTP on this machine: use `headwater up` for TLS")
     began = time.monotonic()
-    fleet = LocalFleet(settings)
+    fleet = Machine(plan_of(settings))
     try:
         print(f"starting {len(fleet.workers)} {settings.worker.engine} workers …", flush=True)
         await fleet.start()

@@ -112,6 +112,11 @@ def spec_of(settings: EngineProcess, name: str, role: Role | None = None, side_p
     )
 
 
+def gpus_needed(settings: EngineProcess) -> int:
+    """GPUs of all these workers, if their engines use any."""
+    return sum(launcher_for(settings, engine).gpus() for _, _, engine in _named(settings))
+
+
 def plan(settings: EngineProcess, *, devices: Sequence[str] = ()) -> list[WorkerPlan]:
     """All workers of this machine. `devices` are its GPUs, in order; none on CPU.
 

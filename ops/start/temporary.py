@@ -8,7 +8,8 @@ from contextlib import asynccontextmanager
 from typing import Any, Final
 
 from headwater.ops.config.processes import LocalFleetSettings, with_settings
-from headwater.ops.start.up import LocalFleet
+from headwater.ops.start.machine import Machine
+from headwater.ops.start.up import plan_of
 
 READY_S: Final = 120.0
 """How long a fleet may take to start; a busy machine takes more than half a minute."""
@@ -23,10 +24,10 @@ _OWN: Final[Mapping[str, Any]] = {
 
 
 @asynccontextmanager
-async def temporary_fleet(settings: Mapping[str, Any]) -> AsyncIterator[LocalFleet]:
+async def temporary_fleet(settings: Mapping[str, Any]) -> AsyncIterator[Machine]:
     """A fleet that is ready. `settings` are those that differ from the defaults, by key. Raises `TimeoutError`."""
     folder = tempfile.mkdtemp(prefix="headwater-")
-    fleet = LocalFleet(with_settings(LocalFleetSettings(data_dir=folder), {**_OWN, **settings}))
+    fleet = Machine(plan_of(with_settings(LocalFleetSettings(data_dir=folder), {**_OWN, **settings})))
     try:
         await fleet.start()
         async with asyncio.timeout(READY_S):

@@ -101,13 +101,17 @@ async def kill_all(process: zygote.Process) -> None:
 
 @asynccontextmanager
 async def launched(
-    folder: Path, *flags: str, ready_s: float = 40, environ: Mapping[str, str] = NO_ENVIRON
+    folder: Path,
+    *flags: str,
+    ready_s: float = 40,
+    environ: Mapping[str, str] = NO_ENVIRON,
+    command: str = "up",
 ) -> AsyncIterator[FleetProcess]:
-    """`headwater up` with these flags and no others, ready; killed at the end, in whatever state it is."""
+    """`headwater up`, or `launch`, with these flags and no others, ready; killed at the end, in whatever state it is."""
     log = folder / "launched.log"
     with log.open("ab") as errors:
         process = await zygote.start(
-            "up", *flags, stdout=zygote.PIPE, stderr=errors, environ=child_environment() | dict(environ)
+            command, *flags, stdout=zygote.PIPE, stderr=errors, environ=child_environment() | dict(environ)
         )
     assert process.stdout is not None
     try:
@@ -115,7 +119,7 @@ async def launched(
             async with asyncio.timeout(ready_s):
                 while True:
                     line = await process.stdout.readline()
-                    assert line, f"headwater up ended before it was ready:\n{log.read_text()[-3000:]}"
+                    assert line, f"headwater {command} ended before it was ready:\n{log.read_text()[-3000:]}"
                     if match := READY.search(line):
                         break
         except TimeoutError as error:

@@ -155,15 +155,15 @@ def main(descriptor: int, engine: str) -> None:
     from headwater.ops.process.actor import compile_kernels
     from headwater.ops.process.signals import die_with_parent
     from headwater.ops.start import engine as engine_process  # noqa: F401
-    from headwater.ops.start import up
+    from headwater.ops.start.machine import Machine
 
     die_with_parent()
     if engine == "vllm":
         forkserver.preload()
-        up.LocalFleet.forked_engines |= {"vllm", "diffusers"}
+        Machine.forked_engines |= {"vllm", "diffusers"}
     if engine == "sglang":
         forks.preload()
-        up.LocalFleet.forked_engines |= {"sglang"}
+        Machine.forked_engines |= {"sglang"}
     compile_kernels()
     freeze_heap()
     listener = socket.socket(fileno=descriptor)

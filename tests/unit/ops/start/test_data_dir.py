@@ -12,12 +12,12 @@ import pytest
 
 from headwater.ops.config.setting import ConfigError
 from headwater.ops.start.children import child_environment
-from headwater.ops.start.up import FORMAT, held
+from headwater.ops.start.data_folder import FORMAT, held
 
 HOLD = """
 import sys
 from pathlib import Path
-from headwater.ops.start.up import held
+from headwater.ops.start.data_folder import held
 with held(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()

@@ -7,7 +7,7 @@ import pytest
 
 from headwater.ops.config.processes import LocalFleetSettings
 from headwater.ops.start import up as module
-from headwater.ops.start.up import up
+from headwater.ops.start.up import plan_of, up
 
 
 async def test_a_fleet_that_still_starts_is_stopped_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -18,7 +18,7 @@ async def test_a_fleet_that_still_starts_is_stopped_at_once(monkeypatch: pytest.
     class Fleet:
         workers = ()
 
-        def __init__(self, *_: Any) -> None:
+        def __init__(self, *_: Any, **__: Any) -> None:
             self.failure: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
         async def start(self) -> None:
@@ -34,9 +34,9 @@ async def test_a_fleet_that_still_starts_is_stopped_at_once(monkeypatch: pytest.
         async def stop(self) -> None:
             did.append("stopped")
 
-    monkeypatch.setattr(module, "LocalFleet", Fleet)
+    monkeypatch.setattr(module, "Machine", Fleet)
     stop = asyncio.Event()
-    running = asyncio.ensure_future(up(LocalFleetSettings(), stop))
+    running = asyncio.ensure_future(up(plan_of(LocalFleetSettings()), stop))
     try:
         async with asyncio.timeout(5):
             await begun.wait()

@@ -20,6 +20,15 @@ COMMANDS: Final = {
             "shadow": "run another routing policy in the shadow of a pool's routers, and record its choices",
         },
     ),
+    "deploy": (
+        "Deploy",
+        {
+            "launch": "run the fleet that a file describes, on this machine or several",
+            "slurm": "write a fleet's file as a job for Slurm",
+            "systemd": "write a fleet's file as units of systemd",
+            "compose": "write a fleet's file for Docker Compose",
+        },
+    ),
     "operate": (
         "Operate",
         {

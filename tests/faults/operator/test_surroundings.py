@@ -106,6 +106,10 @@ STARTS: dict[str, list[Start]] = {
     "engine": [Start(("sim", *CLIENT), code=143, serves="--metrics-port")],
     "console": [Start((*CLIENT,), serves="--console-port")],
     "admin": [Start((*CLIENT, "--admin-token-file", "TOKENS"), serves="--admin-port")],
+    "launch": [Start(("FLEET", "--show"), says="nats-server on port")],
+    "slurm": [Start(("render", "HOSTS"), says="#SBATCH --nodes=1")],
+    "systemd": [Start(("render", "FLEET", "--out", "FOLDER/units"), says="headwater.target")],
+    "compose": [Start(("render", "FLEET"), says="services:")],
     "tracer": [
         Start(
             (*CLIENT, "--otlp", "http://127.0.0.1:9", "--data-dir", "FOLDER/tracer"), serves="--metrics-port"
@@ -174,6 +178,10 @@ async def request_id(up: FleetProcess) -> str:
 def _written(folder: Path) -> None:
     folder.chmod(0o777)
     (folder / "fleet.toml").write_bytes('# für alle\n[worker]\nserved_model_name = "sim-f"\n'.encode())
+    (folder / "one.toml").write_bytes(
+        '# für alle\n[pools.sim]\n[[pools.sim.workers]]\nengine = "sim"\n'.encode()
+    )
+    (folder / "hosts.toml").write_bytes(b'[hosts.a]\n[pools.sim]\n[[pools.sim.workers]]\nengine = "sim"\n')
     (folder / "tokens").write_text(f"operator {TOKEN}\n")
 
 
@@ -183,6 +191,8 @@ def _lines(up: FleetProcess, request: str, folder: Path) -> list[tuple[str, Star
         "REQUEST": request,
         "FILE": str(folder / "fleet.toml"),
         "TOKENS": str(folder / "tokens"),
+        "FLEET": str(folder / "one.toml"),
+        "HOSTS": str(folder / "hosts.toml"),
     }
     made = []
     for name, starts in STARTS.items():

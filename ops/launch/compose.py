@@ -1,0 +1,120 @@
+"""A fleet of one machine for Docker Compose: a service for NATS, and one for each process, with its configuration inline.
+
+Images are those of `deploy/images`: one for everything that has no engine, and one for each engine.
+"""
+
+import json
+from typing import Any, Final
+
+from headwater.engines import registry as engine_registry
+from headwater.ops.config.nats import NATS_PORT
+from headwater.ops.config.setting import ConfigError
+from headwater.ops.launch import hosts
+from headwater.ops.launch.fleet_file import LOCAL, FleetFile
+from headwater.ops.launch.process_files import HostProcess, processes_of
+from headwater.ops.nats import server as nats_server
+
+STOP_MARGIN_S: Final = 30
+METRICS_PORT: Final = 9090
+"""In its container every process has an address of its own."""
+
+CONFIG_PATH: Final = "/etc/headwater/config.toml"
+
+LIVE: Final = f"import urllib.request as r; r.urlopen('http://127.0.0.1:{METRICS_PORT}/live', timeout=5)"
+
+
+def render(fleet: FleetFile, *, registry: str, tag: str) -> str:
+    """The Compose file, as YAML's subset JSON in blocks. Images are `registry`/headwater-KIND:`tag`. Raises `ConfigError`."""
+    import yaml
+
+    if fleet.hosts:
+        raise ConfigError("compose: runs the fleet of one machine; the file names hosts")
+    drain = int(hosts.shared_settings(fleet).drain_timeout)
+    services: dict[str, Any] = {}
+    configs: dict[str, Any] = {}
+    volumes: dict[str, Any] = {"data": {}}
+    if fleet.nats_hosts:
+        config = nats_server.loopback_config(NATS_PORT, "/data/jetstream") | {
+            "listen": f"0.0.0.0:{NATS_PORT}"
+        }
+        configs["nats"] = {"content": json.dumps(config, indent=2)}
+        services["nats"] = {
+            "image": f"{registry}/headwater-control:{tag}",
+            "entrypoint": ["nats-server", "-c", "/etc/nats.conf"],
+            "configs": [{"source": "nats", "target": "/etc/nats.conf"}],
+            "volumes": ["data:/data"],
+            "restart": "unless-stopped",
+            "stop_signal": "SIGUSR2",
+            "stop_grace_period": "150s",
+        }
+    published = 0
+    for process in processes_of(fleet, LOCAL):
+        inside = _in_container(process, bool(fleet.nats_hosts))
+        configs[process.name] = {"content": inside.config().replace("$", "$$")}
+        services[process.name] = _service(inside, f"{registry}/headwater-", tag, drain)
+        if process.kind == "edge":
+            port = int(process.settings.get("http.port", 8000)) + published
+            services[process.name]["ports"] = [f"127.0.0.1:{port}:8000"]
+            published += 1
+        if process.kind == "engine":
+            volumes["models"] = {}
+    document = {
+        "name": f"headwater-{fleet.namespace}",
+        "services": services,
+        "configs": configs,
+        "volumes": volumes,
+    }
+    text: str = yaml.safe_dump(document, sort_keys=False, width=120)
+    return f"# Written by `headwater compose render`.\n{text}"
+
+
+def _in_container(process: HostProcess, has_nats: bool) -> HostProcess:
+    """A process whose addresses are those of containers: each listens on all of its own."""
+    settings = dict(process.settings)
+    settings.pop("nats.port", None)
+    settings.pop("http.share_port", None)
+    if has_nats:
+        settings["nats.url"] = f"nats://nats:{NATS_PORT}"
+    if process.kind == "edge":
+        settings |= {"http.host": "0.0.0.0", "http.port": 8000}
+    if process.kind not in ("admin", "console"):
+        settings |= {"metrics.host": "0.0.0.0", "metrics.port": METRICS_PORT}
+    return process._replace(settings=settings)
+
+
+def _service(process: HostProcess, images: str, tag: str, drain: int) -> dict[str, Any]:
+    # An engine that loads nothing needs no packages of its own.
+    loads = process.kind == "engine" and engine_registry.traits_of(process.engine).loads != "nothing"
+    image = process.engine if loads else "control"
+    made: dict[str, Any] = {
+        "image": f"{images}{image.replace('_', '-')}:{tag}",
+        "command": [process.kind, "--config", CONFIG_PATH, *process.after],
+        "configs": [{"source": process.name, "target": CONFIG_PATH}],
+        "depends_on": ["nats"],
+        "restart": "unless-stopped",
+        "stop_grace_period": f"{drain + STOP_MARGIN_S}s",
+        "read_only": True,
+        "tmpfs": ["/tmp"],
+        "security_opt": ["no-new-privileges:true"],
+        "cap_drop": ["ALL"],
+    }
+    if process.kind not in ("admin", "console"):
+        made["healthcheck"] = {
+            "test": ["CMD", "python3", "-c", LIVE],
+            "interval": "10s",
+            "start_period": "30s",
+        }
+    if process.references:
+        made["environment"] = {
+            variable: f"${{{reference['env']}:?set it in the environment or in .env}}"
+            for variable, reference in process.references.items()
+            if "env" in reference
+        }
+    if process.kind == "engine":
+        made["volumes"] = ["models:/root/.cache"]
+        made["shm_size"] = "8gb"
+        made["stop_grace_period"] = f"{drain + 2 * STOP_MARGIN_S}s"
+    if process.gpus:
+        device = {"driver": "nvidia", "count": process.gpus, "capabilities": ["gpu"]}
+        made["deploy"] = {"resources": {"reservations": {"devices": [device]}}}
+    return made

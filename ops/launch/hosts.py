@@ -1,0 +1,300 @@
+"""The processes of each host of a fleet's file, as settings."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from headwater.engines import registry
+from headwater.ops.config.nats import NatsSettings, StreamSettings
+from headwater.ops.config.processes import (
+    DEFAULTS,
+    AdminProcess,
+    ConsoleProcess,
+    EdgeProcess,
+    EngineProcess,
+    LogSettings,
+    MetricsSettings,
+    RouterProcess,
+    Settings,
+    TracerProcess,
+    engine_options,
+    setting,
+    with_engine_options,
+    with_values,
+)
+from headwater.ops.config.setting import ConfigError
+from headwater.ops.config.sources import NATIVE
+from headwater.ops.config.worker import FleetSettings
+from headwater.ops.launch.fleet_file import (
+    FleetFile,
+    PoolOfModel,
+    Processes,
+    Workers,
+    resolved,
+    settings_in,
+)
+from headwater.ops.nats import config as nats_config
+from headwater.ops.start import plan
+from headwater.ops.start.machine import MachinePlan, ServerPlan
+from headwater.schemas.addresses import host_port
+from headwater.schemas.names import slug
+
+REPLICAS_MAX: Final = 3
+"""Copies of the log in a cluster of servers: a fourth costs writes and saves nothing that three do not."""
+
+
+class WorkerGroup(NamedTuple):
+    """Workers of one entry of the file on one host: `rank` 0 of the `nodes` that one worker spans has it, the others follow."""
+
+    settings: EngineProcess
+    rank: int = 0
+
+
+def plan_host(fleet: FleetFile, host: str, *, remote: bool = False) -> MachinePlan:
+    """What a host runs. References in the file are resolved here. With `remote` the plan is for another machine to carry out.
+
+    Raises `ConfigError`.
+    """
+    fleet.host(host)
+    shared = settings_in(fleet.settings, "settings", resolve=not remote)
+    nats = nats_settings(fleet, host, resolve=not remote)
+    groups = list(worker_groups(fleet, host, resolve=not remote))
+    streams: StreamSettings = with_keys(
+        StreamSettings(replicas=min(len(fleet.nats_hosts), REPLICAS_MAX) or 1), "streams", shared
+    )
+    edges = tuple(processes(fleet, "edges", EdgeProcess, host, resolve=not remote))
+    return MachinePlan(
+        data_dir=fleet.folder_of(host),
+        drain_timeout=with_keys(DEFAULTS, "", shared).drain_timeout,
+        nats=nats,
+        streams=streams,
+        metrics=with_keys(MetricsSettings(), "metrics", shared),
+        log=with_keys(LogSettings(), "log", shared),
+        server=server_plan(fleet, host) if host in fleet.nats_hosts and not remote else None,
+        edges=tuple(one._replace(nats=nats, streams=streams) for one in edges),
+        routers=tuple(
+            one._replace(nats=nats, streams=streams) for one in routers(fleet, host, resolve=not remote)
+        ),
+        engines=tuple(one.settings._replace(nats=nats, streams=streams) for one in groups if one.rank == 0),
+        followers=tuple(one.settings._replace(nats=nats, streams=streams) for one in groups if one.rank),
+        admin=_one(fleet, "admin", AdminProcess, host, nats, remote),
+        console=_one(fleet, "console", ConsoleProcess, host, nats, remote),
+        tracer=_one(fleet, "tracer", TracerProcess, host, nats, remote),
+        wanted_workers=wanted_workers(fleet),
+        started_by="launch",
+    )
+
+
+def shared_settings(fleet: FleetFile) -> Settings:
+    """All settings with those that the file has for every process; without references."""
+    found: Settings = with_keys(DEFAULTS, "", settings_in(fleet.settings, "settings", resolve=False))
+    return found
+
+
+def with_keys(base: Any, section: str, values: Mapping[str, Any]) -> Any:
+    """A section, "" for all settings, with those values that are its own."""
+    found: dict[tuple[str, ...], Any] = {}
+    for key, value in values.items():
+        path = setting(key).path
+        if not section:
+            found[path] = value
+        elif path[0] == section:
+            found[path[1:]] = value
+    return with_values(base, found) if found else base
+
+
+def with_fields(base: Any, values: Mapping[str, Any]) -> Any:
+    """A process's settings with those values that it has; it is no error to have none of a shared one."""
+    own = {setting(key).path: value for key, value in values.items() if setting(key).path[0] in base._fields}
+    return with_values(base, own) if own else base
+
+
+def foreign(kind: Any, values: Mapping[str, Any], place: str) -> None:
+    """Refuse settings that a kind of process does not have. Raises `ConfigError`."""
+    for key in values:
+        if setting(key).path[0] not in kind._fields:
+            raise ConfigError(f"{place}.{key}: these processes have no such setting")
+
+
+# NATS.
+
+
+def nats_settings(fleet: FleetFile, host: str, *, resolve: bool = True) -> NatsSettings:
+    """How a host's processes reach NATS: the host's own server first. Raises `ConfigError`."""
+    nats = fleet.nats
+    url = ""
+    if nats.url:
+        url = resolved(nats.url, "nats.url") if resolve else nats.url if isinstance(nats.url, str) else ""
+    elif len(fleet.hosts) > 1:
+        hosts = sorted(fleet.nats_hosts, key=lambda name: name != host)
+        url = ",".join(f"nats://{host_port(fleet.host(name).address, nats.port)}" for name in hosts)
+    base = NatsSettings(url=url, port=nats.port, namespace=fleet.namespace, keys_dir=nats.keys_dir)
+    values = settings_in(nats.settings, "nats.settings", resolve=resolve)
+    for key in values:
+        if not key.startswith("nats."):
+            raise ConfigError(f"nats.settings.{key}: these are settings of nats only")
+    found: NatsSettings = with_keys(base, "nats", values)
+    return found
+
+
+def server_plan(fleet: FleetFile, host: str) -> ServerPlan:
+    """The NATS server of a host. Raises `ConfigError`."""
+    nats = fleet.nats
+    exact = nats.port not in (0, NatsSettings().port)
+    if len(fleet.hosts) < 2:
+        return ServerPlan(nats.port, exact_port=exact)
+    hosts = fleet.nats_hosts
+    addresses = tuple(fleet.host(name).address for name in hosts)
+    wanted = nats_config.Wanted(fleet.namespace, servers=len(hosts), hosts=addresses, port=nats.port)
+    settings = nats_config.server_settings(wanted, hosts.index(host), Path(nats.keys_dir))
+    return ServerPlan(nats.port, fleet.host(host).address, exact_port=True, settings=settings)
+
+
+# Processes of a kind, numbered over all hosts.
+
+
+def spread(fleet: FleetFile, wanted: Processes, host: str) -> range:
+    """The numbers of a host's processes among those of all hosts."""
+    hosts = wanted.hosts or fleet.host_names
+    if host not in hosts:
+        return range(0)
+    first = hosts.index(host) * wanted.count
+    return range(first, first + wanted.count)
+
+
+def processes(fleet: FleetFile, field: str, kind: Any, host: str, *, resolve: bool) -> Iterator[Any]:
+    """A host's edges, or its admin port, console or tracer. Raises `ConfigError`."""
+    wanted: Processes = getattr(fleet, field)
+    if field != "edges" and not wanted.hosts:
+        # One for the whole fleet.
+        wanted = msgspec.structs.replace(wanted, hosts=fleet.host_names[:1])
+    if field != "edges" and wanted.count > 1:
+        raise ConfigError(f"{field}.count: a host has one; name several `hosts` for several")
+    values = settings_in(wanted.settings, f"{field}.settings", resolve=resolve)
+    foreign(kind, values, f"{field}.settings")
+    shared = settings_in(fleet.settings, "settings", resolve=resolve)
+    base = with_fields(kind(), {**shared, **values})
+    if kind is TracerProcess:
+        base = base._replace(data_dir=fleet.folder_of(host))
+    for number in spread(fleet, wanted, host):
+        yield base._replace(name=f"{field.removesuffix('s')}-{number}")
+
+
+def _one(fleet: FleetFile, field: str, kind: Any, host: str, nats: NatsSettings, remote: bool) -> Any:
+    found = next(processes(fleet, field, kind, host, resolve=not remote), None)
+    return None if found is None else found._replace(nats=nats)
+
+
+def routers(fleet: FleetFile, host: str, *, resolve: bool) -> Iterator[RouterProcess]:
+    """A host's routers of all pools: without `hosts` those of a pool run on the hosts of NATS. Raises `ConfigError`."""
+    shared = settings_in(fleet.settings, "settings", resolve=resolve)
+    for model, pool in fleet.pools.items():
+        place = f"pools.{model}"
+        wanted = pool.routers
+        if not wanted.hosts:
+            wanted = msgspec.structs.replace(wanted, hosts=fleet.nats_hosts or fleet.host_names)
+        own = settings_in(wanted.settings, f"{place}.routers.settings", resolve=resolve)
+        foreign(RouterProcess, own, f"{place}.routers.settings")
+        of_pool = settings_in(pool.settings, f"{place}.settings", resolve=resolve)
+        base: RouterProcess = with_fields(RouterProcess(pool_model=model), {**shared, **of_pool, **own})
+        prefix = "router" if len(fleet.pools) == 1 else f"router-{short_name(model)}"
+        for number in spread(fleet, wanted, host):
+            yield base._replace(name=f"{prefix}-{number}")
+
+
+# Workers.
+
+
+def short_name(model: str) -> str:
+    """A model's name as part of a process's: without its organisation."""
+    return slug(model.rpartition("/")[2])[:40].rstrip("-")
+
+
+def worker_groups(fleet: FleetFile, host: str, *, resolve: bool = True) -> Iterator[WorkerGroup]:
+    """The workers of a host, by entries of the file. Raises `ConfigError` for a name that two entries give."""
+    seen: set[str] = set()
+    for model, pool in fleet.pools.items():
+        for number, workers in enumerate(pool.workers):
+            name = _group_name(fleet, model, workers)
+            if name in seen and not workers.name:
+                name = f"{name}-{number}"
+            if name in seen:
+                raise ConfigError(
+                    f"pools.{model}.workers[{number}].name: {name} is the name of other workers, too"
+                )
+            seen.add(name)
+            yield from _groups_of(fleet, model, pool, number, name, host, resolve)
+
+
+def _group_name(fleet: FleetFile, model: str, workers: Workers) -> str:
+    if workers.name:
+        return workers.name
+    kind = "worker" if workers.role == "both" else workers.role
+    return kind if len(fleet.pools) == 1 else f"{short_name(model)}-{kind}"
+
+
+def _groups_of(
+    fleet: FleetFile, model: str, pool: PoolOfModel, number: int, name: str, host: str, resolve: bool
+) -> Iterator[WorkerGroup]:
+    workers = pool.workers[number]
+    hosts = workers.hosts or fleet.host_names
+    if host not in hosts:
+        return
+    place = f"pools.{model}.workers[{number}]"
+    shared = settings_in(fleet.settings, "settings", resolve=resolve)
+    of_pool = settings_in(pool.settings, f"{place.rpartition('.')[0]}.settings", resolve=resolve)
+    own = settings_in(workers.settings, f"{place}.settings", resolve=resolve)
+    foreign(EngineProcess, own, f"{place}.settings")
+    base: EngineProcess = with_fields(EngineProcess(), {**shared, **of_pool, **own})
+    loads = registry.traits_of(workers.engine).loads != "nothing"
+    base = base._replace(
+        name=_name_on(name, hosts, host, workers),
+        fleet=FleetSettings(workers=workers.count),
+        worker=base.worker._replace(
+            engine=workers.engine,
+            role=workers.role,
+            model=pool.model or (model if loads else ""),
+            served_model_name=model,
+            reads_embeddings=base.worker.reads_embeddings
+            or (workers.role in ("both", "prefill") and any(one.role == "encode" for one in pool.workers)),
+        ),
+    )
+    rank = hosts.index(host) % workers.nodes
+    arguments = list(workers.arguments)
+    if workers.nodes > 1:
+        leader = fleet.host(hosts[hosts.index(host) - rank]).address
+        if rank:
+            # It has no requests of its own, and so no role.
+            base = base._replace(worker=base.worker._replace(role="both"))
+        arguments += plan.launcher_for(base).node_arguments(workers.nodes, rank, leader, workers.nodes_port)
+    yield WorkerGroup(_with_arguments(base, arguments, f"{place}.arguments"), rank)
+
+
+def _name_on(name: str, hosts: Sequence[str], host: str, workers: Workers) -> str:
+    """The name of the workers of one host; `plan` numbers those of one process."""
+    if len(hosts) == 1:
+        return name
+    return f"{name}-{host}" if workers.nodes == 1 else f"{name}-{hosts.index(host) // workers.nodes}"
+
+
+def _with_arguments(settings: EngineProcess, arguments: Sequence[str], place: str) -> EngineProcess:
+    """The same settings with arguments of the engine's own. Raises `ConfigError` for an engine that has none."""
+    if not arguments:
+        return settings
+    engine = settings.worker.engine
+    options = engine_options(settings, engine)
+    if not hasattr(options, NATIVE):
+        raise ConfigError(f"{place}: the engine {engine} has no arguments of its own")
+    native = (*getattr(options, NATIVE), *arguments)
+    return with_engine_options(settings, engine, options._replace(**{NATIVE: native}))
+
+
+def wanted_workers(fleet: FleetFile) -> int:
+    """How many workers the whole fleet has."""
+    total = 0
+    for pool in fleet.pools.values():
+        for workers in pool.workers:
+            total += len(workers.hosts or fleet.host_names) // workers.nodes * workers.count
+    return total

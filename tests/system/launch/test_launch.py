@@ -1,0 +1,147 @@
+"""`headwater launch`: fleets from a file as real processes, on this machine."""
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from headwater.engines import registry
+from headwater.ops.launch.fleet_file import FleetFile, read_fleet
+from headwater.ops.process.sockets import free_port
+from tests.support.processes.commands import launched
+
+FLEETS = Path(__file__).parents[3] / "deploy" / "fleets"
+
+TWO_MODELS = """
+data_dir = "{folder}/data"
+
+[nats]
+port = {nats}
+
+[edges]
+count = 2
+settings.http.port = {port}
+
+[console]
+count = 0
+
+[pools.alpha]
+routers.count = 2
+settings.worker.block_size = 32
+
+[[pools.alpha.workers]]
+engine = "sim"
+count = 2
+
+[pools.beta]
+
+[[pools.beta.workers]]
+engine = "sim"
+role = "prefill"
+
+[[pools.beta.workers]]
+engine = "sim"
+role = "decode"
+"""
+
+
+async def chat(client: httpx.AsyncClient, model: str) -> int:
+    """The status of a short answer of a model."""
+    body = {"model": model, "max_tokens": 4, "messages": [{"role": "user", "content": "Hello!"}]}
+    return (await client.post("/v1/chat/completions", json=body)).status_code
+
+
+@pytest.mark.timeout(120)
+async def test_a_file_runs_two_models_behind_two_edges_of_one_port(tmp_path: Path) -> None:
+    """A router of each pool finds its pool by the model's name; an edge that dies leaves its port to the other one."""
+    text = TWO_MODELS.format(folder=tmp_path, port=free_port(0), nats=free_port(0))
+    (tmp_path / "fleet.toml").write_text(text)
+    async with launched(tmp_path, str(tmp_path / "fleet.toml"), command="launch") as fleet:
+        async with httpx.AsyncClient(base_url=fleet.url, timeout=30) as client:
+            models = [one["id"] for one in (await client.get("/v1/models")).json()["data"]]
+            assert models == ["alpha", "beta"]
+            assert [await chat(client, model) for model in models] == [200, 200]
+        stats = await fleet.until(
+            "five routers and edges", lambda found: _named(found, "router-", "edge-") == 5
+        )
+        assert {one["id"] for one in stats} >= {"router-alpha-1", "router-beta-0", "edge-0", "edge-1"}
+        for pid in fleet.pids("--name edge-0")[:1]:
+            os.kill(pid, signal.SIGKILL)
+        for _ in range(6):
+            # A connection for each: the kernel gives some to one edge and some to the other.
+            async with httpx.AsyncClient(base_url=fleet.url, timeout=30) as client:
+                assert await chat(client, "alpha") == 200
+        os.kill(fleet.process.pid, signal.SIGTERM)
+        async with asyncio.timeout(30):
+            assert await fleet.process.wait() == 0
+
+
+def _named(stats: list[dict[str, object]], *prefixes: str) -> int:
+    return sum(str(one["id"]).startswith(prefixes) for one in stats)
+
+
+def simulated(fleet: FleetFile, folder: Path) -> str:
+    """A file of the same fleet of simulated engines on this machine, without what only other engines have."""
+    lines = [
+        f'data_dir = "{folder}/data"',
+        f"nats.port = {free_port(0)}",
+        f"edges.count = {fleet.edges.count}",
+        f"edges.settings.http.port = {free_port(0)}",
+        "console.count = 0",
+    ]
+    for name, pool in fleet.pools.items():
+        lines += [f'[pools."{name}"]', f"routers.count = {pool.routers.count}"]
+        lines += [f"settings.{line}" for line in _flat(pool.settings)]
+        lines += [f"routers.settings.{line}" for line in _flat(pool.routers.settings)]
+        for workers in pool.workers:
+            lines += [
+                f'[[pools."{name}".workers]]',
+                'engine = "sim"',
+                f'role = "{workers.role}"',
+                f"count = {workers.count}",
+            ]
+            lines += [f"settings.{line}" for line in _flat(workers.settings)]
+    return "\n".join(lines)
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    for name, value in table.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name} = {json.dumps(value)}"
+
+
+EXAMPLES = sorted(FLEETS.rglob("*.toml"))
+IN_EVERY_RUN = {"disaggregated", "encode-apart", "multi-node"}
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, marks=[] if path.stem in IN_EVERY_RUN else [pytest.mark.soak], id=path.stem)
+        for path in EXAMPLES
+    ],
+)
+async def test_every_example_runs_on_the_simulator(path: Path, tmp_path: Path) -> None:
+    fleet = read_fleet(path)
+    (tmp_path / "fleet.toml").write_text(simulated(fleet, tmp_path))
+    async with launched(tmp_path, str(tmp_path / "fleet.toml"), command="launch") as up:
+        async with httpx.AsyncClient(base_url=up.url, timeout=30) as client:
+            models = [one["id"] for one in (await client.get("/v1/models")).json()["data"]]
+            assert models == sorted(fleet.pools)
+            assert [await chat(client, model) for model in models] == [200] * len(models)
+
+
+def test_the_simulator_stands_for_engines_that_are_known() -> None:
+    """Otherwise an example could name an engine that does not exist."""
+    for path in EXAMPLES:
+        for pool in read_fleet(path).pools.values():
+            assert {one.engine for one in pool.workers} <= set(registry.all_traits())

@@ -1,4 +1,4 @@
-"""What a page that follows a fleet costs it: `python -m tests.bench.console_following [--rate R] [--seconds S] [--turns N]`.
+"""What a page that follows a fleet costs it: `python -m tests.bench.console_following [--rate R] [--seconds S] [--turns N] [--clients N]`.
 
 Starts a fleet of simulated engines with a console and sends streamed requests on schedule, without waiting for answers. In every second
 turn a page follows the log: it keeps the stream of positions open and asks for the fleet and the rates of the newest one as often as the
@@ -9,10 +9,12 @@ import argparse
 import asyncio
 import contextlib
 import json
+import multiprocessing
 import random
 import statistics
 import time
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Executor, ProcessPoolExecutor
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -42,11 +44,11 @@ class Turn(NamedTuple):
 class Load:
     """Streamed completions at a rate; each prompt begins like some of the others."""
 
-    def __init__(self, url: str, rate: float, tokens: int) -> None:
+    def __init__(self, url: str, rate: float, tokens: int, seed: int = 1) -> None:
         self._client = httpx.AsyncClient(base_url=url, timeout=60, limits=httpx.Limits(max_connections=None))
         self._rate = rate
         self._tokens = tokens
-        self._draw = random.Random(1)
+        self._draw = random.Random(seed)
         words = [f"w{number}" for number in range(3_000)]
         self._prefixes = [" ".join(self._draw.choices(words, k=200)) for _ in range(PREFIXES)]
 
@@ -82,6 +84,31 @@ class Load:
                     firsts.append(1_000 * (now - sent))
                 last = now
         return answer.status_code == 200
+
+
+def run_load(
+    url: str, rate: float, tokens: int, seconds: float, seed: int
+) -> tuple[list[float], list[float], int]:
+    """See `Load.run`, in a process of its own."""
+    return asyncio.run(Load(url, rate, tokens, seed).run(seconds))
+
+
+async def run_loads(
+    pool: Executor, clients: int, url: str, rate: float, tokens: int, seconds: float
+) -> tuple[list[float], list[float], int]:
+    """`Load.run` at the rate divided among processes: one alone sends a few hundred requests/s."""
+    loop = asyncio.get_running_loop()
+    parts = await asyncio.gather(
+        *(
+            loop.run_in_executor(pool, run_load, url, rate / clients, tokens, seconds, seed)
+            for seed in range(clients)
+        )
+    )
+    return (
+        [gap for part in parts for gap in part[0]],
+        [one for part in parts for one in part[1]],
+        sum(part[2] for part in parts),
+    )
 
 
 @contextlib.asynccontextmanager
@@ -131,21 +158,32 @@ def console_pid(port: str) -> int:
     raise RuntimeError("the console's process was not found")
 
 
-async def measure(rate: float, seconds: float, turns: int, tokens: int, workers: int) -> None:
+async def measure(rate: float, seconds: float, turns: int, tokens: int, workers: int, clients: int) -> None:
     """Run and print."""
     print(
-        f"{machine()}; {workers} simulated workers with default step times, {rate:g} requests/s of {tokens} tokens"
+        f"{machine()}; {workers} simulated workers with default step times, {rate:g} requests/s of {tokens} tokens "
+        f"from {clients} processes"
     )
+    with ProcessPoolExecutor(clients, mp_context=multiprocessing.get_context("spawn")) as pool:
+        await _measure(pool, rate, seconds, turns, tokens, workers, clients)
+
+
+async def _measure(
+    pool: Executor, rate: float, seconds: float, turns: int, tokens: int, workers: int, clients: int
+) -> None:
     async with temporary_fleet({"fleet.workers": workers, "console.port": 18001}) as fleet:
         pid = console_pid(fleet.console_url.rpartition(":")[2])
-        load = Load(fleet.url, rate, tokens)
-        await load.run(seconds)
+
+        async def load() -> tuple[list[float], list[float], int]:
+            return await run_loads(pool, clients, fleet.url, rate, tokens, seconds)
+
+        await load()
         found: dict[bool, list[Turn]] = {False: [], True: []}
         for number in range(2 * turns):
             followed = bool(number % 2)
             async with page(fleet.console_url) if followed else contextlib.nullcontext():
                 spent, began = cpu_s(pid), time.perf_counter()
-                gaps, firsts, failed = await load.run(seconds)
+                gaps, firsts, failed = await load()
                 share = (cpu_s(pid) - spent) / (time.perf_counter() - began)
             found[followed].append(Turn(gaps, firsts, share, failed))
             # A history is followed for a while after its page has gone.
@@ -181,5 +219,6 @@ if __name__ == "__main__":
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=8)
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--clients", type=int, default=1, help="processes that send the requests")
     given = parser.parse_args()
-    asyncio.run(measure(given.rate, given.seconds, given.turns, given.tokens, given.workers))
+    asyncio.run(measure(given.rate, given.seconds, given.turns, given.tokens, given.workers, given.clients))

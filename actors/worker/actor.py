@@ -177,6 +177,13 @@ class WorkerActor(Actor):
             **(self.inflight.kv_stats() if "kv_events" in self.engine.capabilities else {}),
         }
 
+    def readiness(self) -> tuple[bool, dict[str, Any]]:
+        """See `Actor.readiness`: whether its present incarnation has joined in the pool's log, so that routers may choose it."""
+        ready, document = super().readiness()
+        if self._incarnation is None:
+            return False, {"status": "rejoining"} if ready else document
+        return ready, document | {"state": self.status.state, "pool": self._pool, "epoch": self.epoch}
+
     def log_fields(self) -> dict[str, Any]:
         """See `Actor.log_fields`."""
         return {**super().log_fields(), "pool": lambda: self._pool, "log_position": self._log_position}

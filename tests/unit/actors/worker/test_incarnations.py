@@ -13,7 +13,7 @@ from headwater.schemas import subjects
 from headwater.schemas.events.fleet import WorkerLeft
 from headwater.schemas.messages.control import ControlReply, ControlRequest
 from tests.support.data.control_records import audited, folded
-from tests.support.worlds.control import ready
+from tests.support.worlds.control import ready, start
 from tests.support.worlds.virtual import Stage, another_takes_the_lease, events_of, play, until
 
 
@@ -134,5 +134,31 @@ def test_what_was_done_between_two_lives_is_in_the_audit_of_the_next() -> None:
         told = await audited(stage)
         assert [(one.command, one.status, one.epoch > first) for one in told] == [("sleep", 200, True)]
         assert (await folded(stage)).loads.workers["w1"].state == "sleeping"
+
+    play(run)
+
+
+def test_a_worker_is_ready_while_an_incarnation_of_it_has_joined() -> None:
+    """What a rollout waits for: routers may choose it. Not while it has lost its lease, though its engine runs, and not while it drains."""
+
+    async def run(stage: Stage) -> None:
+        worker = await start(stage)
+        assert worker.actor.readiness() == (False, {"status": "starting"})
+        await until(worker.actor.ready.is_set, within_s=200.0)
+        ready, document = worker.actor.readiness()
+        assert ready
+        first = worker.actor.epoch
+        assert (document["status"], document["state"], document["epoch"]) == ("ok", "ready", first)
+        process = stage.fleet.processes["w1"]
+        process.cut()
+        await asyncio.sleep(4.0)
+        await another_takes_the_lease(stage, "w1")
+        process.heal()
+        await until(lambda: worker.actor.readiness() == (False, {"status": "rejoining"}))
+        await until(lambda: worker.actor.readiness()[0])
+        assert worker.actor.readiness()[1]["epoch"] > first
+        worker.actor.stop()
+        await until(lambda: worker.actor.readiness()[1]["status"] == "draining")
+        assert not worker.actor.readiness()[0]
 
     play(run)

@@ -194,10 +194,14 @@ async def ensure_namespace(
     *,
     replicas: int = 1,
     alter: bool = True,
+    patience_s: float = 0.0,
     sizes: StreamSizes = STREAM_SIZES,
 ) -> None:
-    """Ensure the streams and buckets that every process of a namespace needs. See `ensure`."""
+    """Ensure the streams and buckets that every process of a namespace needs. See `ensure`. Waits up to `patience_s` for the operator to
+    create each of them first.
+    """
     for spec in namespace_streams(ns, replicas, sizes):
+        await _wait_for(client, spec.name, patience_s)
         await ensure(client, spec, alter=alter)
 
 

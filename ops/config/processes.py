@@ -93,13 +93,14 @@ class ProcessCounts(NamedTuple):
 
 Name = Annotated[str, Meta(description="name of this process (default: generated)")]
 Pool = Annotated[str, Meta(description="pool of workers (default: the only one)")]
-PoolModel = Annotated[
+DataDir = Annotated[str, Meta(description="folder for the log and everything else that survives a restart")]
+ForModel = Annotated[
     str,
     Meta(
-        description="name of the model whose pool to serve, where there are several and the pool's name is not known: waits for its first worker"
+        description="serve the pool of this model, by the name that clients use, once a worker of it has joined (default: the "
+        "pool of the first worker that does)"
     ),
 ]
-DataDir = Annotated[str, Meta(description="folder for the log and everything else that survives a restart")]
 CapturePath = Annotated[
     str,
     Flag("file"),
@@ -125,7 +126,7 @@ class Settings(NamedTuple):
 
     name: Name = ""
     pool: Pool = ""
-    pool_model: PoolModel = ""
+    for_model: ForModel = ""
     capture: CapturePath = ""
     data_dir: DataDir = "headwater-data"
     cache_dir: CacheDir = ""
@@ -327,7 +328,7 @@ class RouterProcess(NamedTuple):
 
     name: Name = DEFAULTS.name
     pool: Pool = DEFAULTS.pool
-    pool_model: PoolModel = DEFAULTS.pool_model
+    for_model: ForModel = DEFAULTS.for_model
     cache_dir: CacheDir = DEFAULTS.cache_dir
     router: RouterSettings = DEFAULTS.router
     busy: BusyLimits = DEFAULTS.busy
@@ -475,4 +476,5 @@ class PoolOperator(NamedTuple):
     pool: Pool = DEFAULTS.pool
     nats: NatsSettings = DEFAULTS.nats
     streams: StreamSettings = DEFAULTS.streams
+    metrics: MetricsSettings = DEFAULTS.metrics
     log: LogSettings = DEFAULTS.log

@@ -281,7 +281,7 @@ PLANNED: Final = frozenset(
         "name",
         "data_dir",
         "pool",
-        "pool_model",
+        "for_model",
         "nats.url",
         "nats.port",
         "nats.namespace",

@@ -198,7 +198,7 @@ def routers(fleet: FleetFile, host: str, *, resolve: bool) -> Iterator[RouterPro
         own = settings_in(wanted.settings, f"{place}.routers.settings", resolve=resolve)
         foreign(RouterProcess, own, f"{place}.routers.settings")
         of_pool = settings_in(pool.settings, f"{place}.settings", resolve=resolve)
-        base: RouterProcess = with_fields(RouterProcess(pool_model=model), {**shared, **of_pool, **own})
+        base: RouterProcess = with_fields(RouterProcess(for_model=model), {**shared, **of_pool, **own})
         prefix = "router" if len(fleet.pools) == 1 else f"router-{short_name(model)}"
         for number in spread(fleet, wanted, host):
             yield base._replace(name=f"{prefix}-{number}")

@@ -39,22 +39,27 @@ async def live_pools(ports: Ports) -> set[str]:
 
 
 async def first_pool(ports: Ports, model: str = "") -> str:
-    """The pool of the first worker, of any model or of this one, that takes or renews its lease; waits for one.
+    """The pool of the first worker, of this model if one is given, that takes or renews its lease; waits for one.
 
     A lease that is merely there may be one that a killed fleet left a moment ago, as cards are of what earlier runs served.
     """
+    cards = CardTable(ports.cards)
     is_first = True
     async for changes in LeaseTable(ports.leases).watch():
         pools = {
             held.pool for kind, _, held in changes if kind == "worker" and held is not None and held.pool
         }
-        if pools and model:
-            cards = await CardTable(ports.cards).models()
-            pools &= {card.pool for card in cards if model in (card.name, *card.aliases)}
-        if pools and not is_first:
-            return min(pools)
+        for pool in sorted(pools) if not is_first else ():
+            if not model or await _serves(cards, pool, model):
+                return pool
         is_first = False
     raise ConfigError("the lease table ended")
+
+
+async def _serves(cards: CardTable, pool: str, model: str) -> bool:
+    """Is the pool this model's? Its card may not be there yet: then its workers' next renewals of their leases ask again."""
+    card = await cards.get_model(pool)
+    return card is not None and card.name == model
 
 
 async def _logs(ports: Ports) -> list[str]:

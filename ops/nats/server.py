@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import shutil
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,7 @@ from headwater.events.jetstream import (
     connect,
 )
 from headwater.events.jetstream.streams import ensure_namespace, ensure_pool, stream_names
-from headwater.events.ports import Log, StreamMissing
+from headwater.events.ports import Log, LogFull, LogUnavailable, StreamMissing
 from headwater.events.snapshot_cache import FolderCache
 from headwater.events.table import STREAM_SIZES, StreamSizes
 from headwater.ops.diagnosis.report import report
@@ -121,10 +121,16 @@ async def greeting_of(host: str, port: int, *, timeout_s: float = 2.0) -> dict[s
 
 ACTORS = ("edge", "router", "shadow", "worker")
 
-POOL_POLL_S = 1.0
+STAYING = (*ACTORS, "tracer", "console")
+"""Kinds of processes that run until stopped: they wait for the operator, which may be started with them."""
+
+STREAM_POLL_S = 1.0
+
+START_S = 60.0
+"""How long a process that stays waits at its start for JetStream to answer."""
 
 OPERATOR_S = 2.0
-"""How long an actor that logs in leaves it to the operator to make a pool's stream, before it tries itself."""
+"""How long a process that logs in leaves it to the operator to make a stream, before it tries itself."""
 
 _log = structlog.get_logger("headwater.main")
 
@@ -146,7 +152,7 @@ async def open_ports(
 
     `cache_dir`: where routers keep the newest snapshot, one folder per namespace in it; None for nowhere.
     Two connections: tokens never wait behind log traffic in a socket. Raises `LogUnavailable`, `AccessDenied`
-    and, when streams are missing that this client may not create, `StreamMissing`.
+    and, when streams are missing that this client may not create and does not wait for, `StreamMissing`.
     """
     inbox = partial(subjects.inbox, ns, kind, name)
     core = await connect(url, f"{name} bus", inbox=inbox("bus"), credentials=credentials)
@@ -159,7 +165,8 @@ async def open_ports(
         alter = kind == "operator" or not store.logged_in
         if not only_reads:
             report_server(store)
-            await ensure_namespace(store, ns, replicas=replicas, alter=alter, sizes=sizes)
+            make = _namespace_there if kind in STAYING else ensure_namespace
+            await make(store, ns, replicas=replicas, alter=alter, sizes=sizes)
 
         async def pool_log(pool: str) -> Log:
             if kind in ACTORS:
@@ -187,9 +194,13 @@ async def open_ports(
             server=store.server,
         )
     finally:
-        for client in clients:
-            if not client.is_closed:
-                await client.close()
+        await _close(clients)
+
+
+async def _close(clients: list[Connection]) -> None:
+    for client in clients:
+        if not client.is_closed:
+            await client.close()
 
 
 async def _pool_logs(store: Connection, ns: str) -> list[str]:
@@ -201,6 +212,45 @@ async def _pool_logs(store: Connection, ns: str) -> list[str]:
 def report_server(client: Connection) -> None:
     """Log what is wrong with the server of a connection."""
     report(check_server(server_facts(client.address, client.greeting)))
+
+
+async def _namespace_there(
+    store: Connection, ns: str, *, replicas: int, alter: bool, sizes: StreamSizes
+) -> None:
+    """Make the namespace's streams, or wait for the operator to make them. Raises `LogError`, as `while_it_starts` does."""
+    patience_s = OPERATOR_S if store.logged_in else 0.0
+    reported = False
+    while True:
+        try:
+            await while_it_starts(
+                lambda: ensure_namespace(
+                    store, ns, replicas=replicas, alter=alter, patience_s=patience_s, sizes=sizes
+                )
+            )
+            return
+        except StreamMissing as error:
+            if not reported:
+                _log.error("namespace_streams_awaited", namespace=ns, reason=str(error))
+                reported = True
+            await asyncio.sleep(STREAM_POLL_S)
+
+
+async def while_it_starts(make: Callable[[], Awaitable[None]]) -> None:
+    """Call `make` again and again for `START_S` as long as JetStream does not answer: a cluster that was just started elects a leader.
+
+    Raises what `make` does otherwise, and `LogUnavailable` afterwards.
+    """
+    loop = asyncio.get_running_loop()
+    until = loop.time() + START_S
+    while True:
+        try:
+            await make()
+            return
+        except LogUnavailable as error:
+            if isinstance(error, LogFull) or loop.time() >= until:
+                raise
+            _log.warning("jetstream_awaited", reason=str(error))
+        await asyncio.sleep(STREAM_POLL_S)
 
 
 async def _pool_there(store: Connection, ns: str, pool: str, replicas: int, sizes: StreamSizes) -> None:
@@ -218,4 +268,4 @@ async def _pool_there(store: Connection, ns: str, pool: str, replicas: int, size
             if not reported:
                 _log.error("pool_stream_awaited", pool=pool, reason=str(error))
                 reported = True
-            await asyncio.sleep(POOL_POLL_S)
+            await asyncio.sleep(STREAM_POLL_S)

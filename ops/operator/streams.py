@@ -20,9 +20,14 @@ from headwater.events.jetstream.streams import (
 )
 from headwater.events.jetstream.streams import repair as repair_stream
 from headwater.ops.config.nats import NatsSettings, StreamSettings
+from headwater.ops.config.processes import PoolOperator
+from headwater.ops.config.setting import ConfigError
 from headwater.ops.nats.config import reader_kind
 from headwater.ops.nats.connect import connected
+from headwater.ops.nats.server import while_it_starts
 from headwater.ops.process.actor import keep_namespace, keep_pools
+from headwater.ops.process.metrics import ProbeBoard
+from headwater.ops.process.metrics import serve as serve_metrics
 from headwater.ops.process.text_table import table
 from headwater.schemas import subjects
 from headwater.schemas.clock import SystemClock
@@ -218,16 +223,27 @@ def _document(one: StreamStatus) -> dict[str, Any]:
 # `headwater pools`: creates streams as the operator, who alone may where users have limited rights.
 
 
-async def create_pools(
-    nats: NatsSettings, streams: StreamSettings, pool: str, stop: asyncio.Event, *, watch: bool
-) -> int:
+async def create_pools(settings: PoolOperator, stop: asyncio.Event, *, watch: bool) -> int:
     """Create the namespace's streams, and the log of `pool` or of every pool with a card; print all streams.
 
-    With `watch` logs of new pools are created as their cards appear, until `stop` is set.
+    With `watch` logs of new pools are created as their cards appear, until `stop` is set; the process then has a metrics port, and is
+    healthy once everything was created. Raises `ConfigError`.
     """
+    nats, streams, pool = settings.nats, settings.streams, settings.pool
+    if settings.metrics.port and not watch:
+        raise ConfigError(
+            "--metrics-port: a port for the time of one listing is of no use; give --watch, or 0"
+        )
     ns, replicas = nats.namespace, streams.replicas
+    board = ProbeBoard(settings.metrics.live_timeout_s)
+    if settings.metrics.port:
+        serve_metrics(settings.metrics, board=board, kind="operator")
     async with connected(nats, "operator", "pools") as client:
-        await ensure_namespace(client, ns, replicas=replicas, sizes=streams.sizes)
+
+        async def make() -> None:
+            await ensure_namespace(client, ns, replicas=replicas, sizes=streams.sizes)
+
+        await (while_it_starts(make) if watch else make())
         cards = CardTable(JetStreamTable(client, subjects.card_bucket(ns)))
         for one in [pool] if pool else await cards.pools():
             await ensure_pool(client, ns, one, replicas=replicas, sizes=streams.sizes)
@@ -237,6 +253,7 @@ async def create_pools(
             keepers = [
                 asyncio.create_task(keep_namespace(client, ns, replicas, streams.sizes)),
                 asyncio.create_task(keep_pools(client, ns, replicas, streams.sizes)),
+                asyncio.create_task(board.keep_beating(lambda: lambda: (True, {"status": "ok"}))),
             ]
             await stop.wait()
             for task in keepers:

@@ -10,6 +10,7 @@ from headwater.actors.shadow import ShadowActor
 from headwater.engines import logs
 from headwater.ops.config.processes import RouterProcess, ShadowProcess
 from headwater.ops.config.router import weights_of
+from headwater.ops.config.setting import ConfigError
 from headwater.ops.nats.pool_choice import first_pool
 from headwater.ops.process.actor import Host, run_one
 from headwater.router.decision.names import PolicyName
@@ -17,12 +18,14 @@ from headwater.router.queue.limits import QueueSettings
 
 
 async def run_router(settings: RouterProcess, stop: asyncio.Event) -> int:
-    """Run a router until stopped. Without a pool it waits for the first model card."""
+    """Run a router until stopped. Without a pool it waits for the first worker. Raises `ConfigError`."""
     name = settings.name or f"router-{secrets.token_hex(3)}"
     weights = weights_of(settings.router)
+    if settings.pool and settings.for_model:
+        raise ConfigError("--pool and --for-model both choose the pool: give one")
 
     async def make(ports: Ports) -> Actor:
-        pool = settings.pool or await first_pool(ports, settings.pool_model)
+        pool = settings.pool or await first_pool(ports, settings.for_model)
         return RouterActor(
             ports,
             name,

@@ -28,7 +28,6 @@ from headwater.engines import logs, registry
 from headwater.engines.launcher import DEVICES, visible_gpus
 from headwater.events.jetstream import Connection, JetStreamTable
 from headwater.events.jetstream.streams import ensure_namespace
-from headwater.events.ports import LogError
 from headwater.ops.config.edge import ConsoleSettings, check_access, check_console
 from headwater.ops.config.nats import NatsSettings, StreamSettings
 from headwater.ops.config.processes import (
@@ -69,9 +68,6 @@ READY_POLL_S = 0.05
 PROGRESS_S = 3.0
 
 NAME_POLL_S = 0.25
-CLUSTER_S = 90.0
-"""How long the servers of a new cluster may take to find each other: hosts do not start in the same second."""
-
 STOP_MARGIN_S = 10.0
 """How much longer than its drain timeout a process has before it is killed."""
 
@@ -195,21 +191,15 @@ class Machine:
 
     async def _make_streams(self, client: Connection) -> None:
         """Create the namespace's streams. A cluster whose servers start now has no leader for some seconds. Raises `LogError`."""
-        wanted = self._plan
-        is_cluster = wanted.server is not None and "cluster" in wanted.server.settings
-        deadline_s = time.monotonic() + (CLUSTER_S if is_cluster else 0.0)
-        while True:
-            try:
-                streams = wanted.streams
-                await ensure_namespace(
-                    client, self.nats.namespace, replicas=streams.replicas, sizes=streams.sizes
-                )
-                return
-            except LogError as error:
-                if time.monotonic() > deadline_s:
-                    raise
-                _log.info("cluster_awaited", reason=str(error))
-                await asyncio.sleep(NAME_POLL_S)
+        streams = self._plan.streams
+
+        async def make() -> None:
+            await ensure_namespace(
+                client, self.nats.namespace, replicas=streams.replicas, sizes=streams.sizes
+            )
+
+        is_cluster = self._plan.server is not None and "cluster" in self._plan.server.settings
+        await (nats_server.while_it_starts(make) if is_cluster else make())
 
     def _check(self) -> None:
         """Check all settings before anything is downloaded or started. Raises `ConfigError` or `EngineUnavailable`."""

@@ -9,10 +9,13 @@ from pathlib import Path
 import httpx
 import pytest
 
+from headwater.ops.config.nats import NatsSettings
 from headwater.ops.nats import config as nats_config
 from headwater.ops.nats.config import Wanted
+from headwater.ops.nats.connect import ports_of
 from headwater.ops.process.sockets import free_port
 from headwater.ops.start.children import child_environment
+from headwater.schemas.subjects import InboxKind
 from tests.support.processes import zygote
 from tests.support.processes.commands import ended
 from tests.support.processes.fleet import FleetProcess, fleet, stream_text
@@ -66,6 +69,50 @@ async def test_a_fleet_with_a_key_for_each_kind(tmp_path: Path) -> None:
         logged = up.log.read_text()
         assert "denied" not in logged
         assert "stream_differs" not in logged
+
+
+async def test_a_process_waits_for_the_operator_that_was_started_with_it(tmp_path: Path) -> None:
+    """Whatever starts first: the streams are the operator's to make, and a process that stays is not ended by their absence."""
+    async with server(tmp_path, Wanted("default")) as nats:
+        settings = NatsSettings(url=nats.url, keys_dir=str(tmp_path))
+
+        async def opened(kind: InboxKind) -> None:
+            async with ports_of(settings, kind, f"{kind}-0"):
+                pass
+
+        waiting = [asyncio.create_task(opened(kind)) for kind in ("edge", "router", "worker", "tracer")]
+        done, _ = await asyncio.wait(waiting, timeout=0.5, return_when=asyncio.FIRST_EXCEPTION)
+        assert not done, [task.exception() for task in done]
+        await opened("operator")
+        await asyncio.gather(*waiting)
+
+
+async def test_an_operator_serves_probes_while_it_watches(tmp_path: Path) -> None:
+    """Healthy once the streams are there; for one listing a port makes no sense, and is refused."""
+    port = free_port(0)
+    async with server(tmp_path, Wanted("default")) as nats:
+        line = ("pools", "--nats", nats.url, "--nats-keys-dir", str(tmp_path), "--metrics-port", str(port))
+        assert "--metrics-port: a port for the time of one listing" in (await ended(*line)).told()
+        process = await zygote.start(*line, "--watch", stdout=zygote.PIPE, environ=child_environment())
+        try:
+            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client:
+                async with asyncio.timeout(30):
+                    while not await answers(client, "/health"):
+                        await asyncio.sleep(0.05)
+                assert (await client.get("/live")).status_code == 200
+                assert (await client.get("/health")).json() == {"status": "ok"}
+        finally:
+            process.terminate()
+            assert await process.wait() == 0
+            await process.close_outputs()
+
+
+async def answers(client: httpx.AsyncClient, path: str) -> bool:
+    """Is it 200?"""
+    try:
+        return (await client.get(path)).status_code == 200
+    except httpx.TransportError:
+        return False
 
 
 async def test_the_next_life_of_an_edge_reads_what_was_left_open(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def test_every_example_is_a_fleet_that_can_be_planned(path: Path) -> None:
     names = Counter(name for one in plans for name in _names(one))
     assert all(number == 1 for name, number in names.items())
     assert sum(len(one.edges) for one in plans) >= 1
-    routed = {router.pool_model for one in plans for router in one.routers}
+    routed = {router.for_model for one in plans for router in one.routers}
     assert routed == set(fleet.pools)
     assert run.describe(fleet)
 

@@ -8,8 +8,11 @@ import msgspec
 import pytest
 
 from headwater.actors.runtime.persistence import Ports
+from headwater.ops.config.processes import RouterProcess
 from headwater.ops.config.setting import ConfigError
 from headwater.ops.nats.pool_choice import choose_pool, first_pool
+from headwater.ops.process.router import run_router
+from headwater.schemas.names import pool_name
 from headwater.schemas.subjects import lease_key
 from headwater.schemas.tables import Lease, LeaseKind
 from tests.support.worlds.clock import ManualClock, settle
@@ -40,9 +43,9 @@ async def renew(world: Ports, name: str, pool: str, kind: LeaseKind = "worker") 
 
 
 @asynccontextmanager
-async def choosing(world: Ports) -> AsyncIterator["asyncio.Task[str]"]:
+async def choosing(world: Ports, model: str = "") -> AsyncIterator["asyncio.Task[str]"]:
     """A router that looks for its pool."""
-    task = asyncio.create_task(first_pool(world))
+    task = asyncio.create_task(first_pool(world, model))
     try:
         await settle()
         yield task
@@ -85,6 +88,28 @@ async def test_a_worker_that_was_there_before_the_router_is_found() -> None:
         await renew(world, "w1", pool)
         async with asyncio.timeout(10):
             assert await chosen == pool
+
+
+async def test_a_router_for_a_model_passes_over_the_pools_of_others() -> None:
+    """Also where its own model's card is not there yet: a worker that encodes media takes its lease without one."""
+    world = memory_world(ManualClock())
+    other = await serve_model(world, "a")
+    async with choosing(world, "org/Model") as chosen:
+        await renew(world, "w1", other)
+        await renew(world, "w2", pool_name("org/Model", 16))
+        await settle()
+        assert not chosen.done()
+        present = await serve_model(world, "org/Model")
+        assert present == pool_name("org/Model", 16)
+        await renew(world, "w1", other)
+        await renew(world, "w2", present)
+        async with asyncio.timeout(10):
+            assert await chosen == present
+
+
+async def test_a_router_has_one_way_to_choose_its_pool() -> None:
+    with pytest.raises(ConfigError, match="--pool and --for-model both choose"):
+        await run_router(RouterProcess(pool="p", for_model="m"), asyncio.Event())
 
 
 @pytest.mark.parametrize("kind", ["router", "shadow", "edge"])

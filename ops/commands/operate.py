@@ -5,7 +5,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from msgspec import Meta
 
@@ -14,6 +14,9 @@ from headwater.ops.config.processes import ClientSettings, PoolOperator, StreamO
 from headwater.ops.config.setting import Flag
 from headwater.schemas.messages.control import COMMANDS
 from headwater.schemas.permissions import DUTIES
+
+if TYPE_CHECKING:
+    from headwater.ops.nats.config import Wanted
 
 COMMAND_NOTES = "\n".join(
     (
@@ -106,9 +109,7 @@ def pools(
     from headwater.ops.operator import streams as operator
     from headwater.ops.process import signals
 
-    return signals.run(
-        lambda stop: operator.create_pools(settings.nats, settings.streams, settings.pool, stop, watch=watch)
-    )
+    return signals.run(lambda stop: operator.create_pools(settings, stop, watch=watch))
 
 
 USER_NOTES = "\n".join(("Users:", "", *(f"  {kind:9} {duty}" for kind, duty in DUTIES.items())))
@@ -139,10 +140,17 @@ def nats_config(
     tls_key: Annotated[str, Meta(description="private key of the certificate, PEM")] = "",
     tls_ca: Annotated[str, Meta(description="CA certificates, PEM")] = "",
     tls_verify: Annotated[bool, Meta(description="require client certificates")] = False,
+    kubernetes: Annotated[
+        str,
+        Meta(
+            description="print the manifest of a Secret of this name, with keys and permissions for the Helm chart, in place of a "
+            "nats.conf; with --out as secret.yaml"
+        ),
+    ] = "",
 ) -> int:
     """Write a nats.conf that grants each kind of process only the permissions it needs.
 
-    Without --out the configuration is printed, and the keys on standard error.
+    Without --out the configuration is printed, and the keys on standard error. With --out what is in the folder already is kept.
     """
     from headwater.ops.nats import config
 
@@ -160,9 +168,25 @@ def nats_config(
         tls_ca,
         tls_verify,
     )
+    return _deliver(wanted, out, kubernetes)
+
+
+def _deliver(wanted: "Wanted", out: str, kubernetes: str) -> int:
+    """Write or print the files that are wanted, or with `kubernetes` those of a Secret of this name."""
+    from headwater.ops.nats import config
+
     if out:
-        for name in config.write(wanted, Path(out)):
+        folder = Path(out)
+        written = (
+            config.write_kubernetes(wanted, kubernetes, folder)
+            if kubernetes
+            else config.write(wanted, folder)
+        )
+        for name in written:
             print(f"{out}/{name}")
+        return 0
+    if kubernetes:
+        print(config.kubernetes_secret(wanted, kubernetes, {})[config.MANIFEST_FILE], end="")
         return 0
     made = config.make(wanted, {})
     for name, text in made.configurations.items():

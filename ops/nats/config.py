@@ -3,10 +3,11 @@
 One user per kind of actor; with `--actor KIND:NAME` one per actor, which may then write and read only as itself.
 """
 
+import re
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 from urllib.parse import urlsplit
 
 import msgspec
@@ -149,8 +150,8 @@ def make(wanted: Wanted, known: dict[str, str]) -> Made:
         return kept[file].strip()
 
     members = users(wanted.actors) if wanted.auth != "none" else []
-    entries = [_entry(wanted, user, secret) for user in members]
-    cluster_password = secret("cluster.password", secrets.token_urlsafe(24)) if wanted.servers > 1 else ""
+    entries = _entries(wanted, members, secret)
+    cluster_password = secret(CLUSTER_PASSWORD, secrets.token_urlsafe(24)) if wanted.servers > 1 else ""
     servers = {}
     for number in range(wanted.servers):
         file = "nats.conf" if wanted.servers == 1 else f"nats-{number + 1}.conf"
@@ -160,19 +161,98 @@ def make(wanted: Wanted, known: dict[str, str]) -> Made:
     return Made(servers, kept)
 
 
-def _entry(wanted: Wanted, user: User, secret: Callable[[str, str], str]) -> dict[str, Any]:
-    """A user as the server's configuration has it. Raises `ConfigError`."""
-    entry: dict[str, Any]
-    if wanted.auth == "nkey":
-        entry = {"nkey": public_key(secret(seed_file(user.kind, user.name), new_seed()))}
-    else:
-        password = secret(f"{user.label}.password", secrets.token_urlsafe(24))
-        entry = {"user": user.label, "password": password}
-    try:
-        entry["permissions"] = _permissions(wanted, user)
-    except InvalidName as error:
-        raise ConfigError(str(error)) from error
-    return entry
+def _entries(wanted: Wanted, members: list[User], secret: Callable[[str, str], str]) -> list[dict[str, Any]]:
+    """Each user's login and permissions; `secret` returns the content of a file, or keeps the fresh one that it is given."""
+    entries: list[dict[str, Any]] = []
+    for user in members:
+        entry: dict[str, Any]
+        if wanted.auth == "nkey":
+            entry = {"nkey": public_key(secret(seed_file(user.kind, user.name), new_seed()))}
+        else:
+            entry = {
+                "user": user.label,
+                "password": secret(f"{user.label}.password", secrets.token_urlsafe(24)),
+            }
+        try:
+            entry["permissions"] = _permissions(wanted, user)
+        except InvalidName as error:
+            raise ConfigError(str(error)) from error
+        entries.append(entry)
+    return entries
+
+
+USERS_FILE: Final = "users.conf"
+CLUSTER_PASSWORD: Final = "cluster.password"
+MANIFEST_FILE: Final = "secret.yaml"
+
+
+def kubernetes_secret(wanted: Wanted, name: str, known: dict[str, str]) -> dict[str, str]:
+    """The files of `--kubernetes`: the keys, and a manifest of the Secret `name` with them, the servers' part of the users and the
+    password of their routes. Keys in `known` are kept.
+
+    Where servers listen and store is the chart's. Raises `ConfigError` for what would have no effect.
+    """
+    default = Wanted(wanted.namespace)
+    for flag, is_default in (
+        ("--auth", wanted.auth == default.auth),
+        ("--actor", wanted.actors == default.actors),
+        ("--servers", wanted.servers == default.servers),
+        ("--hosts", wanted.hosts == default.hosts),
+        ("--store", wanted.store == default.store),
+        (
+            "--tls-cert, --tls-ca",
+            not (wanted.tls_cert or wanted.tls_key or wanted.tls_ca or wanted.tls_verify),
+        ),
+    ):
+        if not is_default:
+            raise ConfigError(
+                f"{flag} has no effect with --kubernetes: the chart's values say it; leave it out"
+            )
+    if not _SECRET_NAME.fullmatch(name):
+        raise ConfigError(f"--kubernetes {name}: a Secret's name has lower-case letters, digits, '-' and '.'")
+    files: dict[str, str] = {}
+
+    def secret(file: str, fresh: str) -> str:
+        files[file] = known.get(file) or fresh
+        return files[file].strip()
+
+    members = users(())
+    entries = _entries(wanted, members, secret)
+    secret(CLUSTER_PASSWORD, secrets.token_urlsafe(24))
+    data = {file: text.strip() for file, text in files.items()}
+    data[USERS_FILE] = _text(wanted, {"authorization": {"users": entries}}, members)
+    manifest = {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": name},
+        "type": "Opaque",
+        "stringData": data,
+    }
+    # JSON is YAML.
+    return files | {MANIFEST_FILE: msgspec.json.format(msgspec.json.encode(manifest)).decode() + "\n"}
+
+
+_SECRET_NAME: Final = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
+
+
+def known_secrets(folder: Path) -> dict[str, str]:
+    """The keys and passwords in a folder, by file name; it is made if it is missing. Raises `OSError`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return {
+        path.name: path.read_text()
+        for path in folder.iterdir()
+        if path.suffix in (".nk", ".password") and path.is_file()
+    }
+
+
+def write_private(folder: Path, files: Mapping[str, str]) -> list[str]:
+    """Write files that only their owner may read; returns their names, sorted. Raises `OSError`."""
+    for name, text in files.items():
+        path = folder / name
+        path.touch(mode=0o600)
+        path.chmod(0o600)
+        path.write_text(text)
+    return sorted(files)
 
 
 def server_settings(wanted: Wanted, number: int, folder: Path) -> dict[str, Any]:
@@ -187,8 +267,8 @@ def server_settings(wanted: Wanted, number: int, folder: Path) -> dict[str, Any]
             ) from error
 
     _check(wanted)
-    entries = [_entry(wanted, user, secret) for user in users(wanted.actors)]
-    password = secret("cluster.password", "") if wanted.servers > 1 else ""
+    entries = _entries(wanted, users(wanted.actors), secret)
+    password = secret(CLUSTER_PASSWORD, "") if wanted.servers > 1 else ""
     made = _server(wanted, number, entries, password)
     del made["jetstream"]
     return made
@@ -197,23 +277,22 @@ def server_settings(wanted: Wanted, number: int, folder: Path) -> dict[str, Any]
 def write(wanted: Wanted, folder: Path) -> list[str]:
     """Write everything into `folder`, readable by its owner only; returns the file names. Keys there are kept."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        known = {
-            path.name: path.read_text()
-            for path in folder.iterdir()
-            if path.suffix in (".nk", ".password") and path.is_file()
-        }
+        known = known_secrets(folder)
         # So that the environment files hold from everywhere.
         made = make(wanted._replace(store=str(Path(wanted.store).resolve())), known)
         files = made.configurations | made.secrets
-        for name, text in files.items():
-            path = folder / name
-            path.touch(mode=0o600)
-            path.chmod(0o600)
-            path.write_text(text.replace(_KEYS_HERE, str(folder.resolve())))
+        here = str(folder.resolve())
+        return write_private(folder, {name: text.replace(_KEYS_HERE, here) for name, text in files.items()})
     except OSError as error:
         raise ConfigError(f"--out {folder}: {error.strerror}: {error.filename}") from error
-    return sorted(files)
+
+
+def write_kubernetes(wanted: Wanted, name: str, folder: Path) -> list[str]:
+    """Write the keys and the manifest of the Secret `name` into `folder`, like `write`; returns the file names. Raises `ConfigError`."""
+    try:
+        return write_private(folder, kubernetes_secret(wanted, name, known_secrets(folder)))
+    except OSError as error:
+        raise ConfigError(f"--out {folder}: {error.strerror}: {error.filename}") from error
 
 
 def users(actors: tuple[str, ...]) -> list[User]:

@@ -14,7 +14,7 @@ REFERENCE = ROOT / "docs" / "reference"
 HAND_WRITTEN = [
     p for p in PAGES if p.parent != REFERENCE and p.name not in ("changelog.md", "architecture.md")
 ]
-AREAS = ("actors", "docs", "engines", "events", "examples", "ops", "router", "schemas", "tests")
+AREAS = ("actors", "deploy", "docs", "engines", "events", "examples", "ops", "router", "schemas", "tests")
 
 FOREIGN_FLAGS = {
     # SGLang's diffusion server.
@@ -30,6 +30,8 @@ FOREIGN_FLAGS = {
     "--constrained-json-disable-any-whitespace", "--disable-radix-cache", "--decode-log-interval", "--dp-size", "--enable-deterministic-inference",
     "--chunked-prefill-size", "--dllm-algorithm", "--enable-hierarchical-cache", "--enable-memory-saver", "--enable-priority-scheduling", "--enable-strict-thinking", "--grammar-backend", "--is-embedding",
     "--enable-adaptive-dispatch-to-encoder", "--encoder-only", "--language-model-only", "--language-only", "--limit-mm-data-per-request", "--mm-process-config", "--mem-fraction-static", "--skip-tokenizer-init",
+    # Helm's
+    "--values", "--wait",
     # of other tools, and of modules outside the command line
     "--batch", "--signal", "--system", "--home-dir", "--now", "--dist", "--hypothesis-profile", "--randomly-seed", "--migration-limit", "--help", "--version", "--ref", "--strict", "--burst", "--events", "--minutes", "--period", "--rate",
     "--rounds", "--write-docs",

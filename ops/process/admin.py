@@ -71,7 +71,7 @@ async def admin(settings: AdminProcess, stop: asyncio.Event) -> int:
             host=own.host,
             reason="tokens are sent unencrypted: put a TLS proxy in front",
         )
-    async with ports_of(settings.nats, "admin", settings.name or "admin") as ports:
+    async with ports_of(settings.nats, "admin", settings.name or "admin", waits=True) as ports:
         authenticator = TokenAuthenticator(tokens, ports.clock)
         serving: list[UvicornServer] = []
 

@@ -9,7 +9,7 @@ import random
 import re
 import signal
 import subprocess
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -35,15 +35,19 @@ Secrets = Mapping[str, Mapping[str, str]]
 class Pod:
     """One pod with one container. `folder` has its volumes and what it prints."""
 
-    def __init__(self, node: "Node", owner: Object, name: str, address: str) -> None:
+    def __init__(
+        self, node: "Node", template: Object, name: str, address: str, claims: Sequence[Object]
+    ) -> None:
         self.name = name
         self.address = address
-        self.component: str = owner["metadata"]["labels"]["app.kubernetes.io/component"]
+        labels = template["metadata"]["labels"]
+        self.component: str = labels["app.kubernetes.io/component"]
+        self.model: str = labels.get("headwater.dev/model", "")
         self.terminating = False
         self._node = node
-        self._spec: Object = owner["spec"]["template"]["spec"]
+        self._spec: Object = template["spec"]
         (self._container,) = self._spec["containers"]
-        self._claims = owner["spec"].get("volumeClaimTemplates", ())
+        self._claims = claims
         self._folder = node.folder / name
         self._mounts = {
             one["mountPath"]: self._volume(one["name"]) for one in self._container["volumeMounts"]
@@ -54,6 +58,11 @@ class Pod:
 
     def __repr__(self) -> str:
         return self.name
+
+    @property
+    def scheme(self) -> str:
+        """Of the URL of what it serves to clients."""
+        return "https" if "tls" in {one["name"] for one in self._container["volumeMounts"]} else "http"
 
     @property
     def log(self) -> Path:
@@ -207,7 +216,7 @@ class Pod:
 
 
 class Node:
-    """The pods of all Deployments and StatefulSets of a rendering, with Secrets by name."""
+    """The pods of a rendering, with Secrets by name. Groups of several nodes are left out: the simulated engine has none."""
 
     def __init__(self, folder: Path, objects: Sequence[Object], secrets: Secrets) -> None:
         self.folder = folder
@@ -217,16 +226,29 @@ class Node:
         self._network = f"127.{random.randint(16, 250)}.{random.randint(1, 250)}"
         self.pods = [pod for one in objects for pod in self._pods(one)]
 
-    def _pods(self, owner: Object) -> list[Pod]:
-        if owner["kind"] not in ("Deployment", "StatefulSet"):
-            return []
-        found = []
-        for number in range(owner["spec"]["replicas"]):
-            name = f"{owner['metadata']['name']}-{number}"
+    def _pods(self, owner: Object) -> Iterator[Pod]:
+        spec, prefix = owner.get("spec", {}), owner["metadata"]["name"]
+        match owner["kind"]:
+            case "Deployment" | "StatefulSet":
+                claims = spec.get("volumeClaimTemplates", ())
+                yield from self._replicas(
+                    prefix, spec["replicas"], spec["template"], claims, spec.get("serviceName", "pod")
+                )
+            case "DisaggregatedSet":
+                for role in spec["roles"]:
+                    group = role["spec"]["leaderWorkerTemplate"]
+                    yield from self._replicas(
+                        f"{prefix}-{role['name']}", role["spec"]["replicas"], group["workerTemplate"]
+                    )
+
+    def _replicas(
+        self, prefix: str, count: int, template: Object, claims: Sequence[Object] = (), service: str = "pod"
+    ) -> Iterator[Pod]:
+        for number in range(count):
+            name = f"{prefix}-{number}"
             address = f"{self._network}.{len(self.addresses) + 1}"
-            self.addresses[f"{name}.{owner['spec'].get('serviceName', 'pod')}"] = address
-            found.append(Pod(self, owner, name, address))
-        return found
+            self.addresses[f"{name}.{service}"] = address
+            yield Pod(self, template, name, address, claims)
 
     def of(self, component: str) -> list[Pod]:
         """The pods of a component."""

@@ -10,10 +10,11 @@ from pathlib import Path
 import httpx
 import msgspec
 import pytest
+import yaml
 
 from headwater.ops.nats.config import Wanted, kubernetes_secret
 from tests.deploy.kubelet import Node, Pod, installed
-from tests.deploy.rendered import LAYOUTS, template
+from tests.deploy.rendered import LAYOUTS, Object, template
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 
@@ -21,6 +22,9 @@ KEYS = "headwater-nats"
 TLS = "headwater-nats-tls"
 ENDED = (0, 1, 143)
 """Exit codes of pods that end in order: a NATS server's in lame-duck mode is 1."""
+
+NOT_SIMULATED = ("multinode-vllm", "multinode-sglang", "external-nats")
+"""Layouts whose pods need an engine that computes on several nodes, or servers that are not theirs."""
 
 CHAT = {"messages": [{"role": "user", "content": "Where does a river begin? " * 20}], "max_tokens": 24}
 CLIENTS = 4
@@ -55,9 +59,10 @@ class Clients:
             turn += 1
             edge = edges[turn % len(edges)]
             try:
-                async with httpx.AsyncClient(timeout=30.0, trust_env=False) as client:
+                # The certificate is for addresses that only these pods have, and signs itself.
+                async with httpx.AsyncClient(timeout=30.0, trust_env=False, verify=False) as client:
                     answer = await client.post(
-                        f"http://{edge.address}:8000/v1/chat/completions",
+                        f"{edge.scheme}://{edge.address}:8000/v1/chat/completions",
                         json=self._body,
                         headers={"authorization": f"Bearer {self._key}"},
                     )
@@ -135,6 +140,47 @@ models: {qwen: {engine: sim, modelArtifacts: {uri: ""}, prefill: {replicas: 2}, 
     secrets[TLS] = certificate(tmp_path, [pod.address for pod in node.of("nats")])
     async with installed(node):
         await replaced_under_load(node, node.pods, 8, "Qwen/Qwen3-8B")
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("layout", [name for name in LAYOUTS if name not in NOT_SIMULATED])
+async def test_the_pods_of_each_layout_serve(layout: str, tmp_path: Path) -> None:
+    """With simulated engines in place of its own: each model answers through an edge, and each observer's probes succeed."""
+    values = yaml.safe_load(LAYOUTS[layout].read_text())
+    for name, model in values["models"].items():
+        values["models"][name] = simulated(model)
+    for part in ("console", "admin"):
+        values.setdefault(part, {})["enabled"] = bool(values.get(part))
+    objects = template(text=yaml.safe_dump(values))
+    tokens = {"tokens": "me a-token-of-16-characters\n"}
+    secrets = {KEYS: keys(), "headwater-console": tokens, "headwater-admin": tokens}
+    node = Node(tmp_path, objects, secrets)
+    for name, component in ((TLS, "nats"), ("headwater-edge-tls", "edge")):
+        secrets[name] = certificate(tmp_path, [pod.address for pod in node.of(component)])
+    async with installed(node):
+        key = await key_of(node)
+        for model in values["models"].values():
+            clients = Clients(node, key, model["modelArtifacts"]["name"])
+            async with asyncio.TaskGroup() as group:
+                group.create_task(clients.run())
+                await clients.until_served(4)
+                clients.stop()
+            assert not clients.failures
+        for pod in node.pods:
+            assert await pod.probe("livenessProbe"), pod
+            assert pod.running, pod
+
+
+def simulated(model: Object) -> Object:
+    """A model of a layout as the simulated engine serves it: the same roles and numbers of pods, without devices."""
+    roles: Object = {
+        role: {"replicas": model[role]["replicas"]}
+        for role in ("decode", "prefill", "encode")
+        if role in model
+    }
+    artifacts = {"name": model.get("modelArtifacts", {"name": "sim"})["name"], "uri": ""}
+    kept: Object = {name: model[name] for name in ("router", "disaggregatedSet") if name in model}
+    return {"engine": "sim", "modelArtifacts": artifacts, **roles, **kept}
 
 
 def certificate(folder: Path, addresses: Sequence[str]) -> dict[str, str]:

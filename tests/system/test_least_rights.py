@@ -72,19 +72,31 @@ async def test_a_fleet_with_a_key_for_each_kind(tmp_path: Path) -> None:
 
 
 async def test_a_process_waits_for_the_operator_that_was_started_with_it(tmp_path: Path) -> None:
-    """Whatever starts first: the streams are the operator's to make, and a process that stays is not ended by their absence."""
-    async with server(tmp_path, Wanted("default")) as nats:
+    """Whatever starts first: the streams are the operator's to make, and a process that stays is not ended by their absence.
+
+    It asks now and then, and if that takes long, tries to make them itself: the server logs a violation then.
+    """
+    port = free_port(0)
+    nats_config.write(Wanted("default", port=port, store=str(tmp_path / "js")), tmp_path)
+    nats = NatsServer(tmp_path, port=port, config=tmp_path / "nats.conf")
+    await nats.start()
+    try:
         settings = NatsSettings(url=nats.url, keys_dir=str(tmp_path))
 
         async def opened(kind: InboxKind) -> None:
-            async with ports_of(settings, kind, f"{kind}-0"):
+            async with ports_of(settings, kind, f"{kind}-0", waits=True):
                 pass
 
-        waiting = [asyncio.create_task(opened(kind)) for kind in ("edge", "router", "worker", "tracer")]
+        waiting = [
+            asyncio.create_task(opened(kind)) for kind in ("edge", "router", "worker", "tracer", "admin")
+        ]
         done, _ = await asyncio.wait(waiting, timeout=0.5, return_when=asyncio.FIRST_EXCEPTION)
         assert not done, [task.exception() for task in done]
-        await opened("operator")
+        async with ports_of(settings, "operator", "operator-0"):
+            pass
         await asyncio.gather(*waiting)
+    finally:
+        nats.stop()
 
 
 async def test_an_operator_serves_probes_while_it_watches(tmp_path: Path) -> None:

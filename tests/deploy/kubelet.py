@@ -5,10 +5,12 @@ name of a pod or of all addresses by an address, a path in a container by a fold
 """
 
 import asyncio
+import os
 import random
 import re
 import signal
 import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -23,7 +25,7 @@ from tests.deploy.rendered import Object, of_kind
 from tests.support.processes import zygote
 from tests.support.processes.commands import kill_all
 
-STARTED_S = 60.0
+STARTED_S = 200.0
 POLL_S = 0.05
 
 _REFERENCE = re.compile(r"\$\(([A-Za-z_][A-Za-z0-9_]*)\)")
@@ -31,13 +33,23 @@ _REFERENCE = re.compile(r"\$\(([A-Za-z_][A-Za-z0-9_]*)\)")
 Secrets = Mapping[str, Mapping[str, str]]
 """Data by the Secret's name."""
 
+NO_VARIABLES: Mapping[str, str] = {}
+
 
 class Pod:
     """One pod with one container. `folder` has its volumes and what it prints."""
 
     def __init__(
-        self, node: "Node", template: Object, name: str, address: str, claims: Sequence[Object]
+        self,
+        node: "Node",
+        template: Object,
+        name: str,
+        address: str,
+        *,
+        claims: Sequence[Object] = (),
+        group: Mapping[str, str] = NO_VARIABLES,
     ) -> None:
+        """`group`: the variables that a LeaderWorkerSet gives to the containers of a group."""
         self.name = name
         self.address = address
         labels = template["metadata"]["labels"]
@@ -48,6 +60,7 @@ class Pod:
         self._spec: Object = template["spec"]
         (self._container,) = self._spec["containers"]
         self._claims = claims
+        self._group = group
         self._folder = node.folder / name
         self._mounts = {
             one["mountPath"]: self._volume(one["name"]) for one in self._container["volumeMounts"]
@@ -72,7 +85,7 @@ class Pod:
     @property
     def environment(self) -> dict[str, str]:
         """Its container's variables."""
-        found: dict[str, str] = {}
+        found = dict(self._group)
         for source in self._container.get("envFrom", ()):
             found |= self._node.secrets[source["secretRef"]["name"]]
         for one in self._container["env"]:
@@ -138,8 +151,13 @@ class Pod:
                 stdout=output,
                 stderr=zygote.STDOUT,
                 environ=child_environment() | dict(environment),
+                vllm=words[1:3] == ["engine", "vllm"],
             )
         program = binary() if words[0] == "nats-server" else words[0]
+        if program == "sh":
+            # What it executes is where this interpreter is, as in the image.
+            path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+            environment = child_environment() | dict(environment) | {"PATH": path}
         return await asyncio.create_subprocess_exec(
             program,
             *words[1:],
@@ -171,14 +189,18 @@ class Pod:
         return 200 <= answer.status_code < 400
 
     async def until(self, kind: str) -> None:
-        """Return once a probe succeeds. Fails if its process ends before, or after a minute."""
+        """Return once a probe succeeds, if it has this one. Fails if its process ends before, or after what the startup probe allows."""
+        if kind not in self._container:
+            return
+        startup = self._container["startupProbe"]
+        allowed_s = min(STARTED_S, startup["periodSeconds"] * startup["failureThreshold"])
         try:
-            async with asyncio.timeout(STARTED_S):
+            async with asyncio.timeout(allowed_s):
                 while not await self.probe(kind):
                     assert self.running, f"{self} ended: {self.tail()}"
                     await asyncio.sleep(POLL_S)
         except TimeoutError as error:
-            raise AssertionError(f"{self}: {kind} fails for {STARTED_S:g} s: {self.tail()}") from error
+            raise AssertionError(f"{self}: {kind} fails for {allowed_s:g} s: {self.tail()}") from error
 
     @property
     def running(self) -> bool:
@@ -216,7 +238,7 @@ class Pod:
 
 
 class Node:
-    """The pods of a rendering, with Secrets by name. Groups of several nodes are left out: the simulated engine has none."""
+    """The pods of a rendering, with Secrets by name."""
 
     def __init__(self, folder: Path, objects: Sequence[Object], secrets: Secrets) -> None:
         self.folder = folder
@@ -234,21 +256,38 @@ class Node:
                 yield from self._replicas(
                     prefix, spec["replicas"], spec["template"], claims, spec.get("serviceName", "pod")
                 )
+            case "LeaderWorkerSet":
+                yield from self._groups(prefix, spec)
             case "DisaggregatedSet":
                 for role in spec["roles"]:
-                    group = role["spec"]["leaderWorkerTemplate"]
-                    yield from self._replicas(
-                        f"{prefix}-{role['name']}", role["spec"]["replicas"], group["workerTemplate"]
-                    )
+                    yield from self._groups(f"{prefix}-{role['name']}", role["spec"])
+
+    def _address(self, name: str, service: str = "pod") -> str:
+        address = f"{self._network}.{len(self.addresses) + 1}"
+        self.addresses[f"{name}.{service}"] = address
+        return address
 
     def _replicas(
-        self, prefix: str, count: int, template: Object, claims: Sequence[Object] = (), service: str = "pod"
+        self, prefix: str, count: int, template: Object, claims: Sequence[Object], service: str
     ) -> Iterator[Pod]:
         for number in range(count):
             name = f"{prefix}-{number}"
-            address = f"{self._network}.{len(self.addresses) + 1}"
-            self.addresses[f"{name}.{service}"] = address
-            yield Pod(self, template, name, address, claims)
+            yield Pod(self, template, name, self._address(name, service), claims=claims)
+
+    def _groups(self, prefix: str, spec: Object) -> Iterator[Pod]:
+        template = spec["leaderWorkerTemplate"]
+        for number in range(spec["replicas"]):
+            leader = f"{prefix}-{number}"
+            for index in range(template["size"]):
+                name = f"{leader}-{index}" if index else leader
+                address = self._address(name)
+                kind = "workerTemplate" if index or "leaderTemplate" not in template else "leaderTemplate"
+                group = {
+                    "LWS_LEADER_ADDRESS": self.addresses[f"{leader}.pod"],
+                    "LWS_GROUP_SIZE": str(template["size"]),
+                    "LWS_WORKER_INDEX": str(index),
+                }
+                yield Pod(self, template[kind], name, address, group=group)
 
     def of(self, component: str) -> list[Pod]:
         """The pods of a component."""

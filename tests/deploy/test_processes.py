@@ -92,10 +92,10 @@ class Clients:
                 await asyncio.sleep(0.02)
 
 
-async def key_of(node: Node) -> str:
+async def key_of(node: Node, *options: str) -> str:
     """A client's key, made as the chart's notes say."""
     (operator,) = node.of("operator")
-    printed = await operator.execute("keys", "create", "--tenant", "acme")
+    printed = await operator.execute("keys", "create", "--tenant", "acme", *options)
     found = re.search(r"hw-[0-9a-f]{12}-[0-9a-f]{64}", printed)
     assert found, printed
     return found[0]

@@ -163,7 +163,7 @@ def everything() -> list[Object]:
     return template(text=EVERYTHING)
 
 
-PART = 8
+PART = 16
 """Of so many values every run takes one, and `make soak` all."""
 
 

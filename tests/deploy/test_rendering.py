@@ -17,8 +17,6 @@ from tests.deploy.rendered import CHART as CHART_FOLDER
 from tests.deploy.rendered import LAYOUTS, Object, helm, of_kind, pod_templates, template, tool
 from tests.deploy.schemas import NEWEST, OLDEST, check
 
-FOLLOWER = "$(LWS_WORKER_INDEX"
-
 
 @cache
 def rendered(layout: str) -> list[Object]:
@@ -36,9 +34,10 @@ def containers(layout: str) -> Iterator[tuple[Object, Object, Object]]:
         yield owner, pod["spec"], container
 
 
-def is_follower(container: Object) -> bool:
-    """Is it a further node of a worker elsewhere?"""
-    return any(FOLLOWER in word or "LWS_WORKER_INDEX" in word for word in container["args"])
+def is_follower(owner: Object, container: Object) -> bool:
+    """Is it a further node of a worker elsewhere, by its place in a group?"""
+    group = owner["spec"].get("leaderWorkerTemplate", {})
+    return "leaderTemplate" in group and container is group["workerTemplate"]["spec"]["containers"][0]
 
 
 def test_helm_finds_nothing_wrong() -> None:
@@ -157,7 +156,12 @@ def test_what_a_pod_mounts_and_probes_is_there(layout: str) -> None:
         assert volumes == {one["name"] for one in container["volumeMounts"]}, identity(owner)
         ports = {one["name"] for one in container["ports"]}
         probes = [container.get(f"{kind}Probe") for kind in ("startup", "liveness", "readiness")]
-        assert all(probes) or (is_follower(container) and not any(probes)), identity(owner)
+        if is_follower(owner, container):
+            # It serves nobody, and must outlive its leader.
+            assert not any(probes)
+            assert container["lifecycle"]["preStop"]
+        else:
+            assert all(probes), identity(owner)
         assert all(probe["httpGet"]["port"] in ports for probe in probes if probe)
 
 
@@ -169,7 +173,7 @@ def test_a_pod_ends_before_it_is_killed(layout: str) -> None:
         drains = [int(word.rpartition("=")[2]) for word in container["args"] if "--drain-timeout=" in word]
         hook = container.get("lifecycle", {}).get("preStop", {}).get("exec", {}).get("command", ["", "0"])
         waits_s = int(hook[1]) if hook[0] in ("", "sleep") else 0
-        if is_follower(container):
+        if is_follower(owner, container):
             # It waits for its leader's drain, and is itself nothing that drains.
             drains = [0]
         assert waits_s + sum(drains) < grace_s, identity(owner)
@@ -255,15 +259,15 @@ def test_every_kind_of_node_is_told_its_place() -> None:
             if owner["kind"] != "LeaderWorkerSet":
                 continue
             text = " ".join(container["args"])
-            seen.add(is_follower(container))
+            seen.add(is_follower(owner, container))
             assert "$(LWS_LEADER_ADDRESS)" in text
             if "--data-parallel-size=16" in text:
                 assert "--data-parallel-size-local=8" in text
                 assert ("--data-parallel-start-rank=$((LWS_WORKER_INDEX * 8))" in text) == is_follower(
-                    container
+                    owner, container
                 )
             else:
-                assert f"--node-rank={'$(LWS_WORKER_INDEX)' if is_follower(container) else 0}" in text
+                assert f"--node-rank={'$(LWS_WORKER_INDEX)' if is_follower(owner, container) else 0}" in text
             assert container["resources"]["limits"]["nvidia.com/gpu"] == 8
     assert seen == {True, False}
 

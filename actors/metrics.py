@@ -48,6 +48,9 @@ _ENGINE_WEIGHT = Gauge(
 )
 _REFUSED = Counter("headwater_router_refusals_total", "Route queries for which no worker was found", ["pool"])
 _UNREADABLE = Counter("headwater_router_unreadable_messages_total", "Log messages skipped", ["pool"])
+_UNKNOWN = Counter(
+    "headwater_router_unknown_events_total", "Events of a later release, which this one ignores", ["pool"]
+)
 _GAPS = Counter("headwater_router_log_gaps_total", "Gaps found in the log", ["pool"])
 _DECIDE_SECONDS = Histogram(
     "headwater_router_decision_seconds", "Time to make a decision", ["pool"], buckets=_SECONDS
@@ -132,6 +135,7 @@ class RouterMetrics:
         self.voided = _VOIDED.labels(pool)
         self.refused = _REFUSED.labels(pool)
         self.unreadable = _UNREADABLE.labels(pool)
+        self.unknown = _UNKNOWN.labels(pool)
         self.gaps = _GAPS.labels(pool)
         self.seconds = _DECIDE_SECONDS.labels(pool)
         self.position = _POSITION.labels(pool)

@@ -163,7 +163,7 @@ class ShadowFold(Replay):
         chosen_score = _score(judged, decision)
         if score is None or chosen_score is None:
             return None
-        least = float(of_drawn_engine(judged).scores.min())
+        least = float(of_drawn(judged).scores.min())
         return Shadowed(
             decision.request,
             self._policy,
@@ -201,10 +201,12 @@ class ShadowFold(Replay):
                 )
 
 
-def of_drawn_engine(judged: Evaluation) -> Candidates:
-    """All candidates, or with a draw those of the engine that it used."""
-    draw = judged.decision.draw
-    return judged.candidates if draw is None else judged.candidates.of_engine(draw.used)
+def of_drawn(judged: Evaluation) -> Candidates:
+    """All candidates, or with draws those of the engine and of the revision that they used."""
+    found, decision = judged.candidates, judged.decision
+    if decision.draw is not None:
+        found = found.of_engine(decision.draw.used)
+    return found if decision.revision_draw is None else found.of_revision(decision.revision_draw.used)
 
 
 def _score(judged: Evaluation, choice: Decision) -> float | None:

@@ -35,7 +35,8 @@ class Constraints(msgspec.Struct, frozen=True, array_like=True, cache_hash=True)
     of the kind `pairs_with`; with the need "encode" that is the format of embeddings. `needs` are capabilities that the engine
     must have, `tier` the only tier allowed. A tainted worker is allowed only if `tolerates` has all its taints. `engine` is the
     only engine allowed, whatever the engine weights are. `tokenizer` is the digest of the tokenizer that the tokens so far are
-    of, `media_processor` that of the settings which the ids of its media stand for.
+    of, `media_processor` that of the settings which the ids of its media stand for. `revision` is the only revision of workers
+    allowed, whatever the traffic split is.
     """
 
     pinned: str = ""
@@ -49,18 +50,21 @@ class Constraints(msgspec.Struct, frozen=True, array_like=True, cache_hash=True)
     engine: str = ""
     tokenizer: str = ""
     media_processor: str = ""
+    revision: str = ""
 
 
 class Preferences(msgspec.Struct, frozen=True, array_like=True):
     """How one of the allowed workers is picked.
 
     An empty `policy` and a negative `temperature` select the router's own. Requests of one `session` go to one worker under
-    the policy `session`; other policies ignore it. Engine weights draw one engine for a session, under any policy.
+    the policy `session`; other policies ignore it. Engine weights and traffic splits draw the same for all requests of a session,
+    under any policy, and for those without one by `conversation`, a digest of how their conversation begins.
     """
 
     policy: str = ""
     temperature: float = -1.0
     session: str = ""
+    conversation: str = ""
 
 
 class FlowControl(msgspec.Struct, frozen=True, array_like=True):

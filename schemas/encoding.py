@@ -7,19 +7,25 @@ it was written.
 Fields of an event are only appended, with defaults. Any other change is a new tag: the old struct moves here under its old
 tag, with a function that converts it to its replacement, so that readers handle only current events. A struct stays here
 as long as logs may contain it.
+
+A reader of the release before finds fields that it does not know, which it ignores, and tags that it does not know: those events
+become `UnknownEvent`, and the others of their message are read. So release N may write events that release N-1 does not have, while
+both run. What such an event means is then missing from a fold of N-1, which counts it, and says so; `STATE_VERSION` in
+`router.fold.state` keeps N from taking that fold for its own.
 """
 
 from collections.abc import Callable
 from hashlib import blake2b
-from typing import Annotated, Any, Final, Generic, NamedTuple, TypeVar, Union
+from typing import Annotated, Any, Final, Generic, NamedTuple, TypeVar, Union, get_args
 
 import msgspec
 
-from headwater.schemas.events import Event
+from headwater.schemas.events import Event, UnknownEvent
 from headwater.schemas.events.fleet import (
     EnginesWeighted,
     LoadReported,
     RequestsHeld,
+    TrafficSplit,
     WorkerChanged,
     WorkerControlled,
     WorkerDraining,
@@ -107,6 +113,7 @@ PoolEvent = (
     | WorkerDraining
     | WorkerLeft
     | EnginesWeighted
+    | TrafficSplit
 )
 LogEvent = PoolEvent | RequestEvent
 
@@ -145,6 +152,8 @@ def reader_of(upcasters: Upcasters) -> Callable[[bytes], Batch[LogEvent]]:
     """`decode_batch` with a table of retired events: these are converted to their replacements."""
     kinds: Any = Union[(LogEvent, *upcasters)]
     decoder = msgspec.msgpack.Decoder(Batch[kinds])
+    events = msgspec.msgpack.Decoder(kinds)
+    tags = frozenset(str(one.__struct_config__.tag) for one in get_args(kinds))
 
     def current(event: Event) -> Any:
         while type(event) in upcasters:
@@ -156,7 +165,10 @@ def reader_of(upcasters: Upcasters) -> Callable[[bytes], Batch[LogEvent]]:
         try:
             batch = decoder.decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise UnreadableBatch(f"not a batch of events: {error}") from error
+            later = _read_later(data, events, tags)
+            if later is None:
+                raise UnreadableBatch(f"not a batch of events: {error}") from error
+            batch = later
         if batch.version > SCHEMA_VERSION:
             raise UnreadableBatch(
                 f"written by a newer release (schema {batch.version}, this one reads up to {SCHEMA_VERSION})"
@@ -175,6 +187,27 @@ def reader_of(upcasters: Upcasters) -> Callable[[bytes], Batch[LogEvent]]:
         return found
 
     return decode
+
+
+_raw = msgspec.msgpack.Decoder(Batch[msgspec.Raw])
+_anything = msgspec.msgpack.Decoder()
+
+
+def _read_later(data: bytes, known: Any, tags: frozenset[str]) -> Batch[Any] | None:
+    """A batch of a later release, with `UnknownEvent` for events without one of the `tags`; None if it is none."""
+    found: list[Event] = []
+    unknown = False
+    try:
+        batch = _raw.decode(data)
+        for raw in batch.events:
+            fields = _anything.decode(raw)
+            if not (isinstance(fields, list) and fields and isinstance(fields[0], str)):
+                return None
+            unknown |= fields[0] not in tags
+            found.append(known.decode(raw) if fields[0] in tags else UnknownEvent(fields[0]))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    return msgspec.structs.replace(batch, events=tuple(found)) if unknown else None
 
 
 decode_batch = reader_of(UPCASTERS)
@@ -224,6 +257,8 @@ def size_of(event: Event) -> int:
             return EVENT_BYTES + NAME_BYTES * len(loras)
         case EnginesWeighted(weights=weights):
             return EVENT_BYTES + NAME_BYTES * len(weights)
+        case TrafficSplit(shares=shares, reason=reason):
+            return 4 * EVENT_BYTES + NAME_BYTES * len(shares) + len(reason)
         case RequestCheckpoint(tokens=tokens):
             return EVENT_BYTES + len(tokens)
         case RequestEnded(answers=answers):

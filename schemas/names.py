@@ -8,6 +8,9 @@ _DIGEST_END = re.compile(r"-[0-9a-f]{8}\Z")
 POOL_NAME_MAX = 56
 """Characters of a pool's name without its block size."""
 
+REVISION_MAX = 96
+"""Characters of the name of a worker's revision."""
+
 _UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
 
 

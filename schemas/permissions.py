@@ -149,6 +149,7 @@ def _router(ns: str, client: str, pools: tuple[str, ...]) -> Rights:
             _inbox(ns, "router", client),
             *(subjects.route_query(ns, pool) for pool in pools or (ANY,)),
             *(subjects.engine_weights(ns, pool) for pool in pools or (ANY,)),
+            *(subjects.traffic_split(ns, pool) for pool in pools or (ANY,)),
             *(subjects.digests(ns, pool) for pool in pools or (ANY,)),
             *(subjects.route_wait(ns, pool, client, ANY) for pool in pools or (ANY,)),
             *_services("router", client),
@@ -222,6 +223,8 @@ def _operator(ns: str, client: str, pools: tuple[str, ...]) -> Rights:
     return Rights(
         publish=(
             "$JS.API.>",
+            # Copies of streams are acknowledged, and sent back, chunk by chunk.
+            "$JS.SNAPSHOT.>",
             subjects.table_subject(subjects.lease_bucket(ns), ">"),
             subjects.table_subject(subjects.card_bucket(ns), ">"),
             subjects.table_subject(subjects.api_key_bucket(ns), ">"),
@@ -237,10 +240,11 @@ def _operator(ns: str, client: str, pools: tuple[str, ...]) -> Rights:
             subjects.resync(ns, ANY),
             subjects.control(ns, ANY),
             subjects.engine_weights(ns, ANY),
+            subjects.traffic_split(ns, ANY),
             "$SRV.>",
         ),
         subscribe=(_inbox(ns, "operator", client), "$JS.EVENT.>"),
-        deny_publish=_no_reading(streams.secrets),
+        deny_publish=(*_no_reading(streams.secrets), f"$JS.API.STREAM.SNAPSHOT.{streams.secrets}"),
     )
 
 

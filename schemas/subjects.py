@@ -13,6 +13,7 @@ hw.<ns>.req.<edge>                        JetStream    request lifecycle events,
 hw.<ns>.route.<pool>                      core NATS    route query; one router of the queue group answers
 hw.<ns>.wait.<pool>.<router>.<epoch>      core NATS    poll of a query in one router's admission queue
 hw.<ns>.weights.<pool>                    core NATS    an operator's engine weights; one router of the queue group answers
+hw.<ns>.split.<pool>                      core NATS    an operator's traffic splits; one router of the queue group answers
 hw.<ns>.engine.<worker>.<epoch>.<verb>    core NATS    generate, cancel, status, embed, encode, file (to generate), drain, claim (of a hand-off), offer (of a tensor)
 hw.<ns>.worker.<worker>.resync            core NATS    requests that a worker reannounces itself, at any epoch
 hw.<ns>.worker.<worker>.control           core NATS    an operator's commands to a worker, at any epoch
@@ -138,6 +139,11 @@ def edge_offer(ns: str, edge: str) -> str:
 def route_query(ns: str, pool: str) -> str:
     """Route queries of a pool; its routers subscribe in one queue group."""
     return _ours(ns, "route", _token("pool", pool))
+
+
+def traffic_split(ns: str, pool: str) -> str:
+    """Commands about a pool's traffic splits; its routers subscribe in one queue group."""
+    return _ours(ns, "split", _token("pool", pool))
 
 
 def engine_weights(ns: str, pool: str) -> str:

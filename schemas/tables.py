@@ -482,7 +482,7 @@ PERMISSIONS: Final[dict[Permission, str]] = {
     "admin": "administer the edge",
     "metrics": "read /metrics",
     "tier": "choose the tier of workers (x-headwater-tier)",
-    "worker": "choose the worker or its engine (x-headwater-worker, x-headwater-engine)",
+    "worker": "choose the worker, its engine or revision (x-headwater-worker, x-headwater-engine, x-headwater-revision)",
     "toleration": "tolerate taints of workers (x-headwater-tolerates)",
     "policy": "choose the routing policy and its temperature (x-headwater-policy, x-headwater-router-temperature)",
     "priority": "choose the priority of requests (priority)",
@@ -551,7 +551,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     lease that is still free; 0 until the holder has determined it, before it serves anything. `incarnation` is unique to the
     holder. `stalled`: the log does not accept what the holder appends. `serves` is a worker's: nothing before it has joined its
     pool, and while it drains, is paused or sleeps. `reads_embeddings`: the worker takes media that an encode worker has encoded.
-    `encodes`: the kinds that an encode worker encodes. `embedding_format` names what that worker computes, and an encode worker's
+    `encodes`: the kinds that an encode worker encodes. `revision`: what a worker runs (`WorkerJoined`). `embedding_format` names what that worker computes, and an encode worker's
     what it computes itself: only with equal ones do they exchange embeddings.
     """
 
@@ -567,6 +567,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     reads_embeddings: bool = False
     embedding_format: str = ""
     encodes: tuple[PromptMediaKind, ...] = ("image",)
+    revision: str = ""
 
     def encodes_in(self, pool: str, kinds: AbstractSet[PromptMediaKind]) -> bool:
         """Does it encode media of these kinds for the workers of this pool now?"""

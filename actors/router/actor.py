@@ -2,9 +2,10 @@
 
 Subjects in
     hw.<ns>.route.<pool> (queue group `router`), hw.<ns>.wait.<pool>.<router>.<epoch> (`actors.router.queue`); the pool log;
-    the lease table; hw.<ns>.digest.<pool> (`actors.router.divergence`); hw.<ns>.weights.<pool> (`actors.router.decisions`)
+    the lease table; hw.<ns>.digest.<pool> (`actors.router.divergence`); hw.<ns>.weights.<pool> (`actors.router.decisions`);
+    hw.<ns>.split.<pool> (`actors.router.splits`)
 Subjects out
-    decisions, as replies; the pool log: route events (its decisions), fleet events (workers whose lease lapsed, engine weights);
+    decisions, as replies; the pool log: route events (its decisions), fleet events (workers whose lease lapsed, engine weights, traffic splits);
     hw.<ns>.digest.<pool>
 State
     `RouterState` at a log position, plus its own decisions that the log does not hold yet; queued queries
@@ -40,6 +41,7 @@ from headwater.actors.router.decisions import (
 from headwater.actors.router.divergence import PERIOD_S, DivergenceCheck, LeaseReconciler
 from headwater.actors.router.follower import LogFollower, SnapshotKeeper
 from headwater.actors.router.queue import RouteQueue
+from headwater.actors.router.splits import TrafficSplitKeeper
 from headwater.actors.runtime import lease
 from headwater.actors.runtime.actor import Actor
 from headwater.actors.runtime.persistence import Persistence, Ports
@@ -91,7 +93,8 @@ class RouterActor(Actor):
         self._snapshots = SnapshotKeeper(ports, pool, self)
         self._lease: lease.LeaseHandle | None = None
         self._fleet: Writer | None = None
-        self._weights: EngineWeightsKeeper | None = None
+        self._policy = policy
+        self._commands: tuple[EngineWeightsKeeper, TrafficSplitKeeper] | None = None
         self._log: Log | None = None
         self._subscription: Subscription | None = None
 
@@ -170,13 +173,17 @@ class RouterActor(Actor):
         self.spawn(self._fleet.run(), "fleet")
         reconciler = LeaseReconciler(ports, self.pool, self._fleet)
         self.spawn(reconciler.watch_leases(), "leases")
-        self._weights = EngineWeightsKeeper(ports, self.name, self.pool, self._follower, self._fleet)
-        self.spawn(self._reconcile(reconciler, self._weights, writer), "reconcile")
+        self._commands = (
+            EngineWeightsKeeper(ports, self.name, self.pool, self._follower, self._fleet),
+            TrafficSplitKeeper(ports, self.name, self.pool, self._follower, self._fleet, self._policy),
+        )
+        self.spawn(self._reconcile(reconciler, writer), "reconcile")
         self.spawn(self._snapshots.run(log), "snapshots")
         await self._queue.subscribe(epoch)
         self.spawn(self._queue.run(), "queue")
         self.spawn(self._bursts.run(), "queries")
-        await self._weights.subscribe()
+        for keeper in self._commands:
+            await keeper.subscribe()
         self._subscription = await ports.bus.subscribe(
             subjects.route_query(ports.ns, self.pool), self._on_query, queue="router"
         )
@@ -248,9 +255,7 @@ class RouterActor(Actor):
             trace = TraceContext(query.trace).trace_of_attempt(query.request)
             self.log.warning("answer_not_sent", attempt=query.request, trace=trace, reason=str(error))
 
-    async def _reconcile(
-        self, reconciler: LeaseReconciler, weights: EngineWeightsKeeper, writer: Writer
-    ) -> None:
+    async def _reconcile(self, reconciler: LeaseReconciler, writer: Writer) -> None:
         """Make the log, the leases and the decisions agree again."""
         await reconciler.wait_known()
         while True:
@@ -261,7 +266,8 @@ class RouterActor(Actor):
             for voided in reconciler.find_unaccepted(self.state):
                 writer.offer(voided)
                 self._metrics.voided.inc()
-            weights.republish_lost()
+            for keeper in self._commands or ():
+                keeper.republish_lost()
             for worker in reconciler.find_unsynced(self.state):
                 self._metrics.resyncs.inc()
                 self.spawn(reconciler.request_resync(worker), "resync")
@@ -271,8 +277,8 @@ class RouterActor(Actor):
         self.log.info("draining", log_position=self.state.position)
         if self._subscription is not None:
             await self._subscription.unsubscribe()
-        if self._weights is not None:
-            await self._weights.close()
+        for keeper in self._commands or ():
+            await keeper.close()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(2.0):
                 await self._bursts.wait_drained()
@@ -294,8 +300,8 @@ class RouterActor(Actor):
 
     async def close(self) -> None:
         """See `Actor.close`."""
-        if self._weights is not None:
-            await self._weights.close()
+        for keeper in self._commands or ():
+            await keeper.close()
         await self._queue.close()
         await self._divergence.stop()
         if self._subscription is not None:

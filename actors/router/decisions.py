@@ -40,6 +40,7 @@ from headwater.router.fold.state import RouterState
 from headwater.router.queue.waiting import BURST_MAX, order_by_prompt, order_by_regret
 from headwater.schemas import subjects
 from headwater.schemas.clock import Clock
+from headwater.schemas.events import Event
 from headwater.schemas.events.fleet import EnginesWeighted
 from headwater.schemas.events.route import (
     Decision,
@@ -244,6 +245,20 @@ _encode = msgspec.msgpack.Encoder().encode
 _log = structlog.get_logger("headwater.weights")
 
 
+async def write_and_fold(
+    clock: Clock, follower: LogFollower, fleet: Writer, event: Event, what: str
+) -> ControlReply | None:
+    """Write an operator's event and return once the router has it from the log; else why not."""
+    if not fleet.offer(event):
+        return ControlReply(503, "the log accepts no events at present; nothing was changed")
+    until_s = clock.monotonic_s() + FOLDED_S
+    while fleet.pending or follower.state.position < fleet.position:
+        if clock.monotonic_s() >= until_s:
+            return ControlReply(504, f"the log has not stored {what} within {FOLDED_S:g} s; show them again")
+        await clock.sleep(POLL_S)
+    return None
+
+
 class EngineWeightsKeeper:
     """The engine weights of a pool at one router. `fleet` is the router's writer of fleet events."""
 
@@ -296,15 +311,10 @@ class EngineWeightsKeeper:
         invalid = find_invalid_weight(request.weights, workers) if request.weights else ""
         if invalid:
             return ControlReply(400, invalid)
-        if not self._fleet.offer(EnginesWeighted(request.weights, request.by)):
-            return ControlReply(503, "the log accepts no events at present; nothing was changed")
-        until_s = self._ports.clock.monotonic_s() + FOLDED_S
-        while self._fleet.pending or self._follower.state.position < self._fleet.position:
-            if self._ports.clock.monotonic_s() >= until_s:
-                return ControlReply(
-                    504, f"the log has not stored the weights within {FOLDED_S:g} s; show them again"
-                )
-            await self._ports.clock.sleep(POLL_S)
+        event = EnginesWeighted(request.weights, request.by)
+        failure = await write_and_fold(self._ports.clock, self._follower, self._fleet, event, "the weights")
+        if failure is not None:
+            return failure
         _log.info("engine_weights_set", pool=self._pool, weights=request.weights, by=request.by)
         return ControlReply(200, "engine weights set" if request.weights else "engine weights removed")
 

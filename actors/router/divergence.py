@@ -35,7 +35,7 @@ from headwater.actors.runtime.persistence import Ports
 from headwater.actors.runtime.tables import LeaseTable
 from headwater.events.writer import Writer
 from headwater.router.fold.load import Loads
-from headwater.router.fold.state import RouterState
+from headwater.router.fold.state import STATE_VERSION, RouterState
 from headwater.schemas import subjects
 from headwater.schemas.events.fleet import WorkerLeft
 from headwater.schemas.events.route import DecisionVoided, StateDigest
@@ -122,7 +122,14 @@ class DivergenceCheck:
         else:
             digest = state.digest(loads)
         own = StateDigest(
-            self._name, self._epoch, __version__, state.log, state.since, state.position, digest
+            self._name,
+            self._epoch,
+            # Two builds of one release may differ.
+            f"{__version__}/{STATE_VERSION}",
+            state.log,
+            state.since,
+            state.position,
+            digest,
         )
         _store(self._own, own)
         for theirs in list(self._others.values()):

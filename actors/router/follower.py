@@ -27,9 +27,10 @@ from headwater.actors.runtime.persistence import Ports, SnapshotReader
 from headwater.events.ports import Gap, Log, LogError, LogUnavailable, Record, Slice, Unreadable
 from headwater.events.snapshot_store import Policy, RetentionGuard, Snapshot, Tail, due
 from headwater.events.writer import PENDING_EVENTS_MAX
-from headwater.router.fold.load import Loads
+from headwater.router.fold.load import Loads, Split
 from headwater.router.fold.state import RouterState, apply_to_loads, in_order
 from headwater.schemas.clock import Clock
+from headwater.schemas.events import UnknownEvent
 from headwater.schemas.events.route import Decision
 
 LAG_MESSAGES_MAX: Final = 2_000
@@ -75,6 +76,8 @@ class LogFollower:
         self._log = log
         self._metrics = metrics
         self._lost_weights: dict[str, float] = {}
+        self._lost_splits: dict[str, Split] = {}
+        self._unknown: set[str] = set()
         self._unseen: deque[float] = deque(maxlen=PENDING_EVENTS_MAX)
         self._restarted_at = 0
         self._members_changed = True
@@ -111,6 +114,11 @@ class LogFollower:
         """The engine weights that the last gap removed from the fold. Returned once."""
         lost, self._lost_weights = self._lost_weights, {}
         return lost
+
+    def take_lost_splits(self) -> list[Split]:
+        """The traffic splits that the last gap removed from the fold. Returned once."""
+        lost, self._lost_splits = self._lost_splits, {}
+        return list(lost.values())
 
     async def follow(
         self, log: Log, incarnation: tuple[str, int], guard: FoldGuard, listener: FoldListener
@@ -161,6 +169,9 @@ class LogFollower:
             self._metrics.breaks.inc()
             self._log.error("log_chain_broken", **broken._asdict())
         for event in events:
+            if isinstance(event, UnknownEvent):
+                self._note_unknown(record, event)
+                continue
             self.state.apply_to_index(record.batch, event)
             apply_to_loads(self.logged, record, event)
             if own and isinstance(event, Decision) and event.number > self._restarted_at:
@@ -168,6 +179,17 @@ class LogFollower:
                 self._note_seen(event.number)
             else:
                 apply_to_loads(self.state.loads, record, event)
+
+    def _note_unknown(self, record: Record, event: UnknownEvent) -> None:
+        self._metrics.unknown.inc()
+        if event.kind not in self._unknown:
+            self._unknown.add(event.kind)
+            self._log.warning(
+                "log_event_unknown",
+                log_position=record.position,
+                event_kind=event.kind,
+                writer=record.batch.writer,
+            )
 
     async def _publish_digest(self, record: Record) -> None:
         marked = self._marks.is_marked(record.stored_ns)
@@ -184,6 +206,7 @@ class LogFollower:
         self._log.error("log_gap", first=gap.first, last=gap.last, reason=gap.reason)
         self._metrics.gaps.inc()
         self._lost_weights = self.state.loads.engine_weights or self._lost_weights
+        self._lost_splits = self.state.loads.splits or self._lost_splits
         identity = self.state.log
         self.state = RouterState(whole=False)
         self._members_changed = True

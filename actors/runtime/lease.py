@@ -70,7 +70,7 @@ class LeaseHandle:
     """A lease that was taken. Its `epoch` never changes; its revision in the table changes with each renewal.
 
     `persistence`, set by the holder, is what the lease reports as `Lease.stalled`; `serves`, `reads_embeddings`,
-    `embedding_format` and `encodes` are its fields, reported at the next renewal, or by `publish`.
+    `embedding_format`, `encodes` and `revision` are its fields, reported at the next renewal, or by `publish`.
     """
 
     def __init__(
@@ -90,6 +90,7 @@ class LeaseHandle:
         self.reads_embeddings = False
         self.embedding_format = ""
         self.encodes = lease.encodes
+        self.revision = lease.revision
         self._table = table
         self._key = key
         self._lease = lease
@@ -117,6 +118,7 @@ class LeaseHandle:
             reads_embeddings=self.reads_embeddings,
             embedding_format=self.embedding_format,
             encodes=self.encodes,
+            revision=self.revision,
         )
         return msgspec.json.encode(value)
 

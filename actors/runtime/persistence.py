@@ -18,8 +18,9 @@ from headwater.events.snapshot_cache import SnapshotCache
 from headwater.events.snapshot_store import LADDER_BYTES, SnapshotStore, continues
 from headwater.events.table import Table
 from headwater.events.writer import Writer
-from headwater.router.fold.state import RouterState
+from headwater.router.fold.state import STATE_VERSION, RouterState
 from headwater.router.index.pack import prepare
+from headwater.schemas import subjects
 from headwater.schemas.clock import Clock
 
 STALLED_S: Final = 4.0
@@ -183,8 +184,19 @@ class SnapshotReader:
             return None
         try:
             # In a thread: the event loop must renew the lease.
-            return await asyncio.to_thread(RouterState.restore, snapshot)
+            state = await asyncio.to_thread(RouterState.restore, snapshot)
         except (msgspec.ValidationError, LookupError, TypeError, ValueError) as error:
             # Written by another release.
             self._log.error("snapshot_unusable", log_position=snapshot.position, reason=repr(error))
             return None
+        if state.version < STATE_VERSION:
+            await self._complete(state, log)
+        return state
+
+    async def _complete(self, state: RouterState, log: Log) -> None:
+        """Add to the state of an earlier release what that did not read. Its fleet events are few."""
+        async for piece in log.scan(0, state.position, subjects.pool_kinds("fleet")):
+            for record in piece.records:
+                state.complete(record)
+        self._log.info("snapshot_completed", log_position=state.position, made_by=state.version)
+        state.version = STATE_VERSION

@@ -43,7 +43,7 @@ from headwater.actors.worker.health import EngineHealth
 from headwater.actors.worker.incarnation import CommandAudit, Incarnation, written_subjects
 from headwater.actors.worker.inflight import WorkerProfile, WorkerStatus
 from headwater.actors.worker.lora import LoraGate, LoraManager, LoraSettings
-from headwater.actors.worker.model_card import CardKeeper, Served, media_processor
+from headwater.actors.worker.model_card import CardKeeper, Served, media_processor, name_revision
 from headwater.actors.worker.pooling import PoolingRequests
 from headwater.actors.worker.requests import RequestIntake
 from headwater.actors.worker.settings import HealthSettings
@@ -157,6 +157,7 @@ class WorkerActor(Actor):
         return {
             "state": "draining" if self.stopping else self.status.state,
             "role": self.status.role,
+            "revision": self.status.revision,
             "pool": self._pool,
             "epoch": self.epoch,
             "running": load.running,
@@ -203,6 +204,7 @@ class WorkerActor(Actor):
         self.status.media_processor = media_processor(self._served.files, info)
         keeper = CardKeeper(self.ports, self._served, self.engine, info, self.name)
         self._own_card = keeper.own
+        self.status.revision = self.status.revision or name_revision(keeper.own)
         if self.status.role == "encode":
             await keeper.check()
         else:
@@ -282,6 +284,7 @@ class WorkerActor(Actor):
         self.encoding.epoch = held.epoch
         held.reads_embeddings = self._reader.transfer is not None
         held.embedding_format = self.status.embedding_format if self._transfer is not None else ""
+        held.revision = self.status.revision
         held.encodes = kinds_encoded(self.info.media.placeholders, self.engine.capabilities)
         self._lease = held
         try:

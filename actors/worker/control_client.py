@@ -1,4 +1,4 @@
-"""The client side of control for `headwater ctl`, the admin port and the console: commands to a worker, and the engine weights of a pool."""
+"""The client side of control for `headwater ctl`, the admin port and the console: commands to a worker, and the engine weights and traffic splits of a pool."""
 
 import asyncio
 from typing import Any
@@ -10,7 +10,13 @@ from headwater.actors.runtime.persistence import Ports
 from headwater.actors.runtime.tables import LeaseTable
 from headwater.actors.worker.control import ANSWER_S
 from headwater.schemas import subjects
-from headwater.schemas.messages.control import ControlReply, ControlRequest, WeightsReply, WeightsRequest
+from headwater.schemas.events.splits import SplitReply, SplitRequest
+from headwater.schemas.messages.control import (
+    ControlReply,
+    ControlRequest,
+    WeightsReply,
+    WeightsRequest,
+)
 from headwater.schemas.tables import Lease
 
 REPLY_S = ANSWER_S + 10.0
@@ -22,6 +28,7 @@ WEIGHTS_S = 10.0
 _encode = msgspec.msgpack.Encoder().encode
 _reply = msgspec.msgpack.Decoder(ControlReply)
 _weights_reply = msgspec.msgpack.Decoder(WeightsReply)
+_split_reply = msgspec.msgpack.Decoder(SplitReply)
 
 
 async def send_command(
@@ -88,6 +95,19 @@ async def list_workers(ports: Ports, by: str = "") -> list[dict[str, Any]]:
         }
         for lease, status in zip(held.values(), replies, strict=True)
     ]
+
+
+async def request_split(ports: Ports, pool: str, request: SplitRequest) -> SplitReply:
+    """Show or set a pool's traffic split at one of its routers. Where none answers, the reply says so (404, 504)."""
+    subject = subjects.traffic_split(ports.ns, pool)
+    try:
+        data = await ports.bus.request(subject, _encode(request), timeout_s=WEIGHTS_S)
+    except NoResponder:
+        detail = f"no router of pool {pool} answers: start one, of this release or a later one"
+        return SplitReply(ControlReply(404, detail))
+    except BusError as error:
+        return SplitReply(ControlReply(504, f"the router of pool {pool}: {error}"))
+    return _split_reply.decode(data)
 
 
 async def request_weights(ports: Ports, pool: str, request: WeightsRequest) -> WeightsReply:

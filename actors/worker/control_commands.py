@@ -291,6 +291,7 @@ class Commands:
                 "state": state,
                 "sleep_level": self._sleep_level,
                 "role": status.role,
+                "revision": status.revision,
                 "tier": status.tier,
                 "taints": list(status.taints),
                 "epoch": worker.epoch,

@@ -312,6 +312,7 @@ class Incarnation:
             taints=status.taints,
             tokenizer=status.tokenizer,
             media_processor=status.media_processor,
+            revision=status.revision,
         )
 
     def _current_status(self) -> WorkerChanged:

@@ -293,7 +293,8 @@ class Inflight:
 class WorkerProfile(NamedTuple):
     """What a worker is started as. `instance` names the engine instance; the ranks of one engine share it.
 
-    `embedding_format` names the image embeddings that it exchanges with other workers; "": its engine's.
+    `embedding_format` names the image embeddings that it exchanges with other workers; "": its engine's. `revision` names what it
+    runs; "": its engine, its model and this release (`name_revision`).
     """
 
     role: Role = "both"
@@ -301,6 +302,7 @@ class WorkerProfile(NamedTuple):
     tier: str = ""
     taints: tuple[str, ...] = ()
     embedding_format: str = ""
+    revision: str = ""
 
 
 class StatusPublisher(Protocol):
@@ -322,6 +324,7 @@ class WorkerStatus:
         self.instance = profile.instance
         self.tier = profile.tier
         self.embedding_format = profile.embedding_format
+        self.revision = profile.revision
         self.role: Role = profile.role
         self.state: WorkerState = "ready"
         self.taints = profile.taints

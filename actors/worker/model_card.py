@@ -6,19 +6,21 @@ expires `CARD_TTL_S` after the last worker of the pool has ended.
 """
 
 import hashlib
+import re
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
 import structlog
 from msgspec.structs import replace
 
+from headwater import __version__
 from headwater.actors.runtime.persistence import Ports
 from headwater.actors.runtime.tables import CardTable, LeaseTable
 from headwater.engines.engine import Engine, EngineInfo, EngineUnavailable
 from headwater.engines.model_files import ModelFiles
 from headwater.events.ports import LogError
 from headwater.schemas import subjects
-from headwater.schemas.names import pool_name
+from headwater.schemas.names import REVISION_MAX, pool_name
 from headwater.schemas.tables import MIGRATIONS_MAX, MediaSupport, ModelCard
 
 CARD_TTL_S: Final = 900
@@ -196,6 +198,12 @@ def own_card(served: Served, engine: Engine, info: EngineInfo, now_s: int) -> Mo
         identity=files.identity,
         dtype=info.dtype,
     )
+
+
+def name_revision(card: ModelCard) -> str:
+    """The revision of a worker that is given none: its engine and model, and this release, as its own card has them."""
+    parts = (card.engine, card.engine_version, card.identity[:8], f"hw{__version__}")
+    return re.sub(r"[^A-Za-z0-9._+-]+", "-", "-".join(part for part in parts if part))[:REVISION_MAX]
 
 
 def check_block_size(name: str, wanted: int, cards: Iterable[ModelCard], live: Mapping[str, str]) -> None:

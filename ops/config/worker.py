@@ -13,6 +13,7 @@ from headwater.engines.limits import EMBEDDINGS_MIB, LORA_CACHE_MIB, LORA_FETCH_
 from headwater.engines.traits import EngineTraits, Table, Text
 from headwater.ops.config.setting import Flag, Prefix, section_type
 from headwater.schemas.events.fleet import Role
+from headwater.schemas.names import REVISION_MAX
 from headwater.schemas.tables import MIGRATIONS_MAX
 
 Label = Annotated[str, Meta(pattern="^[A-Za-z0-9_-]{1,64}$")]
@@ -198,6 +199,13 @@ class WorkerSettings(NamedTuple):
     tier: Annotated[
         Annotated[str, Meta(pattern="^[A-Za-z0-9_-]{0,64}$")],
         Meta(description="service class; requests that name one (x-headwater-tier) go only to its workers"),
+    ] = ""
+    revision: Annotated[
+        Annotated[str, Meta(pattern=f"^[A-Za-z0-9._+-]{{0,{REVISION_MAX}}}$")],
+        Meta(
+            description="name of what the workers run: prefill and decode workers of one revision make pairs, and `headwater switch` moves "
+            "requests from one revision to another (default: made of the engine's version, the model and Headwater's version)"
+        ),
     ] = ""
     taints: Annotated[
         tuple[Label, ...],

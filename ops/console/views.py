@@ -94,6 +94,7 @@ async def fleet_view(history: History, query: Query) -> Document:
         },
         "rates": {"window_s": 60, **rates._asdict()},
         "engine_weights": fleet.loads.engine_weights,
+        "splits": {name: split.event.shares for name, split in sorted(fleet.loads.splits.items())},
         "findings": [one._asdict() for one in findings(fleet, history.requests, recent_marks)],
     }
 
@@ -105,6 +106,7 @@ def _worker(one: Worker, history: History, hits: dict[str, float], moment: Momen
         "name": one.name,
         "epoch": one.epoch,
         "engine": one.engine,
+        "revision": one.revision,
         "role": one.role,
         "state": "draining" if one.draining else one.state,
         "instance": one.instance,

@@ -51,6 +51,7 @@ class StateFacts(msgspec.Struct, frozen=True):
     position: int
     workers: dict[str, WorkerFacts]
     engine_weights: dict[str, float]
+    splits: dict[str, dict[str, float]]
     blocks: int
 
 
@@ -95,13 +96,16 @@ def facts_of(state: RouterState) -> StateFacts:
         )
         for name, worker in sorted(state.loads.workers.items())
     }
-    return StateFacts(state.position, workers, dict(state.loads.engine_weights), state.index.rows)
+    splits = {name: dict(split.event.shares) for name, split in sorted(state.loads.splits.items())}
+    return StateFacts(state.position, workers, dict(state.loads.engine_weights), splits, state.index.rows)
 
 
 def changes(before: StateFacts, after: StateFacts) -> Iterator[Change]:
     """What differs, the pool first, then worker by worker."""
     if before.engine_weights != after.engine_weights:
         yield Change("", "engine weights", before.engine_weights, after.engine_weights)
+    if before.splits != after.splits:
+        yield Change("", "traffic splits", before.splits, after.splits)
     if before.blocks != after.blocks:
         yield Change("", "distinct blocks", before.blocks, after.blocks)
     for name in sorted(before.workers.keys() | after.workers.keys()):

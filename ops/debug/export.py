@@ -36,6 +36,7 @@ from headwater.schemas.events import Event
 from headwater.schemas.events.fleet import (
     EnginesWeighted,
     LoadReported,
+    TrafficSplit,
     WorkerChanged,
     WorkerControlled,
     WorkerDraining,
@@ -100,7 +101,7 @@ class Exporter:
             elif isinstance(event, OF_A_WORKER):
                 self._worker(event.worker)
                 self._instant(event.worker, event, time_ns)
-            elif isinstance(event, EnginesWeighted):
+            elif isinstance(event, EnginesWeighted | TrafficSplit):
                 self._instant(FLEET, event, time_ns)
 
     def _worker(self, name: str) -> str:

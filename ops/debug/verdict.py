@@ -5,7 +5,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from headwater.router.decision.candidates import FILTERS, weights_for
+from headwater.router.decision.candidates import FILTERS, revision_shares_for, weights_for
 from headwater.router.decision.cost import cost_weights, delay_of_others, weights_at
 from headwater.router.decision.decide import CannotRecompute, constraints_of
 from headwater.router.fold.load import Loads
@@ -33,6 +33,7 @@ class Standing(NamedTuple):
     engine: str = ""
     cold: bool = False
     obstacles: tuple[Obstacle, ...] = ()
+    revision: str = ""
 
 
 def standing_of(state: RouterState, loads: Loads, worker: str, decision: Decision) -> Standing:
@@ -57,7 +58,12 @@ def standing_of(state: RouterState, loads: Loads, worker: str, decision: Decisio
         shares = " ".join(f"{engine}={weight:g}" for engine, weight in sorted(weights.items()))
         text = f"the engine weights ({shares}) give its engine {known.engine} no new request"
         obstacles.append(Obstacle("engine weights", text))
-    return Standing(True, known.epoch, known.engine, worker in state.cold, tuple(obstacles))
+    split = revision_shares_for(loads, wanted)
+    if split.get(known.revision, 1.0) <= 0:
+        shares = " ".join(f"{revision}={share:g}" for revision, share in sorted(split.items()))
+        text = f"the traffic split ({shares}) gives its revision {known.revision} no new request"
+        obstacles.append(Obstacle("traffic split", text))
+    return Standing(True, known.epoch, known.engine, worker in state.cold, tuple(obstacles), known.revision)
 
 
 def _state_text(worker: Traits, _: Constraints) -> str:
@@ -84,6 +90,9 @@ TEXTS: Final[dict[str, Callable[[Traits, Constraints], str]]] = {
     ),
     "engine": lambda worker, wanted: (
         f"it runs {worker.engine}, and the request was for engine {wanted.engine}"
+    ),
+    "revision": lambda worker, wanted: (
+        f"it is of revision {worker.revision or '(none)'}, and the request was for revision {wanted.revision}"
     ),
     "taint": lambda worker, wanted: (
         f"the request did not tolerate {', '.join(sorted(set(worker.taints) - set(wanted.tolerates)))}"
@@ -163,6 +172,10 @@ def passed_over(decision: Decision, standing: Standing, worker: Candidate) -> st
         return (
             f"the engine weights ({weights}) drew {draw.used} for this request, and it runs {standing.engine}"
         )
+    split = decision.revision_draw
+    if split is not None and standing.revision != split.used:
+        shares = " ".join(f"{revision}={share:g}" for revision, share in split.weights)
+        return f"the traffic split ({shares}) drew revision {split.used} for this request, and it is of {standing.revision or 'none'}"
     if policy not in ("", "kv"):
         return f"policy {policy} chose, which does not go by the cost alone"
     if decision.preferences.temperature > 0:

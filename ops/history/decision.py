@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple, cast
 import msgspec
 
 from headwater.events.ports import LogError
-from headwater.ops.history.explanation import afterwards, why
+from headwater.ops.history.explanation import afterwards, explain_draws, why
 from headwater.ops.history.history import History, NotKept
 from headwater.ops.history.requests import request_of
 from headwater.router.decision.cost import cost_weights, delay_of_others, weights_at
@@ -109,8 +109,8 @@ def margin_of(decision: Decision, candidates: Sequence[Candidate]) -> float | No
 
 
 def explanation(decision: Decision, engines: Mapping[str, str]) -> str:
-    """In a few words why the chosen worker was chosen."""
-    return why(decision, engines, timed=is_timed(decision))
+    """In a few words what was drawn by weights, and why the chosen worker was chosen."""
+    return "; ".join([*explain_draws(decision), why(decision, engines, timed=is_timed(decision))])
 
 
 async def later(history: History, found: Found, position: int) -> list[str]:
@@ -178,6 +178,7 @@ async def what_if(history: History, found: Found, policy: PolicyName, weights: M
     changed = msgspec.structs.replace(
         decision,
         preferences=msgspec.structs.replace(decision.preferences, policy=policy),
+        policy_draw=decision.policy_draw if policy == decision.preferences.policy else None,
         weights=msgspec.structs.replace(decision.weights, **weights),
     )
     try:

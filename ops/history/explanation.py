@@ -8,6 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from headwater.ops.process.text_table import table
+from headwater.router.decision.candidates import drawing_key
 from headwater.router.decision.cost import cost_weights, delay_of_others, weights_at
 from headwater.router.decision.encode_leg import ANY_AHEAD
 from headwater.schemas.events import Event
@@ -18,7 +19,7 @@ from headwater.schemas.events.request import (
     RequestAccepted,
     RequestEncoded,
 )
-from headwater.schemas.events.route import Candidate, Decision, EngineDraw, Shadowed
+from headwater.schemas.events.route import Candidate, Decision, Draw, Shadowed
 from headwater.schemas.media_kind import ONE
 from headwater.schemas.messages.inference import Leg
 from headwater.schemas.tables import ENCODE_NEEDS
@@ -97,13 +98,12 @@ def describe(
         if shown.decoding
         else []
     )
-    drawn = [why_engine(decision.draw, decision)] if decision.draw is not None else []
     lines = [
         _head(decision, position),
         table(_columns(decision, shown), rows),
         *_rest(decision),
         *expected,
-        *drawn,
+        *explain_draws(decision),
         f"{decision.worker}{does}: {why(decision, engines, timed=shown.times)}",
     ]
     return "\n".join(lines + [f"  later: {line}" for line in after])
@@ -182,21 +182,35 @@ def _rest(decision: Decision) -> list[str]:
     return [f"and {rest:,} more of {decision.scored:,} candidates: --all shows them"] if rest > 0 else []
 
 
-def why_engine(draw: EngineDraw, decision: Decision) -> str:
-    """The engine, and how weights selected it."""
-    weights = " ".join(f"{engine}={weight:g}" for engine, weight in draw.weights)
-    by = (
-        f"session {decision.preferences.session}" if decision.preferences.session else f"seed {decision.seed}"
+def explain_draws(decision: Decision) -> list[str]:
+    """The engine, the revision and the policy that were drawn, and how; the worker's revision also where none was."""
+    draws = (
+        ("engine", decision.draw),
+        ("revision", decision.revision_draw),
+        ("policy", decision.policy_draw),
     )
+    found = [why_drawn(what, draw, decision) for what, draw in draws if draw is not None]
+    if decision.revision and decision.revision_draw is None:
+        found.append(f"revision {decision.revision}: no traffic split applied")
+    return found
+
+
+def why_drawn(what: str, draw: Draw, decision: Decision) -> str:
+    """The engine, revision or policy, and how weights selected it."""
+    weights = " ".join(f"{name}={weight:g}" for name, weight in draw.weights)
+    by = drawing_key(decision.preferences, decision.seed)
     if draw.drawn == draw.used:
-        return f"engine {draw.used}: drawn by weights {weights}, {by}"
-    return f"engine {draw.used} in place of {draw.drawn}, drawn by weights {weights}, {by}: {draw.reason}"
+        return f"{what} {draw.used}: drawn by weights {weights}, {by}"
+    return f"{what} {draw.used} in place of {draw.drawn}, drawn by weights {weights}, {by}: {draw.reason}"
 
 
 def why(decision: Decision, engines: Mapping[str, str], *, timed: bool) -> str:
     """Return in a few words why the chosen worker was chosen."""
     chosen, draw = decision.chosen, decision.draw
     offered = [one for one in decision.candidates if draw is None or engines.get(one.worker) == draw.used]
+    if decision.revision_draw is not None:
+        # The record does not say of which revision the others are.
+        offered = [chosen]
     # The log may lack the joining of a worker.
     least = min(candidate.score for candidate in [*offered, chosen])
     if decision.constraints.pinned:

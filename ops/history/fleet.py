@@ -20,6 +20,7 @@ from headwater.router.fold.worker import Credit, NoCredit
 from headwater.schemas.events.fleet import (
     EnginesWeighted,
     LoadReported,
+    TrafficSplit,
     WorkerChanged,
     WorkerDraining,
     WorkerJoined,
@@ -75,7 +76,7 @@ class Samples:
 
 
 class Mark(NamedTuple):
-    """An event of the fleet for people: `kind` is joined, left, drain, changed or weights."""
+    """An event of the fleet for people: `kind` is joined, left, drain, changed, weights or split."""
 
     time_ns: int
     position: int
@@ -187,7 +188,10 @@ def mark_of(record: Record, event: object) -> Mark | None:
 
     match event:
         case WorkerJoined():
-            return mark("joined", event.worker, event.epoch, f"joined as {event.role} with {event.engine}")
+            of = f", revision {event.revision}" if event.revision else ""
+            return mark(
+                "joined", event.worker, event.epoch, f"joined as {event.role} with {event.engine}{of}"
+            )
         case WorkerLeft():
             return mark("left", event.worker, event.epoch, f"left: {event.reason}")
         case WorkerDraining():
@@ -204,5 +208,10 @@ def mark_of(record: Record, event: object) -> Mark | None:
             return mark(
                 "weights", "", 0, f"engine weights: {weights or 'none'}, set by {event.by or 'unknown'}"
             )
+        case TrafficSplit():
+            shares = " ".join(f"{name}={share:g}" for name, share in event.shares.items()) or "none"
+            why = f": {event.reason}" if event.reason else ""
+            text = f"split by {event.subject}: {shares}, set by {event.by or 'unknown'}{why}"
+            return mark("split", "", 0, text)
         case _:
             return None

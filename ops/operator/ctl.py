@@ -131,6 +131,7 @@ async def _list(ports: Ports, by: str, *, as_json: bool) -> int:
             one.get("load", {}).get("waiting", "-"),
             f"{one['load']['used_blocks']}/{one['load']['total_blocks']}" if "load" in one else "-",
             one.get("epoch", "-"),
+            one.get("revision", "-"),
             ", ".join(one.get("loras", [])),
             ", ".join(one.get("taints", [])),
         )
@@ -138,7 +139,10 @@ async def _list(ports: Ports, by: str, *, as_json: bool) -> int:
     ]
     print(
         table(
-            ("worker", "pool", "role", "state", "running", "waiting", "blocks", "epoch", "loras", "taints"),
+            (
+                *("worker", "pool", "role", "state", "running", "waiting", "blocks", "epoch", "revision"),
+                *("loras", "taints"),
+            ),
             rows,
         )
     )

@@ -20,7 +20,7 @@ from headwater.ops.process.text_table import table
 from headwater.router.fold.state import RouterState, in_order
 from headwater.router.index.tree import text, tree
 from headwater.router.replay import Recorded
-from headwater.schemas.events.fleet import EnginesWeighted, WorkerControlled
+from headwater.schemas.events.fleet import EnginesWeighted, TrafficSplit, WorkerControlled
 from headwater.schemas.events.request import RequestRouted, RequestStepped
 from headwater.schemas.events.route import Decision
 from headwater.schemas.names import InvalidName
@@ -75,6 +75,8 @@ async def audited(log: Log) -> list[dict[str, Any]]:
                     found.append({"position": record.position, "time": when, **facts})
                 elif isinstance(event, EnginesWeighted):
                     found.append({"position": record.position, "time": when, **_weighted(record, event)})
+                elif isinstance(event, TrafficSplit):
+                    found.append({"position": record.position, "time": when, **_split(record, event)})
     return found
 
 
@@ -88,6 +90,19 @@ def _weighted(record: Record, event: EnginesWeighted) -> dict[str, Any]:
         "by": event.by,
         "status": 200,
         "detail": "engine weights set" if event.weights else "engine weights removed",
+    }
+
+
+def _split(record: Record, event: TrafficSplit) -> dict[str, Any]:
+    """A traffic split, as a command to the router that wrote it."""
+    return {
+        "worker": record.batch.writer,
+        "epoch": record.batch.epoch,
+        "command": f"split by {event.subject}",
+        "arguments": event.shares,
+        "by": event.by,
+        "status": 200,
+        "detail": event.reason or ("traffic split set" if event.shares else "traffic split removed"),
     }
 
 

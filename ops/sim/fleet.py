@@ -139,6 +139,10 @@ class SimFleet:
         self.store = Store(loop, self.network, draw, trace)
         self.engines, self.routers, self.edges = engines, routers, edges
         self.encoders = list(encoders)
+        self.revisions: dict[str, str] = {}
+        """Revisions of engines by their names, where a test sets them; others have the default."""
+        self.own_settings: dict[str, SimSettings] = {}
+        """Settings of engines that differ from the others'."""
         self.transfers = SimTransfers(Process("transfers", loop), self._disturbed_read)
         self._read_draw = random.Random(f"reads {seed}")
         self.processes: dict[str, Process] = {}
@@ -227,17 +231,14 @@ class SimFleet:
             handoff = SimHandoff(unique, process, self.fabric, self._choreography)
             split_only = self._choreography == "room" and self.roles.get(name, "both") != "both"
             reads = bool(self.encoders) and self.roles.get(name, "both") != "decode"
-            settings = self._settings._replace(split_only=split_only, reads_embeddings=reads)
+            settings = self.own_settings.get(name, self._settings)._replace(
+                split_only=split_only, reads_embeddings=reads
+            )
             made = SimEngine(settings, process, handoff)
             process.on_kill(partial(self.fabric.drop_engine, unique))
             if self.processes[name] is process:
                 self.sim_engines[name] = made
-            profile = WorkerProfile(
-                role=self.roles.get(name, "both"),
-                instance=name,
-                taints=taints_of(self._seed, self.engines.index(name)),
-            )
-            return worker(made, profile)
+            return worker(made, self._profile(name))
 
         def encoder() -> Actor:
             made = SimEncoder(self._settings, process)
@@ -279,6 +280,15 @@ class SimFleet:
 
         groups = ((self.engines, engine), (self.routers, router), (self.encoders, encoder))
         return next((make for group, make in groups if name in group), edge)
+
+    def _profile(self, name: str) -> WorkerProfile:
+        """What an engine's worker is started as."""
+        return WorkerProfile(
+            role=self.roles.get(name, "both"),
+            instance=name,
+            taints=taints_of(self._seed, self.engines.index(name)),
+            revision=self.revisions.get(name, ""),
+        )
 
     def _disturbed_read(self) -> TransferFault:
         """A read of an embedding: as late as a message, and where one is lost it ends by its reader's patience."""

@@ -9,13 +9,15 @@ All workers are scored at once, as arrays (`cost.score_workers`). Tests compare 
 All filters but the last test what workers have in common with others (`Traits`), so that a decision tests each kind of worker once. The last
 leaves out incarnations by name.
 
-An engine of a weighted pool is drawn by weighted rendezvous hashing: each engine gets a time from an exponential distribution
-with its weight as the rate, seeded by the request and the engine, and the earliest one is drawn. So an engine is drawn in
-proportion to its weight; the requests of one session always draw the same; a change of weights moves only the sessions that it
-has to move; and where no worker of the drawn engine may take the request, the order of the others is fixed too.
+An engine of a weighted pool, and a revision or a policy of a split one, is drawn by weighted rendezvous hashing: each gets a time
+from an exponential distribution with its weight as the rate, seeded by its name and by the request, and the earliest one is drawn.
+So each is drawn in proportion to its weight; the requests of one session, or else of one conversation, always draw the same; a
+change of weights moves only the sessions that it has to move; and where no worker of the drawn engine may take the request, the
+order of the others is fixed too.
 
-A request for a given worker or engine draws none, nor does a decode leg: its prefill leg has drawn. Nor do images for encode
-workers: what the serving worker can read decides.
+A request for a given worker or engine draws no engine, nor does a decode leg: its prefill leg has drawn. Nor do images for encode
+workers: what the serving worker can read decides. The same holds for revisions. Those without a share come last: a pool whose workers
+are all of other revisions than its split names still serves.
 """
 
 import math
@@ -34,9 +36,9 @@ from headwater.router.decision.context import ScoringContext
 from headwater.router.fold.columns import F64, I64, PLACEMENTS_MAX, Flags, WorkerColumns
 from headwater.router.fold.load import Loads
 from headwater.router.fold.worker import Traits, Worker
-from headwater.schemas.constraints import Constraints
+from headwater.schemas.constraints import Constraints, Preferences
 from headwater.schemas.events.fleet import LORA_ON_DEMAND
-from headwater.schemas.events.route import Candidate, EngineDraw
+from headwater.schemas.events.route import Candidate, Draw
 from headwater.schemas.messages.inference import Leg
 
 
@@ -99,6 +101,12 @@ FILTERS: Final[tuple[Filter, ...]] = (
         lambda wanted: bool(wanted.engine),
         lambda worker, wanted: worker.engine == wanted.engine,
         lambda wanted: f"runs {wanted.engine}",
+    ),
+    Filter(
+        "revision",
+        lambda wanted: bool(wanted.revision),
+        lambda worker, wanted: worker.revision == wanted.revision,
+        lambda wanted: f"is of revision {wanted.revision}",
     ),
     Filter(
         "taint",
@@ -219,57 +227,110 @@ def weights_for(loads: Loads, wanted: Constraints) -> Mapping[str, float]:
     return {} if drawn else loads.engine_weights
 
 
+def revision_shares_for(loads: Loads, wanted: Constraints) -> Mapping[str, float]:
+    """The shares by which a request draws the revision of its worker; empty where it draws none."""
+    is_image = "encode" in wanted.needs and wanted.pairs_with
+    drawn = wanted.pinned or wanted.revision or wanted.leg == "decode" or is_image
+    return {} if drawn else loads.shares("revision")
+
+
 def weighted_workers(loads: Loads, wanted: Constraints) -> list[Worker]:
-    """The workers, by name, without those whose engine may get no new request."""
-    weights = weights_for(loads, wanted)
+    """The workers, by name, without those whose engine or revision may get no new request."""
+    weights, shares = weights_for(loads, wanted), revision_shares_for(loads, wanted)
     workers = [worker for _, worker in sorted(loads.workers.items())]
-    return [one for one in workers if weights.get(one.engine, 0.0) > 0] if weights else workers
+    if weights:
+        workers = [one for one in workers if weights.get(one.engine, 0.0) > 0]
+    return [one for one in workers if shares.get(one.revision, 1.0) > 0] if shares else workers
 
 
-def order_engines(weights: Mapping[str, float], key: str) -> list[str]:
-    """Engines with a weight above 0: the one that `key` draws, then the others in the order in which they replace it."""
+def drawing_key(preferences: Preferences, seed: int) -> str:
+    """What decides a request's draws: its session, or else its conversation, or else its seed."""
+    if preferences.session:
+        return f"session {preferences.session}"
+    return f"conversation {preferences.conversation}" if preferences.conversation else f"seed {seed}"
+
+
+def order_by_draw(weights: Mapping[str, float], key: str) -> list[str]:
+    """Names with a weight above 0: the one that `key` draws, then the others in the order in which they replace it."""
     return sorted(
-        (engine for engine, weight in weights.items() if weight > 0),
-        key=lambda engine: (_arrival(engine, key) / weights[engine], engine),
+        (name for name, weight in weights.items() if weight > 0),
+        key=lambda name: (_arrival(name, key) / weights[name], name),
     )
 
 
-def _arrival(engine: str, key: str) -> float:
+def _arrival(name: str, key: str) -> float:
     """A draw from the exponential distribution of rate 1."""
-    digest = blake2b(engine.encode(), key=blake2b(key.encode()).digest(), digest_size=8).digest()
+    digest = blake2b(name.encode(), key=blake2b(key.encode()).digest(), digest_size=8).digest()
     return -math.log((int.from_bytes(digest, "little") + 0.5) / 2**64)
 
 
-def draw_engine(
-    loads: Loads, wanted: Constraints, session: str, seed: int, capable: Callable[[], Set[str]]
-) -> EngineDraw | None:
-    """The draw for a request whose candidates run the engines `capable`, one at least; None where it draws none.
-
-    The session decides, or else the seed.
-    """
+def draw_engine(loads: Loads, wanted: Constraints, key: str, capable: Callable[[], Set[str]]) -> Draw | None:
+    """The draw for a request whose candidates run the engines `capable`, one at least; None where it draws none."""
     weights = weights_for(loads, wanted)
     if not weights:
         return None
-    order = order_engines(weights, f"session {session}" if session else f"seed {seed}")
-    engines = capable()
+    order, engines = order_by_draw(weights, key), capable()
     used = next(engine for engine in order if engine in engines)
-    recorded = tuple(sorted(weights.items()))
-    if used == order[0]:
-        return EngineDraw(recorded, used, used)
-    return EngineDraw(recorded, order[0], used, _explain_passed_over(loads, wanted, order[0]))
+    return _drawn(weights, order[0], used, lambda: _explain_no_engine(loads, wanted, order[0]))
 
 
-def _explain_passed_over(loads: Loads, wanted: Constraints, engine: str) -> str:
+def draw_revision(
+    loads: Loads, wanted: Constraints, key: str, capable: Callable[[], Set[str]]
+) -> Draw | None:
+    """The draw for a request whose candidates are of the revisions `capable`, one at least; None where it draws none."""
+    shares = revision_shares_for(loads, wanted)
+    if not shares:
+        return None
+    revisions = capable()
+    listed = order_by_draw(shares, key)
+    unlisted = order_by_draw(dict.fromkeys(sorted(revisions - shares.keys()), 1.0), key)
+    order = [*listed, *unlisted]
+    used = next(revision for revision in order if revision in revisions)
+    return _drawn(shares, order[0], used, lambda: _explain_no_revision(loads, wanted, order[0]))
+
+
+def draw_policy(loads: Loads, key: str, known: Set[str]) -> Draw | None:
+    """The draw of a query that states no policy, among the policies that this release has; None without a split, or with none of them."""
+    shares = loads.shares("policy")
+    order = order_by_draw(shares, key)
+    used = next((policy for policy in order if policy in known), None)
+    if used is None:
+        return None
+    return _drawn(shares, order[0], used, lambda: f"this release has no policy {order[0]}")
+
+
+def _drawn(weights: Mapping[str, float], drawn: str, used: str, explain: Callable[[], str]) -> Draw:
+    return Draw(tuple(sorted(weights.items())), drawn, used, "" if used == drawn else explain())
+
+
+def _explain_no_engine(loads: Loads, wanted: Constraints, engine: str) -> str:
     workers = [worker for _, worker in sorted(loads.workers.items()) if worker.engine == engine]
     return explain_no_worker(workers, wanted) if workers else f"no worker of {engine} is in the pool"
 
 
-def explain_weights(loads: Loads, wanted: Constraints) -> str:
-    """Why no worker is left of a pool that has some: the weights name none of its engines."""
-    shares = ", ".join(
-        f"{engine}={weight:g}" for engine, weight in sorted(weights_for(loads, wanted).items())
+def _explain_no_revision(loads: Loads, wanted: Constraints, revision: str) -> str:
+    workers = [worker for _, worker in sorted(loads.workers.items()) if worker.revision == revision]
+    if not workers:
+        return f"no worker of revision {revision} is in the pool"
+    reason = explain_no_worker(workers, wanted)
+    # With engine weights, the engine was drawn before: its workers are of other revisions.
+    return (
+        reason if not wanted.exclude and not loads.engine_weights else f"{reason}, or runs the drawn engine"
     )
-    return f"none of the {len(loads.workers)} workers runs an engine with a weight above 0 ({shares})"
+
+
+def explain_weights(loads: Loads, wanted: Constraints) -> str:
+    """Why no worker is left of a pool that has some: the weights name none of its engines, or the split gives its revisions nothing."""
+    engines, revisions = weights_for(loads, wanted), revision_shares_for(loads, wanted)
+    count = len(loads.workers)
+    if engines and not any(engines.get(one.engine, 0.0) > 0 for one in loads.workers.values()):
+        weights = ", ".join(f"{engine}={weight:g}" for engine, weight in sorted(engines.items()))
+        return f"none of the {count} workers runs an engine with a weight above 0 ({weights})"
+    shares = ", ".join(f"{revision}={share:g}" for revision, share in sorted(revisions.items()))
+    return (
+        f"none of the {count} workers is of a revision that may get requests ({shares}): start workers of another one, "
+        "or change the shares with `headwater switch`"
+    )
 
 
 # Candidates.
@@ -356,6 +417,16 @@ class Candidates(Sequence[Candidate]):
             np.array([self._workers[row].engine == engine for row in self.rows.tolist()], np.bool_)
         )
 
+    def revisions(self) -> set[str]:
+        """Their revisions."""
+        return {self._workers[row].revision for row in self.rows.tolist()}
+
+    def of_revision(self, revision: str) -> "Candidates":
+        """Return the candidates of a revision."""
+        return self.only(
+            np.array([self._workers[row].revision == revision for row in self.rows.tolist()], np.bool_)
+        )
+
     def only(self, places: NDArray[np.bool_]) -> "Candidates":
         """Return the candidates at which `places` is true."""
         return Candidates(self._workers, self._counts, self._costs, self.rows[places], mixed=self.mixed)
@@ -392,11 +463,13 @@ def score_candidates(scoring: ScoringContext) -> Candidates:
     counts: I64 = np.empty((count, 8), np.int64)
     costs: F64 = np.empty((count, 5))
     excluded = _excluded(columns, wanted)
-    allowed, changes = _allowed(columns, wanted, weights_for(scoring.loads, wanted))
+    split = scoring.context.algorithm > 1
+    shares = revision_shares_for(scoring.loads, wanted) if split else {}
+    allowed, changes = _allowed(columns, wanted, weights_for(scoring.loads, wanted), shares)
     if excluded:
         allowed[excluded] = 0
     whole, legs, spare = cost.score_workers(
-        columns.table,
+        columns.table if split else columns.without_revisions(),
         columns.queues,
         (columns.classes, columns.lengths, columns.times),
         allowed,
@@ -445,11 +518,14 @@ def select_legs(scoring: ScoringContext, candidates: Candidates) -> Candidates:
 
 
 def _allowed(
-    columns: WorkerColumns, wanted: Constraints, engine_weights: Mapping[str, float]
+    columns: WorkerColumns,
+    wanted: Constraints,
+    engine_weights: Mapping[str, float],
+    revision_shares: Mapping[str, float],
 ) -> tuple[Flags, F64]:
     """Return which workers pass the filters, and how many slots of LoRA adapters each must change.
 
-    With `engine_weights`, an engine without one may get no request.
+    With `engine_weights`, an engine without one may get no request, and with `revision_shares` a revision with the share 0.
     """
     shared = (
         msgspec.structs.replace(wanted, exclude=(), pinned="") if wanted.exclude or wanted.pinned else wanted
@@ -468,6 +544,9 @@ def _allowed(
     if engine_weights:
         weighted = [engine_weights.get(traits.engine, 0.0) > 0 for traits in columns.kinds]
         passing = passing & np.array(weighted, np.uint8)
+    if revision_shares:
+        shared_in = [revision_shares.get(traits.revision, 1.0) > 0 for traits in columns.kinds]
+        passing = passing & np.array(shared_in, np.uint8)
     allowed: Flags = passing[kinds]
     return allowed, known[1][kinds]
 

@@ -1,7 +1,7 @@
 """The inputs of one decision besides the prompt: what the router adds, and what all candidates are scored with."""
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from headwater.router.decision.names import DEFAULT_POLICY
 from headwater.router.fold.load import Loads
@@ -10,11 +10,18 @@ from headwater.schemas.constraints import Constraints, Preferences
 from headwater.schemas.events.route import RouteQuery, Weights
 from headwater.schemas.hashing import U64
 
+ALGORITHM: Final = 2
+"""Version of everything that a decision depends on besides its record and the state: filters, costs, policies. Increase it with any
+change by which a recorded decision would come out otherwise. Version 1 knew neither revisions nor traffic splits."""
+
+RECOMPUTABLE: Final = frozenset({1, ALGORITHM})
+"""The versions whose decisions this release can make again."""
+
 
 class DecisionContext(NamedTuple):
     """What the deciding router contributes. `policy` and `temperature` apply to queries that state none.
 
-    `tenant` is the digest of the tenant of a recorded query, which names none.
+    `tenant` is the digest of the tenant of a recorded query, which names none, and `algorithm` the version of the algorithm to use.
     """
 
     number: int
@@ -27,6 +34,7 @@ class DecisionContext(NamedTuple):
     temperature: float = 0.0
     waited_ms: int = 0
     tenant: int = 0
+    algorithm: int = ALGORITHM
 
 
 class ScoringContext(NamedTuple):

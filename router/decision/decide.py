@@ -19,13 +19,21 @@ from headwater.router.decision import cost
 from headwater.router.decision.candidates import (
     Candidates,
     draw_engine,
+    draw_policy,
+    draw_revision,
+    drawing_key,
     explain_no_worker,
     explain_weights,
     score_candidates,
     select_legs,
     weighted_workers,
 )
-from headwater.router.decision.context import DecisionContext, ScoringContext
+from headwater.router.decision.context import (
+    ALGORITHM,
+    RECOMPUTABLE,
+    DecisionContext,
+    ScoringContext,
+)
 from headwater.router.decision.encode_leg import estimate_encoding
 from headwater.router.decision.policies import POLICIES, Choice, PolicyError
 from headwater.router.fold.columns import F64, WorkerColumns
@@ -33,7 +41,7 @@ from headwater.router.fold.load import Loads
 from headwater.router.fold.worker import sample_positions
 from headwater.router.index.prefix_index import PrefixIndex
 from headwater.schemas.constraints import Constraints, FlowControl, Preferences
-from headwater.schemas.events.route import Candidate, Decision, EngineDraw, RouteQuery, RouteRefused
+from headwater.schemas.events.route import Candidate, Decision, Draw, RouteQuery, RouteRefused
 from headwater.schemas.hashing import U64, pack_hashes, tenant_digest, unpack_hashes
 
 ALL_MAX: Final = 8
@@ -121,13 +129,6 @@ def unpack_rows(packed: bytes, count: int) -> list[int] | None:
 # Deciding and recomputing.
 
 NO_WORKER_RETRY_S: Final = 1.0
-ALGORITHM: Final = 1
-"""Version of everything that a decision depends on besides its record and the state: filters, costs, policies. Increase it with any
-change by which a recorded decision would come out otherwise."""
-
-RECOMPUTABLE: Final = frozenset({ALGORITHM})
-"""The versions whose decisions this release can make again."""
-
 RECOMPUTED: Final = FlowControl()
 """A recomputed query does not wait: it was admitted when it was recorded."""
 
@@ -138,6 +139,14 @@ class Prompt(NamedTuple):
     blocks: int
     hashes: U64
     last: int
+
+
+class Draws(NamedTuple):
+    """The draws of one decision, each None where nothing was drawn."""
+
+    engine: Draw | None
+    revision: Draw | None
+    policy: Draw | None
 
 
 class Evaluation(NamedTuple):
@@ -195,11 +204,13 @@ def evaluate(
     context: DecisionContext,
 ) -> Evaluation | RouteRefused:
     """`decide`, with all candidates."""
-    wanted = query.preferences
-    preferences = Preferences(
-        wanted.policy or context.policy,
-        wanted.temperature if wanted.temperature >= 0 else context.temperature,
-        wanted.session,
+    wanted, seed = query.preferences, seed_of(query.request)
+    key, splits = drawing_key(wanted, seed), context.algorithm > 1
+    policy_draw = draw_policy(loads, key, POLICIES.keys()) if splits and not wanted.policy else None
+    preferences = msgspec.structs.replace(
+        wanted,
+        policy=wanted.policy or (policy_draw.used if policy_draw is not None else context.policy),
+        temperature=wanted.temperature if wanted.temperature >= 0 else context.temperature,
     )
     policy = POLICIES.get(preferences.policy)
     if policy is None:
@@ -213,15 +224,17 @@ def evaluate(
     candidates = score_candidates(scoring)
     if not candidates:
         return _refuse(loads, query)
-    seed = seed_of(query.request)
-    draw = draw_engine(loads, query.constraints, preferences.session, seed, candidates.engines)
+    draw = draw_engine(loads, query.constraints, key, candidates.engines)
     offered = candidates if draw is None else candidates.of_engine(draw.used)
+    revision_draw = draw_revision(loads, query.constraints, key, offered.revisions) if splits else None
+    offered = offered if revision_draw is None else offered.of_revision(revision_draw.used)
     try:
         choice = Choice(scoring, select_legs(scoring, offered), seed)
         chosen = policy(choice)
     except PolicyError as error:
         return RouteRefused(str(error), status=400)
-    decision = _record(choice, chosen, candidates, draw, prompt, deepest, sample)
+    draws = Draws(draw, revision_draw, policy_draw)
+    decision = _record(choice, chosen, candidates, draws, prompt, deepest, sample)
     return Evaluation(decision, candidates, choice.candidates)
 
 
@@ -229,7 +242,7 @@ def _record(
     choice: Choice,
     chosen: Candidate,
     candidates: Candidates,
-    draw: EngineDraw | None,
+    draws: Draws,
     prompt: Prompt,
     deepest: int,
     sample: U64,
@@ -243,8 +256,7 @@ def _record(
     hashes, columns, constraints = prompt.hashes, loads.columns, query.constraints
     tenant = context.tenant or tenant_digest(query.flow.tenant)
     expected = loads.outputs.expect(query.max_tokens, query.prompt_tokens, tenant)
-    summary = summarize(candidates, choice.candidates, chosen, columns)
-    excluded = b""
+    summary, excluded = summarize(candidates, choice.candidates, chosen, columns), b""
     if len(candidates.excluded) > NAMED_MAX:
         excluded = pack_rows(list(candidates.excluded), len(columns.names))
         constraints = msgspec.structs.replace(constraints, exclude=())
@@ -272,8 +284,8 @@ def _record(
         pairs_with=_pairs_with(loads, chosen),
         assumed=pack_hashes(sample),
         waited_ms=context.waited_ms,
-        draw=draw,
-        algorithm=ALGORITHM,
+        draw=draws.engine,
+        algorithm=context.algorithm,
         scored=summary.scored,
         digest=summary.digest,
         excluded=excluded,
@@ -282,6 +294,9 @@ def _record(
         output_deviation=expected.deviation,
         tenant=tenant,
         spare=candidates.spare,
+        revision=loads.workers[chosen.worker].revision if context.algorithm > 1 else "",
+        revision_draw=draws.revision,
+        policy_draw=draws.policy,
     )
 
 
@@ -355,7 +370,7 @@ def reevaluate(
         max_tokens=recorded.max_tokens,
         hashes=b"",
         constraints=constraints,
-        preferences=recorded.preferences,
+        preferences=_stated(recorded),
         flow=RECOMPUTED,
         reader=recorded.encoding.reader if recorded.encoding is not None else "",
     )
@@ -368,15 +383,22 @@ def reevaluate(
         degraded=recorded.degraded,
         waited_ms=recorded.waited_ms,
         tenant=recorded.tenant,
+        algorithm=recorded.algorithm,
     )
     prompt = Prompt(recorded.blocks, hashes, recorded.last)
     return evaluate(index, loads, cold, prompt, query, context)
 
 
+def _stated(recorded: Decision) -> Preferences:
+    """The preferences of the query: a policy that was drawn was not among them."""
+    preferences = recorded.preferences
+    return preferences if recorded.policy_draw is None else msgspec.structs.replace(preferences, policy="")
+
+
 def with_policy(recorded: Decision, policy: str) -> Decision:
     """The record as if its query had requested `policy`, without a random draw: what to recompute for a comparison."""
     preferences = msgspec.structs.replace(recorded.preferences, policy=policy, temperature=0.0)
-    return msgspec.structs.replace(recorded, preferences=preferences)
+    return msgspec.structs.replace(recorded, preferences=preferences, policy_draw=None)
 
 
 __all__ = [

@@ -54,7 +54,7 @@ WORKER_ROW: Final = np.dtype(
         ("queue_length", "i8"),
     ]
 )
-"""One worker. `kind` is the number of its traits, `pairs` that of its kind of hand-off (0: none).
+"""One worker. `kind` is the number of its traits, `pairs` that of its kind of hand-off and its revision (0: none).
 
 The oldest decision that it has not accepted was made at `unaccepted_ns`. It computes `computing_tokens` since `computing_ns`,
 which is true until `computing_until_ns`. `model` is the row of its engine's step times, `pace` its own factor of them. When it
@@ -124,7 +124,7 @@ class WorkerColumns:
         self.kinds: list[Traits] = []
         self.placements: dict[Constraints, tuple[Flags, NDArray[np.float64]]] = {}
         self._numbers: dict[Traits, int] = {}
-        self._pairs: dict[str, int] = {"": 0}
+        self._pairs: dict[tuple[str, str], int] = {}
         self._engines: dict[str, int] = {}
         self._slots: tuple[PrefixIndex | None, int, I64] = (None, -1, np.zeros(0, np.int64))
 
@@ -172,7 +172,7 @@ class WorkerColumns:
         self.kinds.clear()
         self._numbers.clear()
         self.placements.clear()
-        self._pairs = {"": 0}
+        self._pairs = {}
         count = len(self.names)
         self._engines = {engine: 1 + at for at, engine in enumerate(self._fleet.steps)}
         models = 1 + len(self._engines)
@@ -208,7 +208,7 @@ class WorkerColumns:
         return (
             self._number_of(traits),
             ROLES[worker.role],
-            self._pairs.setdefault(worker.pairs_with, len(self._pairs)),
+            self._number_of_pair(worker.pairs_with, worker.revision),
             traits.serves_whole,
             worker.block_size,
         )
@@ -260,6 +260,18 @@ class WorkerColumns:
         self.table[row]["queue_length"] = len(queue)
         for at, (decided_ns, tokens) in enumerate(queue):
             self.queues[row, at] = min(decided_ns, NEVER), min(tokens, NEVER)
+
+    def without_revisions(self) -> NDArray[Any]:
+        """The rows as algorithm 1 read them: it paired workers of different revisions."""
+        if all(not worker.revision for worker in self.workers):
+            return self.table
+        table = self.table.copy()
+        table["pairs"] = [self._number_of_pair(worker.pairs_with, "") for worker in self.workers]
+        return table
+
+    def _number_of_pair(self, pairs_with: str, revision: str) -> int:
+        """The number of workers that exchange KV; 0 for those that exchange none."""
+        return self._pairs.setdefault((pairs_with, revision), len(self._pairs) + 1) if pairs_with else 0
 
     def _number_of(self, traits: Traits) -> int:
         number = self._numbers.get(traits)

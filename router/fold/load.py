@@ -5,6 +5,8 @@ early are kept until their decision arrives. So a router that applies its own de
 them from the log reach the same state.
 """
 
+from collections.abc import Mapping
+
 import msgspec
 
 from headwater.router.fold.columns import WorkerColumns
@@ -30,6 +32,8 @@ from headwater.router.fold.worker import (
 from headwater.schemas.events.fleet import (
     LoadReported,
     RequestsHeld,
+    SplitSubject,
+    TrafficSplit,
     WorkerChanged,
     WorkerDraining,
     WorkerJoined,
@@ -47,12 +51,20 @@ STEP_MEMORY = 8
 """The effective number of reports in the mean time between tokens."""
 
 
+class Split(msgspec.Struct, frozen=True):
+    """A traffic split that applies, and where and when the log stored it."""
+
+    event: TrafficSplit
+    position: int
+    stored_ns: int
+
+
 class Loads(msgspec.Struct, dict=True):
     """All workers, and the stages that arrived before their decision, by 'worker.epoch/request'.
 
     `steps` are prefill times by `step_kind`, over all its workers at pace 1. `left` maps a worker to the epoch that left last: a
     worker whose lease lapsed and was reclaimed rejoins under the same epoch. `engine_weights` are an operator's, by
-    engine; empty: none are set. `outputs` are the lengths of the pool's answers, and `encoding` the times of images by engine.
+    engine; empty: none are set. `splits` are the traffic splits that apply, by subject. `outputs` are the lengths of the pool's answers, and `encoding` the times of images by engine.
     """
 
     workers: dict[str, Worker] = {}
@@ -61,6 +73,7 @@ class Loads(msgspec.Struct, dict=True):
     credit: Credit = msgspec.field(default_factory=Credit)
     left: dict[str, int] = {}
     engine_weights: dict[str, float] = {}
+    splits: dict[str, Split] = {}
     outputs: OutputLengths = msgspec.field(default_factory=OutputLengths)
     encoding: dict[str, EncodeTimes] = {}
 
@@ -110,6 +123,7 @@ class Loads(msgspec.Struct, dict=True):
             taints=event.taints,
             tokenizer=event.tokenizer,
             media_processor=event.media_processor,
+            revision=event.revision,
             rejoined=position if self.left.pop(event.worker, 0) == event.epoch else 0,
             pace=known.pace if known is not None else self._usual_pace(step_kind(event.engine, event.role)),
             decode_model=known.decode_model if known is not None else DecodeModel(),
@@ -127,6 +141,17 @@ class Loads(msgspec.Struct, dict=True):
             self._touch(worker, traits=True)
             if worker.step_kind != kind:
                 self._restructure()
+
+    def split(self, event: TrafficSplit, position: int, stored_ns: int) -> None:
+        """Requests are split anew, unless the split that this one replaces applies no more."""
+        present = self.splits.get(event.subject)
+        if event.after == (present.position if present is not None else 0):
+            self.splits[event.subject] = Split(event, position, stored_ns)
+
+    def shares(self, subject: SplitSubject) -> Mapping[str, float]:
+        """The shares that apply; empty without a split."""
+        present = self.splits.get(subject)
+        return present.event.shares if present is not None else {}
 
     def drain(self, event: WorkerDraining) -> None:
         """A worker takes no new requests."""

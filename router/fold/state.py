@@ -24,6 +24,7 @@ from headwater.schemas.events.fleet import (
     EnginesWeighted,
     LoadReported,
     RequestsHeld,
+    TrafficSplit,
     WorkerChanged,
     WorkerDraining,
     WorkerJoined,
@@ -33,6 +34,10 @@ from headwater.schemas.events.kv import BlocksCleared, BlocksRemoved, BlocksStor
 from headwater.schemas.events.route import Decision, DecisionVoided
 from headwater.schemas.hashing import HASH_BYTES, U64, unpack_hashes
 from headwater.schemas.subjects import writer_of
+
+STATE_VERSION: Final = 2
+"""Version of what the fold makes of the log. Increase it when the fold learns to read something that earlier releases left out of their
+snapshots, and let `complete` add it to those. Version 1 knew neither revisions nor traffic splits."""
 
 _canonical = msgspec.msgpack.Encoder(order="deterministic")
 
@@ -51,7 +56,8 @@ class RouterState:
 
     `cold` lists workers with missing KV events: their cache is ignored until they reannounce it. `log` is the identity of
     the log that `position` is in. `whole` is False for a fold that does not start at the log's first message; `since` is then
-    its first position, or -1 if unknown. It is 0 for a whole fold.
+    its first position, or -1 if unknown. It is 0 for a whole fold. `version` is the `STATE_VERSION` of the release that made the
+    snapshot which the fold continues.
     """
 
     def __init__(self, *, whole: bool = True, max_blocks: int = MAX_BLOCKS) -> None:
@@ -62,6 +68,7 @@ class RouterState:
         self.index = PrefixIndex(max_blocks)
         self.loads = Loads()
         self.cold: set[str] = set()
+        self.version = STATE_VERSION
 
     def apply(self, record: Record) -> Break | None:
         """Fold one log message; returns the break in its chain, if any."""
@@ -182,6 +189,7 @@ class RouterState:
             "whole": self.chains.whole,
             "since": self.since,
             "log": self.log,
+            "version": STATE_VERSION,
         }
         return Snapshot(self.position, facts, arrays, digest, made_ns)
 
@@ -203,7 +211,18 @@ class RouterState:
         heads = msgspec.convert(facts.get("heads", {}), dict[str, Head])
         state.chains = Chains(heads, whole=facts.get("whole", False))
         state.since = facts.get("since", 0 if state.chains.whole else -1)
+        state.version = facts.get("version", 1)
         return state
+
+    def complete(self, record: Record) -> None:
+        """Add what an earlier release's fold left out of a fleet message up to this position, in the log's order."""
+        for event in record.batch.events:
+            if isinstance(event, WorkerJoined):
+                worker = self.loads.current(event.worker, event.epoch)
+                if worker is not None:
+                    worker.revision = event.revision
+            elif isinstance(event, TrafficSplit):
+                self.loads.split(event, record.position, record.stored_ns)
 
 
 def in_order(piece: Slice) -> list[Record | Unreadable]:
@@ -294,4 +313,5 @@ _ON_LOADS: Final[dict[type, Callable[[Loads, Record, Any], object]]] = {
     WorkerDraining: lambda loads, record, event: loads.drain(event),
     WorkerLeft: lambda loads, record, event: loads.leave(event),
     EnginesWeighted: _weigh,
+    TrafficSplit: lambda loads, record, event: loads.split(event, record.position, record.stored_ns),
 }

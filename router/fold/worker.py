@@ -179,6 +179,7 @@ class Traits(NamedTuple):
     lora_slots: int
     tokenizer: str
     media_processor: str
+    revision: str
 
     @property
     def serves_whole(self) -> bool:
@@ -238,6 +239,7 @@ class Worker(msgspec.Struct):
     signal_age_ms: float = 0.0
     """How long after the time on its own clock the log has stored its load reports: a mean over the latest ones."""
     media_processor: str = ""
+    revision: str = ""
 
     @property
     def announces(self) -> bool:

@@ -90,7 +90,9 @@ class LoadSnapshot(NamedTuple):
         """Return a snapshot of the fold's present loads."""
         ready = [one for one in loads.workers.values() if one.takes_requests]
         seen = tuple((one.name, one.epoch, one.role, one.loras, one.taints) for one in ready)
-        fingerprint = hash((seen, tuple(loads.engine_weights.items())))
+        fingerprint = hash(
+            (seen, tuple(loads.engine_weights.items()), tuple(loads.shares("revision").items()))
+        )
         return cls(frozenset(f"{one.name}.{one.epoch}" for one in ready), fingerprint)
 
     def all_in(self, saturated: Set[str]) -> bool:

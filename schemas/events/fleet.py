@@ -13,6 +13,11 @@ Role = Literal["both", "prefill", "decode", "encode"]
 WorkerState = Literal["ready", "draining", "paused", "sleeping"]
 """Only a ready worker receives requests."""
 
+SplitSubject = Literal["revision", "policy"]
+"""What requests are split by: the revision of their worker, or the routing policy that decides."""
+
+RolloutState = Literal["active", "promoted", "rolled back"]
+
 LORA_ON_DEMAND = "lora_on_demand"
 """A capability: the worker loads the LoRA adapter that a request names."""
 
@@ -26,7 +31,8 @@ class WorkerJoined(Event, frozen=True, tag="fleet.joined"):
     data-parallel rank of an engine: `instance` is the same for all ranks of one engine. `tier` is a class of service; requests
     that do not tolerate all `taints` are not routed to the worker. `tokenizer` is the SHA-256 digest of its model's tokenizer, ""
     if unknown. `media_processor` is the digest of the settings with which it turns media into its model's input, "" if it takes
-    none.
+    none. `revision` names what the worker runs: KV is handed over within one revision only. Workers of releases that had none
+    publish "".
     """
 
     worker: str
@@ -45,6 +51,7 @@ class WorkerJoined(Event, frozen=True, tag="fleet.joined"):
     taints: tuple[str, ...] = ()
     tokenizer: str = ""
     media_processor: str = ""
+    revision: str = ""
 
 
 class WorkerChanged(Event, frozen=True, tag="fleet.changed"):
@@ -103,6 +110,48 @@ class EnginesWeighted(Event, frozen=True, tag="fleet.weighted"):
 
     weights: dict[str, float]
     by: str = ""
+
+
+class Rollout(msgspec.Struct, frozen=True, array_like=True):
+    """The plan by which `headwater switch` moves requests to the revision or policy `to`, and how far it is.
+
+    `steps` are the shares that it gets one after the other, in percent; number `step`, from 0 on, applies now and is held for
+    `hold_s` seconds at least. A step ends once each of the `gates`, (name, limit), passes on `samples` requests of either side.
+    `before` are the shares before the roll-out, which a rollback restores; empty: there were none.
+    """
+
+    id: str
+    to: str
+    steps: tuple[float, ...]
+    step: int
+    hold_s: float
+    gates: tuple[tuple[str, float], ...]
+    samples: int
+    before: dict[str, float]
+    state: RolloutState = "active"
+
+    @property
+    def share(self) -> float:
+        """The present step's share in percent."""
+        return self.steps[self.step]
+
+
+class TrafficSplit(Event, frozen=True, tag="fleet.split"):
+    """The shares of the pool's new requests that revisions of its workers get, or that routing policies decide, from now on.
+
+    It replaces the split of its `subject` that the log stores at position `after`, 0 for none. Where another one was stored in
+    between it changes nothing, so that of two writers which read the same split only one succeeds. A name with the share 0 gets
+    nothing. A revision without a share gets requests only where no worker of the others may take them. Empty shares: no split.
+    Written by the router that took the command, of `by`, its self-declared name, for a `reason`. With a `rollout` the shares
+    are those of its present step.
+    """
+
+    subject: SplitSubject
+    shares: dict[str, float]
+    after: int
+    by: str = ""
+    reason: str = ""
+    rollout: Rollout | None = None
 
 
 # Load of one worker, kind `load`. Worker and epoch are the batch's writer and epoch.

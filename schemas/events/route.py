@@ -99,11 +99,11 @@ class Candidate(msgspec.Struct, frozen=True, array_like=True):
         return self.queue_ms + self.prefill_ms + self.transfer_ms
 
 
-class EngineDraw(msgspec.Struct, frozen=True, array_like=True):
-    """How engine weights selected the engine of one request.
+class Draw(msgspec.Struct, frozen=True, array_like=True):
+    """How weights selected one of several for a request: the engine, the revision of its worker, or the routing policy.
 
-    `weights` are (engine, weight), by name. `drawn` is the engine that the session, or else the seed, selects. `used` differs
-    only where no worker of `drawn` may take the request, for `reason`.
+    `weights` are (name, weight), by name. `drawn` is the one that the session selects, or else the conversation, or else the
+    seed. `used` differs only where `drawn` is of no use for the request, for `reason`.
     """
 
     weights: tuple[tuple[str, float], ...]
@@ -138,7 +138,8 @@ class Decision(Event, frozen=True, tag="route.decided"):
     in the index. `assumed` packs the hashes after `deepest` that are credited to the worker until it announces them or
     the request ends. `degraded`: the router knew that it lagged behind the log. The worker does the `leg`; after
     "prefill" the edge sends a query for the "decode" leg, with `pairs_with` as its constraint. The query waited `waited_ms` in
-    the admission queue. With a `draw`, the policy picked among the candidates of the engine that it `used`.
+    the admission queue. With a `draw`, the policy picked among the candidates of the engine that it `used`, and with a
+    `revision_draw` among those of its revision. A `policy_draw` selected the policy. `revision` is that of the worker.
 
     `algorithm` is the version of the router's decision algorithm. `scored` candidates were compared, `digest` is one of the costs
     of all, and `candidates` are those that explain the choice, in order of their names: of a small fleet all, else the chosen
@@ -172,7 +173,7 @@ class Decision(Event, frozen=True, tag="route.decided"):
     pairs_with: str = ""
     assumed: bytes = b""
     waited_ms: int = 0
-    draw: EngineDraw | None = None
+    draw: Draw | None = None
     algorithm: int = 1
     scored: int = 0
     digest: bytes = b""
@@ -182,6 +183,9 @@ class Decision(Event, frozen=True, tag="route.decided"):
     output_deviation: int = 0
     tenant: int = 0
     spare: float = 0.0
+    revision: str = ""
+    revision_draw: Draw | None = None
+    policy_draw: Draw | None = None
 
     @property
     def chosen(self) -> Candidate:

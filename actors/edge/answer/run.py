@@ -487,6 +487,18 @@ class Generator:
             return NOTHING
         return self._serving.workers.media.hold(prepared.held)
 
+    def _routing_hints(self, request: GenerationRequest, call: Call) -> RoutingHints:
+        """What the client said about routing. Raises `ApiError`."""
+        return parse_routing_headers(
+            call.headers,
+            self._serving.limits,
+            call.principal,
+            user=request.hints.user,
+            session=request.hints.session,
+            priority=request.hints.priority,
+            opening=request.opening,
+        )
+
     async def run(
         self,
         request: GenerationRequest,
@@ -505,20 +517,13 @@ class Generator:
         serving, quota = self._serving, call.quota
         prepared = await self.prepare(request, call)
         serving.require_open()
-        hints = parse_routing_headers(
-            call.headers,
-            serving.limits,
-            call.principal,
-            user=request.hints.user,
-            session=request.hints.session,
-            priority=request.hints.priority,
-        )
+        hints = self._routing_hints(request, call)
         id_ = request.id or serving.workers.ports.ids()
-        name = request.id_prefix + id_
         answers = len(prepared.prompts) * prepared.per_prompt
-        prompt_tokens = prepared.prompt_tokens
-        quota.reserve(prompt_tokens, request.max_tokens and prepared.sampling.max_tokens, answers)
-        record = serving.record(name, prepared.model, request.endpoint, call, answers=answers)
+        quota.reserve(prepared.prompt_tokens, request.max_tokens and prepared.sampling.max_tokens, answers)
+        record = serving.record(
+            request.id_prefix + id_, prepared.model, request.endpoint, call, answers=answers
+        )
         generation = Generation(
             serving.workers,
             prepared,
@@ -530,7 +535,7 @@ class Generator:
             before_end=before_end,
         )
         record.accepted(
-            prompt_tokens,
+            prepared.prompt_tokens,
             answers,
             call.body,
             max_tokens=prepared.sampling.max_tokens,

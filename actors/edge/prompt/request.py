@@ -108,6 +108,8 @@ DEFAULT_REASONING: Final = Reasoning()
 DEFAULT_TOOL_CHOICE: Final = ToolChoice()
 NO_HINTS: Final = Hints()
 
+OPENING_CHARACTERS: Final = 2_048
+
 
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One request, whichever API it came through. Has `messages` for chat, else `prompts` (texts or lists of token ids).
@@ -164,6 +166,20 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     def has_media(self) -> bool:
         """Return whether a message has more than text."""
         return any(isinstance(part, MediaPart) for turn in self.messages for part in turn.parts)
+
+    @property
+    def opening(self) -> str:
+        """How the conversation begins, up to the client's first message: equal for all its turns. "" without messages.
+
+        Of long texts only the first and the last `OPENING_CHARACTERS`: it is to tell conversations apart, and cheap.
+        """
+        found: list[str] = []
+        for turn in self.messages:
+            text = turn.text()
+            found += (turn.role, str(len(text)), text[:OPENING_CHARACTERS], text[-OPENING_CHARACTERS:])
+            if turn.role == "user":
+                break
+        return " ".join(found)
 
     @property
     def system(self) -> str | None:

@@ -7,6 +7,7 @@
     x-headwater-router-temperature       randomness of the choice, from 0 up to a configured bound
     x-headwater-worker                   only this worker (policy direct), where clients may choose one
     x-headwater-engine                   only workers of this engine, where clients may choose a worker
+    x-headwater-revision                 only workers of this revision, where clients may choose a worker
     x-headwater-tier                     only workers of this tier
     x-headwater-tolerates                taints that the worker may have, separated by commas
     x-headwater-tenant                   tenant for queue fairness; without it, a digest of the API key
@@ -14,8 +15,8 @@
     priority (a field of the body)       lower is served first; passed to the engine too, if it supports priorities
 
 With authentication, the tenant is that of the credential: x-headwater-tenant may repeat it and not differ from it. The
-tier, the worker and its engine, tolerations, the policy, its temperature and the priority each require a scope, and sessions of different
-tenants are different sessions. Without authentication any client may send any of these; a gateway can remove them.
+tier, the worker, its engine and revision, tolerations, the policy, its temperature and the priority each require a scope, and
+sessions of different tenants are different sessions. Without authentication any client may send any of these; a gateway can remove them.
 """
 
 import math
@@ -70,7 +71,7 @@ class RoutingHints(NamedTuple):
         if flow.deadline_ms and waits:
             deadline_ms = max(1, flow.deadline_ms - round(passed_s * 1_000.0))
         if "encode" in query.constraints.needs:
-            hinted = msgspec.structs.replace(hinted, pinned="", engine="")
+            hinted = msgspec.structs.replace(hinted, pinned="", engine="", revision="")
         elif hinted.pinned:
             if query.constraints.leg == "decode":
                 hinted = msgspec.structs.replace(hinted, pinned="")
@@ -102,8 +103,9 @@ def parse_routing_headers(
     user: str | None = None,
     session: str | None = None,
     priority: int | None = None,
+    opening: str = "",
 ) -> RoutingHints:
-    """The hints in a request's headers and fields.
+    """The hints in a request's headers and fields. `opening` is how its conversation begins.
 
     Raises `ApiError` that names the header at fault: 400, and 403 where its sender may not choose.
     """
@@ -111,8 +113,10 @@ def parse_routing_headers(
     if principal.authenticated:
         _require_scopes(given, principal, priority)
     flow = FlowControl(priority=priority or 0, tenant=_tenant(given, principal))
+    conversation = _digest("opening", f"{principal.tenant} {opening}".encode()) if opening else ""
     if given.is_silent and not user and not session:
-        return RoutingHints(flow=flow)
+        preferences = Preferences(conversation=conversation) if conversation else NO_PREFERENCES
+        return RoutingHints(preferences=preferences, flow=flow)
     affinity = given.text("x-headwater-session") or given.text("x-session-id")
     if not affinity and session:
         affinity = _digest("cache", session.encode())
@@ -126,11 +130,13 @@ def parse_routing_headers(
             tier=given.name("x-headwater-tier"),
             tolerates=given.names("x-headwater-tolerates"),
             engine=_pinned(given, limits, "x-headwater-engine"),
+            revision=_pinned(given, limits, "x-headwater-revision"),
         ),
         Preferences(
             policy=given.one_of("x-headwater-policy", limits.policies),
             temperature=given.number("x-headwater-router-temperature", limits.temperature_max),
             session=affinity,
+            conversation=conversation,
         ),
         msgspec.structs.replace(flow, deadline_ms=given.count("x-headwater-deadline-ms", DEADLINE_MS_MAX)),
     )
@@ -154,6 +160,7 @@ SCOPES: Final[tuple[tuple[str, Permission], ...]] = (
     ("x-headwater-tier", "tier"),
     ("x-headwater-worker", "worker"),
     ("x-headwater-engine", "worker"),
+    ("x-headwater-revision", "worker"),
     ("x-headwater-tolerates", "toleration"),
     ("x-headwater-policy", "policy"),
     ("x-headwater-router-temperature", "policy"),
@@ -175,8 +182,8 @@ def _require_scopes(given: "_HeaderReader", principal: Principal, priority: int 
 
 
 def _pinned(given: "_HeaderReader", limits: ClientLimits, header: str) -> str:
-    """The worker or engine that a header names."""
-    name = given.name(header)
+    """The worker, engine or revision that a header names."""
+    name = given.text(header) if header == "x-headwater-revision" else given.name(header)
     if name and DIRECT not in limits.policies:
         raise bad_request(
             f"{header}: clients of this edge may not choose a worker (--client-policies lacks {DIRECT}).",

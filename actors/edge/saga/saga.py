@@ -188,6 +188,7 @@ def _ask_router(saga: Saga, now_s: float, effects: Effects) -> Saga:
         exclude=placement.excluded,
         leg="decode" if decodes else "",
         pairs_with=holder.pairs_with if decodes and holder is not None else "",
+        revision=holder.revision if decodes and holder is not None else saga.spec.constraints.revision,
         # Before the first token a request may begin anywhere: only its tokens bind it.
         tokenizer=saga.spec.tokenizer if saga.emitted else "",
     )
@@ -347,7 +348,8 @@ def _on_prefilled(saga: Saga, handoff: Handoff | None, now_s: float, effects: Ef
     attempt, spec = saga.attempt, saga.spec
     until_s = now_s + handoff.expires_ms / 1000 if handoff is not None else 0.0
     pairs_with = saga.decision.pairs_with if saga.decision is not None else ""
-    holder = KvHolder(attempt.worker, attempt.epoch, attempt.name, pairs_with, handoff, until_s)
+    revision = saga.decision.revision if saga.decision is not None else ""
+    holder = KvHolder(attempt.worker, attempt.epoch, attempt.name, pairs_with, handoff, until_s, revision)
     follows = handoff is not None and handoff.choreography == "room"
     saga = _go(_detach(saga, effects, follows=follows), "prefilled", effects)
     kept = (handoff.id, handoff.expires_ms) if handoff is not None else ("", 0)

@@ -156,6 +156,7 @@ class KvHolder(msgspec.Struct, frozen=True):
     pairs_with: str
     handoff: Handoff | None
     until_s: float
+    revision: str = ""
 
 
 class Saga(msgspec.Struct, frozen=True):

@@ -37,13 +37,13 @@ def score_candidates(scoring: ScoringContext) -> list[Candidate]:
             )
             for worker in allowed
         ]
-    # The cheapest decode leg after a remote prefill, by the kind of hand-off that reaches it.
-    cheapest: dict[str, tuple[float, float, float]] = {}
+    # The cheapest decode leg after a remote prefill, by the kind of hand-off and the revision that reach it.
+    cheapest: dict[tuple[str, str], tuple[float, float, float]] = {}
     for worker in decoders if len(decoders) < len(allowed) else ():
         work = estimates[worker.name]
         best = (cost.remote_decode(weights, work), cost.transfer(weights, work), _itl_ms(worker, work))
-        known = cheapest.get(worker.pairs_with, best)
-        cheapest[worker.pairs_with] = min(known, best, key=lambda one: one[:2])
+        pair = (worker.pairs_with, worker.revision)
+        cheapest[pair] = min(cheapest.get(pair, best), best, key=lambda one: one[:2])
     found: list[Candidate] = []
     for worker in allowed:
         work = estimates[worker.name]
@@ -54,8 +54,12 @@ def score_candidates(scoring: ScoringContext) -> list[Candidate]:
             extra = cost.interference(weights, work) if worker.role == "decode" else 0.0
             score = cost.aggregated(weights, work) + extra
             found.append(_candidate(scoring, worker, estimates, "", score))
-        elif worker.role == "prefill" and worker.pairs_with and worker.pairs_with in cheapest:
-            score, transfer, itl_ms = cheapest[worker.pairs_with]
+        elif (
+            worker.role == "prefill"
+            and worker.pairs_with
+            and (worker.pairs_with, worker.revision) in cheapest
+        ):
+            score, transfer, itl_ms = cheapest[worker.pairs_with, worker.revision]
             score += cost.prefill(weights, work)
             prefills = _candidate(scoring, worker, estimates, "prefill", score, transfer)
             found.append(msgspec.structs.replace(prefills, itl_ms=itl_ms))

@@ -12,6 +12,7 @@ from headwater.actors.runtime import lease
 from headwater.actors.runtime.actor import Actor
 from headwater.actors.runtime.persistence import Ports
 from headwater.actors.worker.actor import WorkerActor
+from headwater.actors.worker.inflight import WorkerProfile
 from headwater.actors.worker.model_card import Served
 from headwater.engines.sim.engine import SimEngine
 from headwater.events.memory import MemoryLog
@@ -48,11 +49,18 @@ class Stage:
         process = self.fleet.processes[name] = Process(name, self.clock)
         return process, self.fleet.ports(process, name)
 
-    async def engine(self, name: str, make: type[SimEngine] = SimEngine) -> WorkerActor:
+    async def engine(
+        self, name: str, make: type[SimEngine] = SimEngine, *, revision: str = ""
+    ) -> WorkerActor:
         """A worker that has joined."""
         process, world = self.world(name)
         actor = self.workers[name] = WorkerActor(
-            world, name, make(SETTINGS, process), Served(MODEL, FILES), drain_s=1.0
+            world,
+            name,
+            make(SETTINGS, process),
+            Served(MODEL, FILES),
+            drain_s=1.0,
+            profile=WorkerProfile(instance=name, revision=revision),
         )
         await self._start(process, actor)
         return actor

@@ -26,11 +26,13 @@ from headwater.schemas.encoding import (
     encode_batch,
     reader_of,
 )
-from headwater.schemas.events import Event
+from headwater.schemas.events import Event, UnknownEvent
 from headwater.schemas.events.fleet import (
     EnginesWeighted,
     LoadReported,
     RequestsHeld,
+    Rollout,
+    TrafficSplit,
     WorkerChanged,
     WorkerControlled,
     WorkerDraining,
@@ -100,6 +102,10 @@ EVENTS: tuple[Event, ...] = (
     WorkerDraining("w1", 4),
     WorkerLeft("w1", 4, "stopped"),
     EnginesWeighted({"vllm": 0.95, "sglang": 0.05}, "someone"),
+    TrafficSplit(
+        *("revision", {"r1": 95.0, "r2": 5.0}, 40, "someone", "why"),
+        Rollout("a1", "r2", (5.0, 100.0), 0, 600.0, (("errors", 1.0),), 50, {"r1": 1.0}),
+    ),
     RequestAccepted(
         *("r", "m", "chat", 10, 20, True),
         media=(MediaPlace("image", "0a" * 16, 3, 56),),
@@ -127,7 +133,7 @@ PINNED: dict[str, str] = json.loads((GOLDEN / "events.json").read_text())
 UNTIMED: dict[str, str] = json.loads((GOLDEN / "untimed_events.json").read_text())
 """Those of events that had no times yet."""
 LOG = GOLDEN / "pool.log.gz"
-STATE, BLOCKS = "0bda6b489045e081099ad32c44a2542b", 6231050919034565070
+STATE, BLOCKS = "607830282e22bc80756edb140cc5b98d", 6231050919034565070
 """Digests of the state and of the index to which that log folds."""
 
 
@@ -219,8 +225,34 @@ def test_a_retired_event_is_read_as_its_replacement() -> None:
     events = (_GapV0(True), KvGap(1), _GapV1(7))
     data = encode_batch(Batch(SCHEMA_VERSION, "w1", 4, 7, 0, events))
     assert read(data).events == (KvGap(3), KvGap(1), KvGap(7))
+
+
+def test_events_of_a_later_release_are_known_as_such() -> None:
+    """Those that this release does not have: the others of their message are read. What is no event is unreadable."""
+    events = (_GapV0(True), KvGap(1), _GapV1(7))
+    data = encode_batch(Batch(SCHEMA_VERSION, "w1", 4, 7, 0, events))
+    wanted: tuple[Event, ...] = (UnknownEvent("kv.gap.0"), KvGap(1), UnknownEvent("kv.gap.1"))
+    found: tuple[Event, ...] = decode_batch(data).events
+    assert found == wanted
+    state = RouterState()
+    assert state.apply(Record(1, "hw.t.pool.p.kv.w1", 0, decode_batch(data))) is None
+    assert state.position == 1
+
+    class Odd(msgspec.Struct, array_like=True):
+        number: int
+
+    damaged = encode_batch(Batch(SCHEMA_VERSION, "w1", 4, 7, 0, (Odd(3), KvGap(1))))
     with pytest.raises(UnreadableBatch, match="not a batch of events"):
-        decode_batch(data)
+        decode_batch(damaged)
+
+
+def test_fields_of_a_later_release_are_ignored() -> None:
+    """They are appended: what this release has is read."""
+    later = msgspec.defstruct(
+        "KvGap", [("seen", int), ("rank", int), ("cause", str)], bases=(Event,), tag="kv.gap", frozen=True
+    )
+    data = encode_batch(Batch(SCHEMA_VERSION, "w1", 4, 7, 0, (later(3, 2, "why"),)))
+    assert decode_batch(data).events == (KvGap(3, 2),)
 
 
 def records() -> list[Record]:
@@ -258,8 +290,12 @@ def test_decisions_are_recomputed() -> None:
 
 
 def test_a_log_with_constraints_is_written_as_it_always_was() -> None:
-    """Today's writers append the same events."""
-    written = [event for *_, data in constrained_log(9, 240) for event in decode_batch(data).events]
+    """Today's writers append the same events; only the version of the algorithm is another one."""
+    written = [
+        msgspec.structs.replace(event, algorithm=1) if isinstance(event, Decision) else event
+        for *_, data in constrained_log(9, 240)
+        for event in decode_batch(data).events
+    ]
     assert written == [event for one in records() for event in one.batch.events]
 
 

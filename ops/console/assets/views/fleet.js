@@ -17,6 +17,7 @@ const COLUMNS = [
   { name: 'name', label: 'Worker', sort: 'name', value: (worker) => worker.name, render: (worker) => html`<${WorkerLink} name=${worker.name} />` },
   { name: 'state', label: 'State', sort: 'state', value: (worker) => worker.state, render: (worker) => html`<${StateBadge} state=${worker.state} />` },
   { name: 'engine', label: 'Engine', wide: true, sort: 'engine', value: (worker) => worker.engine, render: (worker) => worker.engine },
+  { name: 'revision', label: 'Revision', title: 'What the worker runs: its engine, its model and Headwater’s release', wide: true, sort: 'revision', value: (worker) => worker.revision, render: (worker) => worker.revision || format.UNKNOWN },
   { name: 'role', label: 'Role', wide: true, sort: 'role', value: (worker) => worker.role, render: (worker) => worker.role },
   { name: 'running', label: 'Running', sort: 'running', value: (worker) => worker.running, render: (worker) => html`<${Meter} value=${worker.running} maximum=${worker.max_running} text=${`${format.integer(worker.running)} / ${format.integer(worker.max_running)}`} label="running" />` },
   { name: 'waiting', label: 'Waiting', align: 'right', sort: 'waiting', value: (worker) => worker.waiting, render: (worker) => format.integer(worker.waiting) },
@@ -96,6 +97,15 @@ function EngineWeights({ workers, weights }) {
   <//>`;
 }
 
+/** The shares of a pool's new requests by revision, and those that policies decide, where there is a split. */
+function Splits({ splits }) {
+  const lines = Object.entries(splits ?? {}).filter(([, shares]) => Object.keys(shares).length).map(([subject, shares]) => {
+    const total = Object.values(shares).reduce((sum, share) => sum + share, 0);
+    return html`<p key=${subject}>By ${subject}: ${Object.entries(shares).map(([name, share]) => `${name} ${format.percent(share / total)}`).join(', ')}</p>`;
+  });
+  return lines.length ? html`<${Panel} title="Traffic split">${lines}<//>` : null;
+}
+
 /** The view. */
 export function Fleet() {
   const position = useSignal(state.position);
@@ -115,6 +125,7 @@ export function Fleet() {
           onOpen=${(worker) => state.adjust({ panel: worker.name })} empty=${html`<${Empty} title="No worker at this position.">Change the filter, or move to a position at which workers are in the fleet.<//>`} />
       <//>
       <${EngineWeights} workers=${answer.data.workers} weights=${answer.data.engine_weights} />
+      <${Splits} splits=${answer.data.splits} />
       <${Panel} title="Over time"><${LanePanel} lanes=${lanes} names=${names} /><//>
       <${Panel} title="Left" note="the last 30 minutes"><${Left} left=${answer.data.left} /><//>`}
   <//>`;

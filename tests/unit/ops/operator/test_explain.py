@@ -7,7 +7,7 @@ from headwater.router.decision.encode_leg import ANY_AHEAD
 from headwater.schemas.constraints import Constraints, Preferences
 from headwater.schemas.events.fleet import LoadReported
 from headwater.schemas.events.request import MediaPlace, RequestAccepted, RequestEncoded
-from headwater.schemas.events.route import Candidate, Decision, EngineDraw, Shadowed, Weights
+from headwater.schemas.events.route import Candidate, Decision, Draw, Shadowed, Weights
 from tests.support.data.queries import changed
 
 TIMED = (
@@ -111,7 +111,7 @@ WEIGHTS = (("sglang", 1.0), ("vllm", 0.0))
 def test_engines_are_shown_where_they_differ_with_the_draw_between_them() -> None:
     """The weights, what the draw came from, and the cost among the workers of that engine only."""
     assert "engine" not in describe(DECISION, 42, engines={"w1": "sim", "w2": "sim"})
-    drawn = changed(DECISION, worker="w2", draw=EngineDraw(WEIGHTS, "sglang", "sglang"))
+    drawn = changed(DECISION, worker="w2", draw=Draw(WEIGHTS, "sglang", "sglang"))
     lines = describe(drawn, 42, engines=ENGINES).splitlines()
     assert lines[1].split()[:2] == ["worker", "engine"]
     assert next(line for line in lines if "w2" in line).split()[:3] == ["->", "w2", "sglang"]
@@ -121,7 +121,7 @@ def test_engines_are_shown_where_they_differ_with_the_draw_between_them() -> Non
 
 def test_an_engine_that_replaced_the_drawn_one_has_its_reason() -> None:
     """And the session that the draw came from, if there was one."""
-    draw = EngineDraw(WEIGHTS, "sglang", "vllm", "no worker of sglang is in the pool")
+    draw = Draw(WEIGHTS, "sglang", "vllm", "no worker of sglang is in the pool")
     text = describe(changed(DECISION, draw=draw, session="a"), 42, engines=ENGINES)
     assert (
         "engine vllm in place of sglang, drawn by weights sglang=1 vllm=0, session a: "

@@ -23,6 +23,7 @@ from headwater.schemas.events.fleet import (
     LoadReported,
     RequestsHeld,
     Role,
+    TrafficSplit,
     WorkerChanged,
     WorkerDraining,
     WorkerLeft,
@@ -82,6 +83,7 @@ class RandomFleet:
             else {
                 "role": draw.choice(("both", "prefill", "decode")) if self.split else "both",
                 "pairs_with": draw.choice(("", "nixl", "nixl", "file")),
+                "revision": draw.choice(("", "r1", "r1", "r2")),
                 "capabilities": draw.choice(
                     (
                         (),
@@ -131,6 +133,12 @@ class RandomFleet:
                 self.tell(name, epoch, RequestsHeld(draw.choice((some, ()))))
             case 5 if mine:
                 self.tell("r", 1, DecisionVoided(mine[0], name, epoch))
+            case 6 if draw.random() < 0.2:
+                present = self.state.loads.splits.get("revision")
+                split = draw.choice(({}, {"r1": 1.0, "r2": 1.0}, {"r1": 3.0, "r2": 0.0}))
+                self.tell(
+                    "r", 1, TrafficSplit("revision", split, present.position if present is not None else 0)
+                )
             case 6 if draw.random() < 0.3:
                 weights = draw.choice(({}, {}, {"sim": 0.5, "vllm": 0.5}, {"vllm": 1.0}))
                 self.tell("r", 1, EnginesWeighted(weights))

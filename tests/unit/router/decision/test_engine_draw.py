@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from headwater.router.decision.candidates import find_invalid_weight, order_engines
+from headwater.router.decision.candidates import find_invalid_weight, order_by_draw
 from headwater.router.decision.decide import recompute
 from headwater.router.fold.state import RouterState
 from headwater.router.queue.admission import LoadSnapshot, Saturated, find_placement
@@ -18,7 +18,7 @@ from headwater.schemas.events.fleet import (
     WorkerJoined,
     WorkerState,
 )
-from headwater.schemas.events.route import Decision, EngineDraw, RouteQuery, RouteRefused
+from headwater.schemas.events.route import Decision, Draw, RouteQuery, RouteRefused
 from tests.support.data.examples import packed, record
 from tests.support.data.queries import changed
 from tests.support.data.story import fold
@@ -72,7 +72,7 @@ def test_no_weights_draw_nothing() -> None:
 def test_a_decision_records_its_draw() -> None:
     """The weights by name, what was drawn and what was used; candidates of the other engines stay for comparison."""
     decision = ask(fleet({"vllm": 0.0, "sglang": 2.0}), "r-0-1")
-    assert decision.draw == EngineDraw((("sglang", 2.0), ("vllm", 0.0)), "sglang", "sglang")
+    assert decision.draw == Draw((("sglang", 2.0), ("vllm", 0.0)), "sglang", "sglang")
     assert decision.worker == "s1"
     both = ask(fleet({"vllm": 1.0, "sglang": 1.0}), "r-0-1")
     assert {one.worker for one in both.candidates} == set(ENGINES)
@@ -100,7 +100,7 @@ def test_a_change_of_weights_moves_only_sessions_that_it_must() -> None:
     """From the engine whose share shrinks to the one whose share grows, and none the other way."""
     before, after = {"vllm": 0.9, "sglang": 0.1}, {"vllm": 0.5, "sglang": 0.5}
     moved = Counter(
-        (order_engines(before, f"session {n}")[0], order_engines(after, f"session {n}")[0])
+        (order_by_draw(before, f"session {n}")[0], order_by_draw(after, f"session {n}")[0])
         for n in range(1_000)
     )
     assert moved["sglang", "vllm"] == 0

@@ -90,6 +90,7 @@ def test_where_session_and_tenant_come_from_without_their_headers(edge: EdgeWorl
         ("x-headwater-policy", "best", "kv, slo"),
         ("x-headwater-worker", "w1", "may not choose a worker"),
         ("x-headwater-engine", "vllm", "may not choose a worker"),
+        ("x-headwater-revision", "vllm-0.31", "may not choose a worker"),
         ("x-headwater-router-temperature", "1.5", "from 0 to 1"),
         ("x-headwater-router-temperature", "-1", "from 0 to 1"),
         ("x-headwater-router-temperature", "nan", "from 0 to 1"),
@@ -149,6 +150,40 @@ def test_a_client_may_choose_its_engine_where_that_is_allowed() -> None:
     for leg in ("", "decode"):
         hinted = hints.apply_to(changed(query, leg=leg), passed_s=0.0, waits=True)
         assert (hinted.constraints.engine, hinted.preferences.policy) == ("vllm", "")
+
+
+def test_a_client_may_choose_its_revision_where_that_is_allowed() -> None:
+    """For every leg, and not for what encodes its images."""
+    hints = parse_routing_headers([(b"x-headwater-revision", b"a+b_1.2-3")], ClientLimits(("kv", "direct")))
+    query = RouteQuery("r", 16, 5, b"")
+    for leg in ("", "decode"):
+        hinted = hints.apply_to(changed(query, leg=leg), passed_s=0.0, waits=True)
+        assert hinted.constraints.revision == "a+b_1.2-3"
+    image = changed(query, needs=("encode",), pairs_with="sim")
+    assert hints.apply_to(image, passed_s=0.0, waits=True).constraints.revision == ""
+
+
+def test_the_turns_of_a_conversation_are_known_by_how_it_begins(edge: EdgeWorld) -> None:
+    """Also without a session; the log has a digest of it. Completions have no conversation."""
+
+    def conversation(*texts: str, headers: dict[str, str] | None = None) -> str:
+        roles = ("system", "user", "assistant", "user")
+        messages = [{"role": role, "content": text} for role, text in zip(roles, texts, strict=False)]
+        edge.queries.clear()
+        raw = [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
+        body = {"model": "m", "messages": messages, "max_tokens": 2}
+        assert edge.ask(CHAT, body, headers=raw).status == 200
+        return edge.queries[0].preferences.conversation
+
+    first = conversation("Be brief.", "Where is the source?")
+    assert first.startswith("opening-")
+    assert conversation("Be brief.", "Where is the source?", "In the hills.", "Which?") == first
+    assert conversation("Be brief.", "Where is the mouth?") != first
+    assert conversation("Be long.", "Where is the source?") != first
+    assert conversation("Be brief.", "Where is the source?", headers={"x-headwater-tier": "gold"}) == first
+    long = "x" * 3_000
+    assert conversation("Be brief.", long + "a") != conversation("Be brief.", long + "b")
+    assert asked(edge, {}).preferences.conversation == ""
 
 
 def test_what_a_client_chose_is_not_who_encodes_its_images() -> None:

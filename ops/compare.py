@@ -69,12 +69,14 @@ class EdgeClient:
             **({"authorization": f"Bearer {key}"} if key else {}),
         }
 
-    def ask(self, engine: str, path: str, body: dict[str, Any]) -> GreedyAnswer:
-        """The answer of one engine. A failure is an answer with an error."""
+    def ask(
+        self, engine: str, path: str, body: dict[str, Any], *, header: str = "x-headwater-engine"
+    ) -> GreedyAnswer:
+        """The answer of one engine, or of what another header names. A failure is an answer with an error."""
         began_s = time.perf_counter()
         connection = self._connect()
         try:
-            headers = {**self._headers, "x-headwater-engine": engine}
+            headers = {**self._headers, header: engine}
             connection.request("POST", self._prefix + path, msgspec.json.encode(body), headers)
             response = connection.getresponse()
             worker = response.getheader("x-headwater-worker", "")
@@ -519,7 +521,7 @@ class _Plan(NamedTuple):
 
 async def run_compare(nats: NatsSettings, options: CompareOptions) -> int:
     """Compare and print. 1 if a request failed; a divergence is no failure. Raises `ConfigError`."""
-    client = EdgeClient(options.url, _read_key(options.key_file))
+    client = EdgeClient(options.url, read_key(options.key_file))
     async with ports_of(nats, "operator", "compare") as ports:
         plan = await _plan(ports, options)
     pairs = [
@@ -579,7 +581,8 @@ def _logprobs(card: ModelCard, engines: tuple[str, str]) -> int:
     return min(LOGPROBS, card.logprobs_max) if able else 0
 
 
-def _read_key(file: str) -> str:
+def read_key(file: str) -> str:
+    """The API key in a file, "" without one. Raises `ConfigError`."""
     if not file:
         return ""
     try:

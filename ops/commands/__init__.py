@@ -36,6 +36,10 @@ COMMANDS: Final = {
             "keys": "create, list, update, rotate and revoke API keys of clients",
             "doctor": "find what is wrong with a fleet, its server and this machine",
             "monitoring": "write Grafana's boards, alert rules and a configuration of Prometheus for a fleet",
+            "switch": "move requests to another revision of workers, or another policy, step by step",
+            "rollback": "undo a switch",
+            "backup": "copy the namespace's streams to a folder",
+            "restore": "make the streams of a backup on another server",
             "streams": "list all streams: size, health, differences from their wanted configuration",
             "pools": "create the namespace's streams and the logs of its pools, and list them",
             "nats-config": "write a nats.conf that grants each kind of process only the permissions it needs",
@@ -87,6 +91,10 @@ COMMANDS: Final = {
 
 _OF_THEIR_OWN: Final = {
     "keys": "keys",
+    "switch": "upgrade",
+    "rollback": "upgrade",
+    "backup": "upgrade",
+    "restore": "upgrade",
     "config": "config",
     "whatif": "whatif",
     "tune": "whatif",

@@ -470,6 +470,14 @@ class StreamOperator(NamedTuple):
     log: LogSettings = DEFAULTS.log
 
 
+class PoolCommand(NamedTuple):
+    """A command about one pool."""
+
+    pool: Pool = DEFAULTS.pool
+    nats: NatsSettings = DEFAULTS.nats
+    log: LogSettings = DEFAULTS.log
+
+
 class PoolOperator(NamedTuple):
     """A command that creates the logs of pools."""
 

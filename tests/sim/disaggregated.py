@@ -2,8 +2,9 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
@@ -26,13 +27,21 @@ async def fleet_of(
     how: Choreography = "returned",
     roles: Sequence[Role] = SPLIT,
     settings: SimSettings = SETTINGS,
+    *,
+    revisions: Sequence[str] = (),
+    own_settings: Mapping[str, SimSettings] = MappingProxyType({}),
 ) -> AsyncIterator[SimFleet]:
-    """A fleet that serves: a worker for each role, one router, one edge. All are killed at the end."""
+    """A fleet that serves: a worker for each role, one router, one edge. All are killed at the end.
+
+    `revisions` are those of the workers, in order; `own_settings` are by their names.
+    """
     names = [f"{role}-{number}" for number, role in enumerate(roles)]
     quiet = random.Random(3)
     fleet = SimFleet(
         clock, quiet, lambda *_: None, names, ["router-0"], [EDGE], roles, how, settings=settings
     )
+    fleet.revisions = dict(zip(names, revisions, strict=False))
+    fleet.own_settings = dict(own_settings)
     try:
         for name in fleet.names:
             fleet.start(name)

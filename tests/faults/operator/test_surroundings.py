@@ -121,6 +121,10 @@ STARTS: dict[str, list[Start]] = {
     # Of the fleet it would find that others of these commands start and end processes.
     "doctor": [Start(("--nats", "nats://127.0.0.1:9"), code=2, says="nats-unreachable")],
     "monitoring": [Start(("--out", "FOLDER/monitoring"), says="alerts.yaml")],
+    "switch": [Start(CLIENT, says="revision")],
+    "rollback": [Start(CLIENT, code=2, says="there is no roll-out to roll back")],
+    "backup": [Start(("--out", "FOLDER/copy", *CLIENT), says="pool log")],
+    "restore": [Start(("/nonexistent",), code=2, says="no backup")],
     "streams": [Start(CLIENT, says="default")],
     "pools": [Start(CLIENT, says="sim-b16"), Start(("--watch", *CLIENT), serves="--metrics-port")],
     "nats-config": [

@@ -1,0 +1,251 @@
+"""`headwater backup` and `headwater restore`: the streams of a namespace in a folder, and back.
+
+What is not copied: leases, which live for seconds, and the edges' shared secrets, which no operator may read; edges make new ones, and
+cached prompts of tenants are cold then.
+
+The object store is copied before the pools' logs, so that no snapshot of a router is ahead of the log that it is of, and the request log
+before them too, so that every request in it finds its decisions. Each pool's state is the fold of its log, so the copy of a running fleet
+is that fleet as of the last position of each log.
+"""
+
+import contextlib
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from headwater import __version__
+from headwater.events.chain import Chains
+from headwater.events.jetstream import Connection
+from headwater.events.jetstream.api import api
+from headwater.events.jetstream.backup import CHUNK_BYTES, StreamCopy, restore_stream, snapshot_stream
+from headwater.events.jetstream.log import JetStreamLog
+from headwater.events.jetstream.stream_spec import StreamSpec
+from headwater.events.jetstream.streams import stream_names, wanted_streams
+from headwater.events.ports import LogError, StreamMissing
+from headwater.ops.config.nats import NatsSettings
+from headwater.ops.config.setting import ConfigError
+from headwater.ops.nats.connect import connected
+from headwater.ops.process.text_table import table
+
+FORMAT: Final = 1
+MANIFEST: Final = "backup.json"
+PARTIAL: Final = ".partial"
+
+LEFT_OUT: Final = frozenset({"leases", "secrets"})
+ORDER: Final = (
+    "objects",
+    "model cards",
+    "API keys",
+    "stored responses",
+    "video jobs",
+    "request log",
+    "pool log",
+)
+
+
+class CopiedStream(msgspec.Struct, frozen=True):
+    """A stream of a backup, in `file`."""
+
+    name: str
+    what: str
+    file: str
+    copy: StreamCopy
+
+    @property
+    def last(self) -> int:
+        """Its last position."""
+        return int(self.copy.state["last_seq"])
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """What a backup has. Written last: a folder without it is no backup."""
+
+    format: int
+    namespace: str
+    release: str
+    made: str
+    streams: tuple[CopiedStream, ...]
+
+
+async def backup(nats: NatsSettings, out: str) -> int:
+    """Copy all streams to a new folder and print them. Raises `ConfigError` and `LogError`; then the folder is not there."""
+    folder = Path(out)
+    if folder.exists():
+        raise ConfigError(f"--out {out}: it exists; give the name of a new folder")
+    partial = folder.with_name(folder.name + PARTIAL)
+    try:
+        partial.mkdir(parents=True)
+    except FileExistsError as error:
+        raise ConfigError(
+            f"{partial}: another backup writes there, or one was interrupted: remove it"
+        ) from error
+    except OSError as error:
+        raise ConfigError(f"--out {out}: {error.strerror}") from error
+    try:
+        async with connected(nats, "operator", "backup") as client:
+            streams = [await _copy(client, spec, partial) for spec in await _specs(client, nats.namespace)]
+        made = datetime.now(UTC).isoformat(timespec="seconds")
+        manifest = Manifest(FORMAT, nats.namespace, __version__, made, tuple(streams))
+        (partial / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest)))
+        os.rename(partial, folder)
+    finally:
+        if partial.exists():
+            shutil.rmtree(partial, ignore_errors=True)
+    print(as_table(manifest))
+    return 0
+
+
+async def _specs(client: Connection, ns: str) -> list[StreamSpec]:
+    """The streams that are there and belong in a backup, in the order in which they are copied."""
+    specs = await wanted_streams(client, ns, 1)
+    there = set(await stream_names(client, ""))
+    found = [spec for spec in specs if spec.what not in LEFT_OUT and spec.name in there]
+    if not found:
+        raise ConfigError(f"there is nothing to back up: the server has no stream of namespace {ns}")
+    return sorted(found, key=lambda spec: (ORDER.index(spec.what), spec.name))
+
+
+async def _copy(client: Connection, spec: StreamSpec, folder: Path) -> CopiedStream:
+    name = f"{spec.name}.tar.s2"
+    with (folder / name).open("wb") as file:
+        copy = await snapshot_stream(client, spec.name, file.write)
+        file.flush()
+        os.fsync(file.fileno())
+    return CopiedStream(spec.name, spec.what, name, copy)
+
+
+def as_table(manifest: Manifest) -> str:
+    """The streams of a backup."""
+    rows = [
+        (one.name, one.what, one.copy.state["messages"], one.last, f"{one.copy.bytes / 1024:.0f} KiB")
+        for one in manifest.streams
+    ]
+    head = f"namespace {manifest.namespace}, release {manifest.release}, {manifest.made}"
+    return f"{head}\n{table(('stream', 'what', 'messages', 'last position', 'copy'), rows)}"
+
+
+# Restoring.
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of a backup, after every file was compared with its digest. Raises `ConfigError`."""
+    try:
+        manifest = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=Manifest)
+    except OSError as error:
+        raise ConfigError(f"{folder}: no backup: {MANIFEST}: {error.strerror}") from error
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{folder / MANIFEST}: {error}") from error
+    if manifest.format != FORMAT:
+        raise ConfigError(
+            f"{folder}: it has format {manifest.format}, of release {manifest.release}, and this release reads {FORMAT}"
+        )
+    for one in manifest.streams:
+        file = folder / one.file
+        if Path(one.file).name != one.file or not file.is_file():
+            raise ConfigError(f"{folder}: {one.file} is missing")
+        if file.stat().st_size != one.copy.bytes or _digest(file) != one.copy.digest:
+            raise ConfigError(f"{file}: its bytes are not those that were backed up")
+    return manifest
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+async def restore(nats: NatsSettings, folder: str, *, replicas: int, check: bool) -> int:
+    """Make the streams of a backup on a server that has none of them, and read the logs again. Raises `ConfigError` and `LogError`.
+
+    With `check` only the files are verified.
+    """
+    place = Path(folder)
+    manifest = read_manifest(place)
+    if check:
+        print(f"{as_table(manifest)}\nall files are as they were backed up")
+        return 0
+    if manifest.namespace != nats.namespace:
+        raise ConfigError(
+            f"{folder} is of namespace {manifest.namespace}: give --namespace {manifest.namespace}, which is part of every subject in it"
+        )
+    async with connected(nats, "operator", "restore") as client:
+        there = sorted(set(await stream_names(client, "")) & {one.name for one in manifest.streams})
+        if there:
+            raise ConfigError(
+                f"the server has {', '.join(there)} already. Restore into a server without this namespace, before any process of "
+                "Headwater connects to it: each creates the streams that are missing"
+            )
+        done: list[str] = []
+        try:
+            for one in manifest.streams:
+                done.append(one.name)
+                await _restore_one(client, place, one, replicas)
+        except BaseException:
+            # Half a namespace is worse than none.
+            for name in done:
+                with contextlib.suppress(LogError):
+                    await api(client, f"STREAM.DELETE.{name}")
+            raise
+        broken = [text for one in manifest.streams for text in await _verify(client, one)]
+    print(as_table(manifest))
+    print("\n".join(broken) or "every message is there, and every log's chain of digests is whole")
+    print(
+        "the logs keep messages of any age for now: `headwater streams` shows it, and `nats stream edit` sets max_age once what "
+        "was restored may be cut"
+    )
+    return 1 if broken else 0
+
+
+async def _restore_one(client: Connection, folder: Path, one: CopiedStream, replicas: int) -> None:
+    config = _as_given(one.copy.config)
+    if replicas:
+        config["num_replicas"] = replicas
+    if one.what in ("pool log", "request log"):
+        # What is older than its log's age would be cut at once.
+        config["max_age"] = 0
+    with (folder / one.file).open("rb") as file:
+        await restore_stream(client, config, one.copy.state, _chunks(file.read))
+
+
+def _as_given(config: dict[str, Any]) -> dict[str, Any]:
+    """A configuration without what the server notes in it itself."""
+    metadata = {
+        key: value for key, value in (config.get("metadata") or {}).items() if not key.startswith("_nats.")
+    }
+    kept = {key: value for key, value in config.items() if key != "metadata"}
+    return {**kept, "metadata": metadata} if metadata else kept
+
+
+def _chunks(read: Any) -> Iterator[bytes]:
+    while chunk := read(CHUNK_BYTES):
+        yield chunk
+
+
+async def _verify(client: Connection, one: CopiedStream) -> list[str]:
+    """What is wrong with a restored stream: its number of messages, and of a log its messages and chains."""
+    try:
+        state = (await api(client, f"STREAM.INFO.{one.name}"))["state"]
+    except StreamMissing:
+        return [f"{one.name}: it is missing"]
+    # An empty stream that never had a message numbers its first one 0, and 1 once it was restored.
+    compared = ("messages", "first_seq", "last_seq") if state["messages"] else ("messages", "last_seq")
+    found = [
+        f"{one.name}: {key} is {state[key]} and was {one.copy.state[key]}"
+        for key in compared
+        if state[key] != one.copy.state[key]
+    ]
+    if one.what not in ("pool log", "request log"):
+        return found
+    chains = Chains(whole=int(state["first_seq"]) <= 1)
+    async for piece in JetStreamLog(client, one.name).read(0, follow=False):
+        found += [f"{one.name}: position {bad.position}: {bad.reason}" for bad in piece.unreadable]
+        for record in piece.records:
+            _, broken = chains.follow(record)
+            if broken is not None:
+                found.append(f"{one.name}: position {broken.position}: {broken.reason}")
+    return found

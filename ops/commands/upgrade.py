@@ -43,11 +43,20 @@ CannedPrompts = Annotated[
     Meta(description="for the gate answers: JSONL file of canned prompts, as `headwater compare` takes them"),
 ]
 CannedUrl = Annotated[
-    str, Meta(description="for the gate answers: URL of an edge whose clients may choose a worker")
+    str,
+    Meta(
+        description="for the gate answers: URL of an edge whose clients may choose a worker "
+        "(default: http://127.0.0.1:8000)"
+    ),
 ]
 CannedKey = Annotated[str, Meta(description="for the gate answers: file with the API key for the edge")]
-Hold = Annotated[str, Meta(description="how long each step is held at least, such as 90s, 10m or 1h")]
-Samples = Annotated[int, Meta(ge=1, description="requests of either side that each gate needs to pass")]
+Hold = Annotated[
+    str, Meta(description="how long each step is held at least, such as 90s, 10m or 1h (default: 10m)")
+]
+Samples = Annotated[
+    Annotated[int, Meta(ge=1)] | None,
+    Meta(description="requests of either side that each gate needs to pass (default: 50)"),
+]
 ToPolicy = Annotated[
     PolicyName | None, Meta(description="routing policy that is to decide requests which state none")
 ]
@@ -67,11 +76,11 @@ def switch(
     to_policy: ToPolicy = None,
     canary: Percent = None,
     steps: Annotated[str, Meta(description="percent of each step (default: 5,25,100)")] = "",
-    hold: Hold = "10m",
+    hold: Hold = "",
     gates: Gates = (),
-    samples: Samples = 50,
+    samples: Samples = None,
     prompts: CannedPrompts = "",
-    url: CannedUrl = "http://127.0.0.1:8000",
+    url: CannedUrl = "",
     api_key_file: CannedKey = "",
     resume: Annotated[bool, Meta(description="go on with the roll-out that is under way")] = False,
     remove: Annotated[bool, Meta(description="remove the split: any worker may get any request")] = False,
@@ -84,17 +93,24 @@ def switch(
     """Move requests to another revision of workers, or another routing policy, step by step, judged by the log."""
     from headwater.ops.operator.ctl import whoami
     from headwater.ops.process import signals
-    from headwater.ops.rollout.plan import ask
+    from headwater.ops.rollout.plan import Words, ask
     from headwater.ops.rollout.switch import Canned, Options, run_switch
 
+    target, by = to or str(to_policy or ""), by or whoami()
     if sum(map(bool, (to, to_policy, resume, remove))) > 1:
         raise ConfigError("switch: give one of --to, --to-policy, --resume and --remove")
+    if not target and (canary is not None or steps or hold or gates or samples is not None or detach):
+        raise ConfigError(
+            "switch: --canary, --steps, --hold, --gate, --samples and --detach are for --to REVISION or --to-policy POLICY"
+        )
+    if (url or api_key_file) and not prompts:
+        raise ConfigError("switch: --url and --api-key-file are where --prompts FILE is sent")
+    if as_json and (target or resume or remove) and not detach:
+        raise ConfigError("switch: --json is for showing the shares, and for --detach")
     subject: Literal["revision", "policy"] = "policy" if to_policy or by_policy else "revision"
-    by, target = by or whoami(), to or str(to_policy or "")
-    if not target and (canary is not None or steps or gates):
-        raise ConfigError("switch: --canary, --steps and --gate are for --to REVISION or --to-policy POLICY")
-    asked = ask(subject, target, canary, steps, hold, gates, samples, by, prompts) if target else None
-    canned = Canned(prompts, url, api_key_file)
+    words = Words(canary, steps, hold or "10m", gates, samples or 50, prompts)
+    asked = ask(subject, target, words, by) if target else None
+    canned = Canned(prompts, url or "http://127.0.0.1:8000", api_key_file)
     options = Options(settings.pool, subject, by, asked, canned, resume, remove, detach, as_json)
     return signals.run_command(lambda: run_switch(settings.nats, options))
 

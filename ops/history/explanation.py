@@ -183,15 +183,15 @@ def _rest(decision: Decision) -> list[str]:
 
 
 def explain_draws(decision: Decision) -> list[str]:
-    """The engine, the revision and the policy that were drawn, and how; the worker's revision also where none was."""
+    """The engine, the revision and the policy that were drawn, and how; a revision that the query demanded too."""
     draws = (
         ("engine", decision.draw),
         ("revision", decision.revision_draw),
         ("policy", decision.policy_draw),
     )
     found = [why_drawn(what, draw, decision) for what, draw in draws if draw is not None]
-    if decision.revision and decision.revision_draw is None:
-        found.append(f"revision {decision.revision}: no traffic split applied")
+    if decision.constraints.revision:
+        found.append(f"revision {decision.revision}: the only one that the query allowed")
     return found
 
 

@@ -56,24 +56,26 @@ def parse_hold(text: str) -> float:
     return float(found[1]) * _UNITS[found[2] or ""]
 
 
-def ask(
-    subject: SplitSubject,
-    to: str,
-    canary: float | None,
-    steps: str,
-    hold: str,
-    gates: Sequence[str],
-    samples: int,
-    by: str,
-    prompts: str,
-) -> Asked:
+class Words(NamedTuple):
+    """How a command writes a plan."""
+
+    canary: float | None
+    steps: str
+    hold: str
+    gates: Sequence[str]
+    samples: int
+    prompts: str
+
+
+def ask(subject: SplitSubject, to: str, words: Words, by: str) -> Asked:
     """What the words of a command ask for. Raises `ConfigError`."""
-    found = parse_gates(gates)
-    if any(name == ANSWERS for name, _ in found) != bool(prompts):
+    gates = parse_gates(words.gates)
+    if any(name == ANSWERS for name, _ in gates) != bool(words.prompts):
         raise ConfigError("switch: the gate answers and --prompts FILE need each other")
-    if subject == "policy" and prompts:
+    if subject == "policy" and words.prompts:
         raise ConfigError("switch: a policy changes no answers: --prompts is for revisions")
-    return Asked(subject, to, parse_steps(canary, steps), parse_hold(hold), found, samples, by)
+    steps = parse_steps(words.canary, words.steps)
+    return Asked(subject, to, steps, parse_hold(words.hold), gates, words.samples, by)
 
 
 def begin(asked: Asked, present: SplitReply, id_: str) -> TrafficSplit:
@@ -171,8 +173,3 @@ def _active(present: SplitReply) -> tuple[TrafficSplit, Rollout]:
 def main_of(shares: Mapping[str, float]) -> str:
     """The side with the largest share: what the new one is compared with by canned prompts."""
     return max(sorted(shares), key=lambda name: shares[name])
-
-
-def merge_sides(names: Sequence[str]) -> str:
-    """Several old sides as one name."""
-    return " and ".join(sorted(names))

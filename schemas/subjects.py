@@ -34,7 +34,7 @@ from headwater.schemas.names import slug, token
 
 PoolKind = Literal["fleet", "kv", "load", "route", "shadow"]
 InboxKind = Literal[
-    "edge", "router", "shadow", "worker", "operator", "admin", "console", "tracer", "observer"
+    "edge", "router", "shadow", "worker", "operator", "admin", "console", "tracer", "picker", "observer"
 ]
 LeaseKind = Literal["worker", "router", "edge", "shadow"]
 EngineVerb = Literal["generate", "cancel", "status", "embed", "encode", "file", "drain", "claim", "offer"]

@@ -552,6 +552,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     holder. `stalled`: the log does not accept what the holder appends. `serves` is a worker's: nothing before it has joined its
     pool, and while it drains, is paused or sleeps. `reads_embeddings`: the worker takes media that an encode worker has encoded.
     `encodes`: the kinds that an encode worker encodes. `revision`: what a worker runs (`WorkerJoined`). `embedding_format` names what that worker computes, and an encode worker's
+    `encodes`: the kinds that an encode worker encodes. `endpoint` is a worker's: where a gateway reaches the edge beside it, "" if none does. `embedding_format` names what that worker computes, and an encode worker's
     what it computes itself: only with equal ones do they exchange embeddings.
     """
 
@@ -568,6 +569,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     embedding_format: str = ""
     encodes: tuple[PromptMediaKind, ...] = ("image",)
     revision: str = ""
+    endpoint: str = ""
 
     def encodes_in(self, pool: str, kinds: AbstractSet[PromptMediaKind]) -> bool:
         """Does it encode media of these kinds for the workers of this pool now?"""

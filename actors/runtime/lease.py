@@ -71,6 +71,7 @@ class LeaseHandle:
 
     `persistence`, set by the holder, is what the lease reports as `Lease.stalled`; `serves`, `reads_embeddings`,
     `embedding_format`, `encodes` and `revision` are its fields, reported at the next renewal, or by `publish`.
+    `embedding_format`, `encodes` and `endpoint` are its fields, reported at the next renewal, or by `publish`.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class LeaseHandle:
         self.embedding_format = ""
         self.encodes = lease.encodes
         self.revision = lease.revision
+        self.endpoint = ""
         self._table = table
         self._key = key
         self._lease = lease
@@ -119,6 +121,7 @@ class LeaseHandle:
             embedding_format=self.embedding_format,
             encodes=self.encodes,
             revision=self.revision,
+            endpoint=self.endpoint,
         )
         return msgspec.json.encode(value)
 

@@ -285,6 +285,7 @@ class WorkerActor(Actor):
         held.reads_embeddings = self._reader.transfer is not None
         held.embedding_format = self.status.embedding_format if self._transfer is not None else ""
         held.revision = self.status.revision
+        held.endpoint = self.status.endpoint
         held.encodes = kinds_encoded(self.info.media.placeholders, self.engine.capabilities)
         self._lease = held
         try:

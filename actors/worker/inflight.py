@@ -295,6 +295,7 @@ class WorkerProfile(NamedTuple):
 
     `embedding_format` names the image embeddings that it exchanges with other workers; "": its engine's. `revision` names what it
     runs; "": its engine, its model and this release (`name_revision`).
+    `embedding_format` names the image embeddings that it exchanges with other workers; "": its engine's. `endpoint` as in `Lease`.
     """
 
     role: Role = "both"
@@ -303,6 +304,7 @@ class WorkerProfile(NamedTuple):
     taints: tuple[str, ...] = ()
     embedding_format: str = ""
     revision: str = ""
+    endpoint: str = ""
 
 
 class StatusPublisher(Protocol):
@@ -325,6 +327,7 @@ class WorkerStatus:
         self.tier = profile.tier
         self.embedding_format = profile.embedding_format
         self.revision = profile.revision
+        self.endpoint = profile.endpoint
         self.role: Role = profile.role
         self.state: WorkerState = "ready"
         self.taints = profile.taints

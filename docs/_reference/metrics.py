@@ -25,6 +25,7 @@ _GROUPS = {
     "engine": "Engine",
     "shadow": "Shadow router",
     "tracer": "Tracer",
+    "picker": "Endpoint picker",
     "": "All processes",
 }
 

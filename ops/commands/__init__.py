@@ -17,6 +17,7 @@ COMMANDS: Final = {
             "admin": "run the admin port: control of workers over HTTP",
             "console": "run the console: a page that shows the fleet at any position of its log",
             "tracer": "send traces of requests to an OpenTelemetry receiver",
+            "picker": "run an endpoint picker: gateways ask it which endpoint serves a request",
             "shadow": "run another routing policy in the shadow of a pool's routers, and record its choices",
         },
     ),

@@ -8,12 +8,14 @@ from msgspec import Meta
 
 from headwater.ops.config.command import command
 from headwater.ops.config.engine import checked
+from headwater.ops.config.picker import PICKER_PORT
 from headwater.ops.config.processes import (
     AdminProcess,
     ConsoleProcess,
     EdgeProcess,
     EngineProcess,
     LocalFleetSettings,
+    PickerProcess,
     RouterProcess,
     ShadowProcess,
     TracerProcess,
@@ -113,6 +115,15 @@ def tracer(settings: TracerProcess) -> int:
     from headwater.ops.tracing import process
 
     return signals.run(lambda stop: process.run(settings, stop))
+
+
+@command(defaults={"picker.port": PICKER_PORT})
+def picker(settings: PickerProcess) -> int:
+    """Run an endpoint picker: gateways ask it over Envoy's ext_proc which endpoint serves a request, and a router decides."""
+    from headwater.ops.process import picker as process
+    from headwater.ops.process import signals
+
+    return signals.run(lambda stop: process.run_picker(settings, stop))
 
 
 @command

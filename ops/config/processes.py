@@ -22,6 +22,7 @@ from headwater.ops.config.edge import (
     MediaTransferSettings,
 )
 from headwater.ops.config.nats import NatsSettings, StreamSettings
+from headwater.ops.config.picker import PickerSettings
 from headwater.ops.config.router import RouterSettings
 from headwater.ops.config.setting import (
     ConfigError,
@@ -149,6 +150,7 @@ class Settings(NamedTuple):
     auth: Annotated[AccessSettings, Prefix("", flags={"mode": "auth"})] = AccessSettings()
     admin: AdminSettings = AdminSettings()
     console: ConsoleSettings = ConsoleSettings()
+    picker: PickerSettings = PickerSettings()
     trace: Annotated[
         TraceSettings,
         Prefix("trace", flags={"otlp": "otlp", "protocol": "otlp-protocol", "slow_s": "trace-slow"}),
@@ -181,6 +183,7 @@ GROUPS = {
     "auth": "Authentication",
     "admin": "Admin port",
     "console": "Console",
+    "picker": "Endpoint picker",
     "trace": "Traces",
     "nats": "NATS",
     "streams": "Streams",
@@ -399,6 +402,18 @@ class TracerProcess(NamedTuple):
     log: LogSettings = DEFAULTS.log
 
 
+class PickerProcess(NamedTuple):
+    """One endpoint picker."""
+
+    name: Name = DEFAULTS.name
+    drain_timeout: DrainTimeout = DEFAULTS.drain_timeout
+    picker: PickerSettings = DEFAULTS.picker
+    auth: AccessSettings = DEFAULTS.auth
+    nats: NatsSettings = DEFAULTS.nats
+    metrics: MetricsSettings = DEFAULTS.metrics
+    log: LogSettings = DEFAULTS.log
+
+
 class LocalFleetSettings(NamedTuple):
     """All processes of one machine: `up` and `demo`."""
 
@@ -422,6 +437,7 @@ class LocalFleetSettings(NamedTuple):
     auth: AccessSettings = DEFAULTS.auth
     admin: AdminSettings = DEFAULTS.admin
     console: ConsoleSettings = DEFAULTS.console
+    picker: PickerSettings = DEFAULTS.picker
     trace: TraceSettings = DEFAULTS.trace
     nats: NatsSettings = DEFAULTS.nats
     streams: StreamSettings = DEFAULTS.streams

@@ -2,6 +2,7 @@
 
 import keyword
 from collections.abc import Iterable
+from ipaddress import ip_address
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 from msgspec import Meta
@@ -12,6 +13,7 @@ from headwater.engines.engine import EngineUnavailable
 from headwater.engines.limits import EMBEDDINGS_MIB, LORA_CACHE_MIB, LORA_FETCH_S, LORA_MIB
 from headwater.engines.traits import EngineTraits, Table, Text
 from headwater.ops.config.setting import Flag, Prefix, section_type
+from headwater.schemas.addresses import host_port, split_host_port
 from headwater.schemas.events.fleet import Role
 from headwater.schemas.names import REVISION_MAX
 from headwater.schemas.tables import MIGRATIONS_MAX
@@ -95,6 +97,19 @@ def _read_engine(text: str) -> str:
         registry.find(text)
     except EngineUnavailable as error:
         raise ValueError(str(error)) from error
+    return text
+
+
+def _read_endpoint(text: str) -> str:
+    try:
+        host, port = split_host_port(text)
+        usable = 0 < port < 65_536 and text == host_port(str(ip_address(host)), port)
+    except ValueError:
+        usable = not text
+    if not usable:
+        raise ValueError(
+            f"{text!r} is no address of a gateway's: give IP:PORT, as 10.0.0.7:8000 or [fd00::7]:8000"
+        )
     return text
 
 
@@ -212,6 +227,14 @@ class WorkerSettings(NamedTuple):
         Flag("taint"),
         Meta(description="reject requests that do not tolerate this (x-headwater-tolerates)"),
     ] = ()
+    endpoint: Annotated[
+        str,
+        Text(_read_endpoint, str, "IP:PORT"),
+        Meta(
+            description="address at which a gateway reaches the edge beside these workers; `headwater picker` answers with it "
+            "(default: none, so that no gateway sends to them)"
+        ),
+    ] = ""
     migration_limit: Annotated[
         int,
         Meta(

@@ -118,6 +118,7 @@ class FleetFile(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     admin: Processes = Processes(count=0)
     console: Processes = Processes()
     tracer: Processes = Processes(count=0)
+    picker: Processes = Processes(count=0)
 
     @property
     def host_names(self) -> list[str]:
@@ -211,7 +212,7 @@ def _check_hosts(fleet: FleetFile) -> None:
 
 def _places(fleet: FleetFile) -> Iterator[tuple[str, list[str]]]:
     yield "nats", fleet.nats.hosts
-    for kind in ("edges", "admin", "console", "tracer"):
+    for kind in ("edges", "admin", "console", "tracer", "picker"):
         yield kind, getattr(fleet, kind).hosts
     for name, pool in fleet.pools.items():
         yield f"pools.{name}.routers", pool.routers.hosts
@@ -265,7 +266,7 @@ def _check_nats(fleet: FleetFile) -> None:
 def _tables(fleet: FleetFile) -> Iterator[tuple[str, Table]]:
     yield "settings", fleet.settings
     yield "nats.settings", fleet.nats.settings
-    for kind in ("edges", "admin", "console", "tracer"):
+    for kind in ("edges", "admin", "console", "tracer", "picker"):
         yield f"{kind}.settings", getattr(fleet, kind).settings
     for name, pool in fleet.pools.items():
         yield f"pools.{name}.settings", pool.settings

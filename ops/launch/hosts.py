@@ -16,6 +16,7 @@ from headwater.ops.config.processes import (
     EngineProcess,
     LogSettings,
     MetricsSettings,
+    PickerProcess,
     RouterProcess,
     Settings,
     TracerProcess,
@@ -82,6 +83,7 @@ def plan_host(fleet: FleetFile, host: str, *, remote: bool = False) -> MachinePl
         admin=_one(fleet, "admin", AdminProcess, host, nats, remote),
         console=_one(fleet, "console", ConsoleProcess, host, nats, remote),
         tracer=_one(fleet, "tracer", TracerProcess, host, nats, remote),
+        picker=_one(fleet, "picker", PickerProcess, host, nats, remote),
         wanted_workers=wanted_workers(fleet),
         started_by="launch",
     )

@@ -38,7 +38,8 @@ def processes_of(fleet: FleetFile, host: str) -> Iterator[HostProcess]:
     for edge in wanted.edges:
         shared = edge.http._replace(share_port=len(wanted.edges) > 1)
         yield _process(fleet, "edge", edge._replace(http=shared))
-    for kind, single in (("admin", wanted.admin), ("console", wanted.console), ("tracer", wanted.tracer)):
+    alone = ("admin", wanted.admin), ("console", wanted.console), ("tracer", wanted.tracer)
+    for kind, single in (*alone, ("picker", wanted.picker)):
         if single is not None:
             yield _process(fleet, kind, single._replace(nats=wanted.nats))
     for engines in wanted.engines:
@@ -75,7 +76,7 @@ def references_of(fleet: FleetFile) -> dict[str, Mapping[str, str]]:
     """All references of a fleet's file by the setting's key."""
     found: dict[str, Mapping[str, str]] = {}
     tables = [fleet.settings, fleet.nats.settings]
-    tables += [one.settings for one in (fleet.edges, fleet.admin, fleet.console, fleet.tracer)]
+    tables += [one.settings for one in (fleet.edges, fleet.admin, fleet.console, fleet.tracer, fleet.picker)]
     for pool in fleet.pools.values():
         tables += [pool.settings, pool.routers.settings, *(one.settings for one in pool.workers)]
     for table in tables:

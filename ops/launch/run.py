@@ -163,6 +163,7 @@ def commands_of(fleet: FleetFile, host: str) -> list[list[str]]:
         ("admin", [wanted.admin] if wanted.admin else []),
         ("console", [wanted.console] if wanted.console else []),
         ("tracer", [wanted.tracer] if wanted.tracer else []),
+        ("picker", [wanted.picker] if wanted.picker else []),
     ):
         found += [[kind, *process_words(one)] for one in processes]
     for engines in (*wanted.engines, *wanted.followers):

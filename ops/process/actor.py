@@ -202,7 +202,7 @@ def _warm_up(kind: InboxKind) -> None:
     """Load compiled kernels, which takes a good part of a second: before the first request, not during it. Then set up the collection of garbage."""
     compile_kernels(lambda text: _log.info("kernels_compile", text=text))
     freeze_heap()
-    if kind == "edge":
+    if kind in ("edge", "picker"):
         collect_rarely()
 
 

@@ -16,7 +16,7 @@ from headwater.actors.runtime.persistence import PROBE_S, Ports
 from headwater.engines import logs
 from headwater.engines.transfer.opening import media_transfer
 from headwater.engines.transfer.port import TransferUnavailable
-from headwater.ops.config.edge import HttpSettings, check_access
+from headwater.ops.config.edge import check_access
 from headwater.ops.config.processes import EdgeProcess
 from headwater.ops.config.setting import ConfigError
 from headwater.ops.process.actor import Host, run_one
@@ -24,23 +24,25 @@ from headwater.ops.process.descriptors import connections_possible
 from headwater.ops.process.sockets import bind
 
 
-def certificate_of(http: HttpSettings) -> Certificate | None:
-    """The certificate to serve with, None for plain HTTP. Raises `ConfigError`."""
-    if not http.tls_cert and not http.tls_key:
+def certificate(
+    chain: str, key: str, chain_flag: str = "--tls-cert", key_flag: str = "--tls-key"
+) -> Certificate | None:
+    """The certificate in these files, None without any. Raises `ConfigError` naming the flags."""
+    if not chain and not key:
         return None
-    if not (http.tls_cert and http.tls_key):
-        raise ConfigError("TLS needs both a certificate and its key: give --tls-cert and --tls-key")
+    if not (chain and key):
+        raise ConfigError(f"TLS needs both a certificate and its key: give {chain_flag} and {key_flag}")
     try:
-        return Certificate(Path(http.tls_cert), Path(http.tls_key))
+        return Certificate(Path(chain), Path(key))
     except BadCertificate as error:
-        raise ConfigError(f"--tls-cert, --tls-key: {error}") from error
+        raise ConfigError(f"{chain_flag}, {key_flag}: {error}") from error
 
 
 async def run_edge(settings: EdgeProcess, stop: asyncio.Event) -> int:
     """Run an edge until stopped. Raises `ConfigError` if its address is taken."""
     http, edge = settings.http, settings.edge
     check_access(settings.auth, http.host)
-    certificate = certificate_of(http)
+    served_with = certificate(http.tls_cert, http.tls_key)
     try:
         check_origins(http.cors_origins)
     except ValueError as error:
@@ -75,7 +77,7 @@ async def run_edge(settings: EdgeProcess, stop: asyncio.Event) -> int:
 
     async def make(ports: Ports) -> Actor:
         # Each incarnation of the actor closes its own copy.
-        server = UvicornServer(listener.dup(), connections, certificate)
+        server = UvicornServer(listener.dup(), connections, served_with)
         return EdgeActor(
             ports,
             name,

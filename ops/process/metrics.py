@@ -97,7 +97,7 @@ def _stuck(silent_s: float) -> bytes:
 
 Labels = Callable[[], Mapping[str, str]]
 
-KINDS: Final = ("edge", "router", "worker", "shadow", "tracer")
+KINDS: Final = ("edge", "router", "worker", "shadow", "tracer", "picker")
 """Actors whose metrics are named after their kind."""
 
 

@@ -106,7 +106,9 @@ async def run_engine(settings: EngineProcess, stop: asyncio.Event) -> int:
             one,
             served,
             drain_s=settings.drain_timeout,
-            profile=WorkerProfile(own.role, name, own.tier, own.taints, own.embedding_format, own.revision),
+            profile=WorkerProfile(
+                own.role, name, own.tier, own.taints, own.embedding_format, own.revision, own.endpoint
+            ),
             lora=adapters_of(settings, worker),
             health=settings.health,
             open_transfer=partial(open_transfer, worker, own.embeddings_mib, traits.transport),

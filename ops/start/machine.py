@@ -3,7 +3,7 @@
     machine ─┬─ nats-server      JetStream in the data folder, unless another server is used
              ├─ routers
              ├─ edges            of one address: they share its port
-             ├─ admin, console, tracer
+             ├─ admin, console, tracer, picker
              ├─ engine host (for an engine whose import is shared: one process that imports, then forks the workers)
              └─ or one process per worker (in the environment of its engine)
 
@@ -37,6 +37,7 @@ from headwater.ops.config.processes import (
     EngineProcess,
     LogSettings,
     MetricsSettings,
+    PickerProcess,
     RouterProcess,
     TracerProcess,
     process_words,
@@ -52,7 +53,8 @@ from headwater.ops.nats import server as nats_server
 from headwater.ops.nats.connect import open_connection, watch_store
 from headwater.ops.process import admin
 from headwater.ops.process.actor import keep_namespace, keep_pools, revoke_leases_of
-from headwater.ops.process.edge import certificate_of
+from headwater.ops.process.edge import certificate
+from headwater.ops.process.picker import check_picker
 from headwater.ops.process.sockets import bind, free_port, free_range
 from headwater.ops.start import environment, make_engine, plan
 from headwater.ops.start.children import Child, ChildGroup, headwater_command
@@ -108,6 +110,7 @@ class MachinePlan(NamedTuple):
     admin: AdminProcess | None = None
     console: ConsoleProcess | None = None
     tracer: TracerProcess | None = None
+    picker: PickerProcess | None = None
     wanted_workers: int = 0
     started_by: str = "up"
 
@@ -134,6 +137,7 @@ class Machine:
         others = [("edge", one.name) for one in wanted.edges]
         others += [("router", one.name) for one in wanted.routers]
         others += [("tracer", one.name) for one in [wanted.tracer] if one is not None]
+        others += [("picker", one.name) for one in [wanted.picker] if one is not None]
         workers = sum(len(plan.names(one)) for one in wanted.engines)
         first = metrics.port or free_range(workers + len(others), metrics.host)
         # The workers' ports first: one process may host several, and plans them in the same way.
@@ -213,6 +217,8 @@ class Machine:
             need_opentelemetry()
         if wanted.admin is not None:
             admin.check(wanted.admin)
+        if wanted.picker is not None:
+            check_picker(wanted.picker.picker)
         for edge in wanted.edges[:1]:
             check_access(edge.auth, edge.http.host)
 
@@ -233,7 +239,7 @@ class Machine:
         listener = bind(http.host, http.port or free_port(0, http.host))
         host, port = listener.getsockname()[:2]
         listener.close()
-        scheme = "https" if certificate_of(http) else "http"
+        scheme = "https" if certificate(http.tls_cert, http.tls_key) else "http"
         self.url = f"{scheme}://{host_port(reachable(host), port)}"
         return host, port
 
@@ -266,7 +272,7 @@ class Machine:
             self._add(router.name, "router", self._with_access(router._replace(cache_dir=folder)))
 
     def _start_operators_processes(self) -> None:
-        """Start the admin port, the console and the tracer, if wanted."""
+        """Start the admin port, the console, the tracer and the picker, if wanted."""
         wanted = self._plan
         if wanted.admin is not None:
             tokens = str(Path(wanted.admin.admin.token_file).resolve())
@@ -276,6 +282,8 @@ class Machine:
             self._start_console(wanted.console)
         if wanted.tracer is not None:
             self._add("tracer", "tracer", self._with_access(wanted.tracer))
+        if wanted.picker is not None:
+            self._add("picker", "picker", self._with_access(wanted.picker))
 
     def _start_console(self, process: ConsoleProcess) -> None:
         own = process.console
@@ -453,7 +461,7 @@ class Machine:
         """End every process, in order."""
         for task in self._keepers:
             task.cancel()
-        await self._children.stop("admin", "console", *(one.name for one in self._plan.edges))
+        await self._children.stop("admin", "console", "picker", *(one.name for one in self._plan.edges))
         await self._children.stop_workers()
         # What the tracer has not sent is sent by the next one.
         await self._children.stop("tracer", *(one.name for one in self._plan.routers))

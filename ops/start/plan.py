@@ -85,6 +85,12 @@ def _own_names(settings: EngineProcess) -> list[tuple[str, Role]]:
     ]
 
 
+def with_endpoint(settings: EngineProcess, endpoint: str) -> EngineProcess:
+    """The settings of workers that are beside the edge at this address, unless they name another."""
+    own = settings.worker
+    return settings if own.endpoint else settings._replace(worker=own._replace(endpoint=endpoint))
+
+
 def launcher_for(settings: EngineProcess, engine: str = "") -> EngineLauncher[Any]:
     """The launcher of an engine, "": of `--engine`, with its options. Raises `EngineUnavailable`."""
     engine = engine or settings.worker.engine

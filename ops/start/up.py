@@ -20,6 +20,7 @@ from headwater.ops.config.processes import (
     ConsoleProcess,
     EdgeProcess,
     LocalFleetSettings,
+    PickerProcess,
     RouterProcess,
     TracerProcess,
 )
@@ -30,6 +31,7 @@ from headwater.ops.start.spawner import Main, Spawner
 from headwater.schemas.tables import ModelCard
 
 TRACER: Final = "tracer-0"
+PICKER: Final = "picker-0"
 
 _log = structlog.get_logger("headwater.up")
 
@@ -44,6 +46,9 @@ def plan_of(settings: LocalFleetSettings) -> MachinePlan:
     edge = EdgeProcess(**{name: getattr(settings, name) for name in EdgeProcess._fields})
     router = RouterProcess(
         **{name: getattr(settings, name) for name in RouterProcess._fields if hasattr(settings, name)}
+    )
+    picker = PickerProcess(
+        name=PICKER, drain_timeout=settings.drain_timeout, picker=settings.picker, auth=settings.auth
     )
     tracer = TracerProcess(name=TRACER, data_dir=settings.data_dir, trace=settings.trace)
     exact = nats.port not in (0, NatsSettings().port)
@@ -65,6 +70,7 @@ def plan_of(settings: LocalFleetSettings) -> MachinePlan:
         if settings.console.port
         else None,
         tracer=tracer if settings.trace.otlp else None,
+        picker=picker if settings.picker.port else None,
     )
 
 

@@ -16,7 +16,9 @@ projects' clients, the docs' commands and the console's pages are with the forme
 
 FOLDERS = {
     **dict.fromkeys(("console", "engines", "sglang", "vllm"), ENGINES),
-    **dict.fromkeys(("agents", "buckets", "clients", "deploy", "durability", "faults", "system"), PROCESSES),
+    **dict.fromkeys(
+        ("agents", "buckets", "clients", "deploy", "durability", "faults", "gateway", "system"), PROCESSES
+    ),
 }
 """The lane of a folder's tests if their group is in none."""
 

@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Final
 
 import structlog
+from msgspec.structs import replace
 
 from headwater.actors.edge.admit.limiter import TimeLimit
 from headwater.actors.edge.answer.choice import CallIds, ChoiceWriter, ParsedChoiceWriter, StopStringMatcher
@@ -24,6 +25,7 @@ from headwater.actors.edge.prompt.request import (
 from headwater.actors.edge.saga.context import Call, Serving
 from headwater.actors.edge.saga.dispatch import ChoiceMessages, Dispatcher
 from headwater.actors.edge.saga.driver import ChoiceDriver
+from headwater.actors.edge.saga.picked import Picked
 from headwater.actors.edge.saga.record import RequestLogWriter
 from headwater.actors.edge.saga.routing_hints import NO_HINTS, RoutingHints, parse_routing_headers
 from headwater.actors.edge.saga.types import ChoiceSpec
@@ -52,6 +54,29 @@ BeforeEnd = Callable[[GenerationResult], Awaitable[None]]
 """What an API does with a whole answer before its client learns that it is whole."""
 
 
+def first_choice(prepared: Prepared, name: str) -> ChoiceSpec:
+    """The first choice of the request with this name; the others differ in their index and seed."""
+    request, model, sampling = prepared.request, prepared.model, prepared.sampling
+    card, media = model.card, prepared.media_of(0)
+    features = media_features(media) if media else {}
+    return ChoiceSpec(
+        name,
+        0,
+        sampling,
+        Constraints(
+            lora_name=model.lora_name,
+            needs=required_capabilities(sampling, **features),
+            media_processor=card.media_processor if media else "",
+        ),
+        request.guide_param,
+        prepared.salt.value,
+        # A hint: engines without priorities ignore it.
+        (request.hints.priority or 0) if "priority" in card.capabilities else 0,
+        card.tokenizer,
+        card.migrations_max,
+    )
+
+
 class Generation:
     """One generation request. It is the `ChoiceOutput` of its choices' drivers."""
 
@@ -66,8 +91,10 @@ class Generation:
         *,
         hints: RoutingHints = NO_HINTS,
         before_end: BeforeEnd | None = None,
+        picked: Picked | None = None,
     ) -> None:
         self._before_end = before_end
+        self._picked = picked
         request = prepared.request
         self.name = request.id_prefix + id_
         self._id = id_
@@ -96,35 +123,15 @@ class Generation:
             self._add_choices()
 
     def _add_choices(self) -> None:
-        request, model, sampling = self._prepared.request, self._prepared.model, self._prepared.sampling
-        card = model.card
-        media = self._prepared.media_of(0)
-        features = media_features(media) if media else {}
-        constraints = Constraints(
-            lora_name=model.lora_name,
-            needs=required_capabilities(sampling, **features),
-            media_processor=card.media_processor if media else "",
-        )
-        # A hint: engines without priorities ignore it.
-        priority = (request.hints.priority or 0) if "priority" in card.capabilities else 0
+        sampling, card = self._prepared.sampling, self._prepared.model.card
+        first = first_choice(self._prepared, self.name)
         for place, prompt in enumerate(self._prepared.prompts):
             media = self._prepared.media_of(place)
             for number in range(self._per_prompt):
                 index = len(self._drivers)
                 # Equal seeds would give equal choices.
                 one = with_seed(sampling, number) if number else sampling
-                salt, tokenizer = self._prepared.salt.value, card.tokenizer
-                spec = ChoiceSpec(
-                    self.name,
-                    index,
-                    one,
-                    constraints,
-                    request.guide_param,
-                    salt,
-                    priority,
-                    tokenizer,
-                    card.migrations_max,
-                )
+                spec = replace(first, index=index, sampling=one) if index else first
                 messages = ChoiceMessages(spec, prompt, card.block_size, self._dispatcher, media)
                 self._drivers.append(ChoiceDriver(spec, messages, self._workers, self._record, self))
                 self._choices.append(self._writer(index, prompt))
@@ -210,7 +217,9 @@ class Generation:
             self._add_choices()
         pinned = ""
         for index, driver in enumerate(self._drivers):
-            await driver.place(pinned if index % self._per_prompt else "")
+            await driver.place(
+                pinned if index % self._per_prompt else "", self._picked if not index else None
+            )
             pinned = driver.saga.prefilled_by or driver.saga.attempt.worker
 
     # The response.
@@ -470,6 +479,18 @@ class Generator:
             special_tokens_in_text=serving.special_tokens_in_text,
         )
 
+    def hints(self, request: GenerationRequest, call: Call) -> RoutingHints:
+        """What a request's headers and fields say about routing. Raises `ApiError`."""
+        given = request.hints
+        return parse_routing_headers(
+            call.headers,
+            self._serving.limits,
+            call.principal,
+            user=given.user,
+            session=given.session,
+            priority=given.priority,
+        )
+
     def _omit_tools(self, request: GenerationRequest) -> None:
         """Say that tools are left out. Raises `ApiError` 400 where the operator wants none to be."""
         names = ", ".join(sorted(set(request.omitted_tools)))[:NAMES_MAX]
@@ -517,10 +538,11 @@ class Generator:
         serving, quota = self._serving, call.quota
         prepared = await self.prepare(request, call)
         serving.require_open()
-        hints = self._routing_hints(request, call)
-        id_ = request.id or serving.workers.ports.ids()
+        hints = self.hints(request, call)
+        id_ = request.id or call.make_id(serving.workers.ports.ids)
         answers = len(prepared.prompts) * prepared.per_prompt
-        quota.reserve(prepared.prompt_tokens, request.max_tokens and prepared.sampling.max_tokens, answers)
+        prompt_tokens = prepared.prompt_tokens
+        quota.reserve(prompt_tokens, request.max_tokens and prepared.sampling.max_tokens, answers)
         record = serving.record(
             request.id_prefix + id_, prepared.model, request.endpoint, call, answers=answers
         )
@@ -533,9 +555,10 @@ class Generator:
             id_,
             hints=hints,
             before_end=before_end,
+            picked=call.picked,
         )
         record.accepted(
-            prepared.prompt_tokens,
+            prompt_tokens,
             answers,
             call.body,
             max_tokens=prepared.sampling.max_tokens,

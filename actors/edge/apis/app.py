@@ -33,6 +33,7 @@ from headwater.actors.edge.model.catalog import Model, ModelCatalog
 from headwater.actors.edge.saga.context import Call, Serving, trace_of
 from headwater.actors.edge.saga.fields import FieldChecker
 from headwater.actors.edge.saga.open_requests import OpenRequests
+from headwater.actors.edge.saga.picked import DecisionSeal
 from headwater.actors.edge.saga.routing_hints import tenant_of
 from headwater.actors.edge.saga.workers import WorkerRegistry
 from headwater.actors.edge.settings import UNLIMITED, HistorySettings, VideoSettings
@@ -94,6 +95,7 @@ class App:
         # Not `or`: an empty limiter, as every one is at first, counts as false.
         self._limiter = RateLimiter(workers.ports.clock) if limiter is None else limiter
         self._probes = options.probes
+        self._seal = DecisionSeal(workers.ports.secrets, workers.ports.clock)
         serving = Serving(
             workers,
             models,
@@ -240,7 +242,9 @@ class App:
                         body = await shorten(body)
                 scheme = scope.get("scheme", "http")
                 arrived_s = self._workers.ports.clock.monotonic_s()
-                await post(Call(body, trace, receive, send, headers, principal, quota, scheme, arrived_s))
+                picked = await self._seal.open(headers)
+                call = Call(body, trace, receive, send, headers, principal, quota, scheme, arrived_s, picked)
+                await post(call)
         except ApiError as error:
             # Here and not above: these errors too have the headers of the limits.
             await self._refuse(send, scope["path"], error)

@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, Final, NamedTuple, TypeVar
 
 import structlog
@@ -13,6 +13,7 @@ from headwater.actors.edge.admit.salts import CacheSalts
 from headwater.actors.edge.model.catalog import Model, ModelCatalog
 from headwater.actors.edge.saga.fields import FieldChecker
 from headwater.actors.edge.saga.open_requests import OpenRequests
+from headwater.actors.edge.saga.picked import Picked
 from headwater.actors.edge.saga.record import RequestLogWriter
 from headwater.actors.edge.saga.routing_hints import tenant_of
 from headwater.actors.edge.saga.workers import WorkerRegistry
@@ -41,8 +42,8 @@ NO_SALTS: Final = CacheSalts()
 
 
 class Call(NamedTuple):
-    """One POST: its body, its W3C trace context, its ASGI channels, its headers, its sender, what that may use, http or https, and when its
-    body was here by the monotonic clock.
+    """One POST: its body, its W3C trace context, its ASGI channels, its headers, its sender, what that may use, http or https, when its
+    body was here by the monotonic clock, and the decision that it came with.
     """
 
     body: bytes
@@ -54,6 +55,11 @@ class Call(NamedTuple):
     quota: RequestQuota = NO_QUOTA
     scheme: str = "http"
     arrived_s: float = 0.0
+    picked: Picked | None = None
+
+    def make_id(self, ids: Callable[[], str]) -> str:
+        """The id of its request: the one that it was decided under, or a new one."""
+        return self.picked.id if self.picked is not None else ids()
 
 
 class Serving(NamedTuple):

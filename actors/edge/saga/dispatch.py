@@ -8,6 +8,7 @@ import numpy as np
 import structlog
 
 from headwater.actors.bus import BusError, MessageTooLarge, NoResponder
+from headwater.actors.edge.saga.picked import Picked
 from headwater.actors.edge.saga.record import RequestLogWriter
 from headwater.actors.edge.saga.routing_hints import RoutingHints
 from headwater.actors.edge.saga.types import (
@@ -24,6 +25,7 @@ from headwater.actors.edge.saga.types import (
     Routed,
     RouterRefused,
     RouterUnanswered,
+    attempt_name,
 )
 from headwater.actors.edge.saga.workers import WorkerRegistry
 from headwater.actors.http.errors import ApiError, ended_workers, overloaded, refused_by_router
@@ -254,6 +256,21 @@ class ChoiceMessages:
         self._dispatcher = dispatcher
         self._workers = dispatcher.workers
         self._clock = dispatcher.clock
+
+    def fits(self, picked: Picked) -> bool:
+        """Was it decided for this choice, and for the same prompt? The hash of the last full block covers all before it, and the cache salt."""
+        decision = picked.decision
+        tokens, packed = self._sequence.extend([])
+        hashes = hashing.unpack_hashes(packed)
+        own = (
+            self._dispatcher.pool,
+            attempt_name(self._spec, picked.attempt),
+            len(tokens),
+            len(hashes),
+            int(hashes[-1]) if len(hashes) else 0,
+        )
+        made_for = decision.request, decision.prompt_tokens, decision.blocks, decision.last
+        return own == (picked.pool, *made_for)
 
     async def query_router(
         self, ask: AskRouter, emitted: list[int]

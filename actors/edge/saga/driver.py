@@ -4,10 +4,12 @@ import asyncio
 from typing import Protocol, assert_never
 
 import structlog
+from msgspec.structs import replace
 
 from headwater.actors import metrics
 from headwater.actors.bus import BusError, NoResponder
 from headwater.actors.edge.saga.dispatch import ChoiceMessages
+from headwater.actors.edge.saga.picked import Picked
 from headwater.actors.edge.saga.record import RequestLogWriter
 from headwater.actors.edge.saga.saga import step
 from headwater.actors.edge.saga.types import (
@@ -104,12 +106,18 @@ class ChoiceDriver:
         self._unanswered = 0
         self._move: asyncio.Task[None] | None = None
 
-    async def place(self, pinned: str = "") -> None:
-        """Find a worker that takes the choice, or its prompt. May be cancelled.
+    async def place(self, pinned: str = "", picked: Picked | None = None) -> None:
+        """Find a worker that takes the choice, or its prompt: the one that was `picked`, if any. May be cancelled.
 
         Raises `ApiError` if it ended with an error before its first token; a later error belongs into the response.
         """
-        await self._pursue(self.feed(Opened(pinned, self._clock.monotonic_s())))
+        opened = Opened(pinned, self._clock.monotonic_s())
+        if picked is not None:
+            decided = picked.decision if self._messages.fits(picked) else None
+            if decided is None:
+                _log.warning("pick_not_followed", **self._record.log_fields, attempt=picked.decision.request)
+            opened = replace(opened, attempts=picked.attempt, decided=decided)
+        await self._pursue(self.feed(opened))
         if self.error is not None and not self.emitted:
             raise self.error
 

@@ -56,6 +56,7 @@ from headwater.actors.edge.saga.types import (
     StopMatched,
     TimedOut,
     after,
+    attempt_name,
 )
 from headwater.actors.http import errors
 from headwater.schemas.events.request import RequestPrefilled, RequestRouted, RequestStepped
@@ -130,7 +131,12 @@ def step(saga: Saga, event: SagaEvent) -> tuple[Saga, Effects]:
     match event:
         case Opened() if saga.attempts == 0:
             placement = Placement(event.now_s + PLACE_S_MAX, event.pinned)
-            saga = _ask_router(replace(saga, placement=placement), event.now_s, effects)
+            saga = replace(saga, placement=placement, attempts=event.attempts)
+            if event.decided is not None:
+                routed = Routed(saga.attempts, event.decided, 0.0, event.now_s)
+                saga = _dispatch(saga, routed, effects)
+            else:
+                saga = _ask_router(saga, event.now_s, effects)
         case Routed() | RouterRefused() | RouterUnanswered() if _is_awaited(saga, "route", event.number):
             saga = _on_route(saga, event, effects)
         case RetryDue() if _is_awaited(saga, "pause", event.number):
@@ -194,12 +200,8 @@ def _ask_router(saga: Saga, now_s: float, effects: Effects) -> Saga:
     )
     # A request that a router let through once does not queue again, nor do choices of the same prompt.
     may_wait = saga.decision is None and not placement.pinned
-    effects.append(AskRouter(number, _attempt_name(saga, number), constraints, may_wait))
+    effects.append(AskRouter(number, attempt_name(saga.spec, number), constraints, may_wait))
     return replace(saga, attempts=number, awaits="route")
-
-
-def _attempt_name(saga: Saga, number: int) -> str:
-    return f"{saga.spec.request}-{saga.spec.index}-{number}"
 
 
 def _on_route(saga: Saga, event: Routed | RouterRefused | RouterUnanswered, effects: Effects) -> Saga:
@@ -232,7 +234,7 @@ def _dispatch(saga: Saga, event: Routed, effects: Effects) -> Saga:
     # Without KV to claim, as after a prefill leg that left nothing, the worker computes the prompt itself.
     fits = handoff is not None if decision.leg == "decode" else saga.state == "routing"
     leg: Leg = decision.leg if fits else ""
-    name = _attempt_name(saga, saga.attempts)
+    name = attempt_name(saga.spec, saga.attempts)
     attempt = Attempt(saga.attempts, name, decision.worker, decision.epoch, leg, event.now_s, saga.emitted)
     effects.append(Dispatch(attempt, handoff))
     return replace(saga, decision=decision, attempt=attempt, streaming=True, awaits="dispatch")

@@ -134,6 +134,11 @@ class ChoiceSpec(msgspec.Struct, frozen=True):
     migrations_max: int = MIGRATIONS_MAX
 
 
+def attempt_name(spec: ChoiceSpec, number: int) -> str:
+    """The name of an attempt of a choice, in every log."""
+    return f"{spec.request}-{spec.index}-{number}"
+
+
 class Attempt(msgspec.Struct, frozen=True):
     """One leg at one worker. `first` tokens had been emitted when it began; `name` identifies it in every log."""
 
@@ -214,10 +219,15 @@ class Saga(msgspec.Struct, frozen=True):
 
 
 class Opened(msgspec.Struct, frozen=True):
-    """The request was accepted. `pinned` names the worker of an earlier choice of the same prompt."""
+    """The request was accepted. `pinned` names the worker of an earlier choice of the same prompt.
+
+    `attempts` were made before it came here; the last of them is `decided`, unless that is of another prompt.
+    """
 
     pinned: str
     now_s: float
+    attempts: int = 0
+    decided: Decision | None = None
 
 
 class Routed(msgspec.Struct, frozen=True):

@@ -1,7 +1,7 @@
 """The router and the workers as an edge sees them: queries to the router, messages to workers, their frames, their leases."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from itertools import count
@@ -167,6 +167,11 @@ class RouterClient:
             self._leave_queue(subject, query.request)
             raise
         return reply
+
+    def withdraw(self, pool: str, request: str, routers: Iterable[tuple[str, int]]) -> None:
+        """Have the router that decided a request, one of these incarnations, void that unless a worker has accepted it. Does not wait."""
+        for router, epoch in routers:
+            self._leave_queue(subjects.route_wait(self._ports.ns, pool, router, epoch), request)
 
     def waited_s(self, began_s: float) -> float:
         """Return the part of the time since `began_s` that a query spent in the queue, which the router bounds, not the edge."""

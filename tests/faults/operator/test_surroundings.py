@@ -115,6 +115,7 @@ STARTS: dict[str, list[Start]] = {
             (*CLIENT, "--otlp", "http://127.0.0.1:9", "--data-dir", "FOLDER/tracer"), serves="--metrics-port"
         )
     ],
+    "picker": [Start((*CLIENT, "--picker-port", "0"), serves="--metrics-port")],
     "shadow": [Start((*CLIENT, "--policy", "random"), serves="--metrics-port")],
     "ctl": [Start(("list", *CLIENT), says="worker-0")],
     "keys": [Start(("list", *CLIENT))],

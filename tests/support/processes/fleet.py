@@ -92,7 +92,7 @@ class FleetProcess:
 
         `quick`: return soon after all that answered the last time have answered; a new actor may be missing.
         """
-        client = await self._connected()
+        client = await self.connected()
         inbox = client.new_inbox()
         replies = await client.subscribe(inbox)
         await client.publish("$SRV.STATS", b"", reply=inbox)
@@ -114,7 +114,7 @@ class FleetProcess:
             for answer in answers
         ]
 
-    async def _connected(self) -> Client:
+    async def connected(self) -> Client:
         if self._client is None or not self._client.is_connected:
             await self.close()
             self._client = await nats.connect(self.nats.split(","))

@@ -36,6 +36,16 @@ class KeptProcess:
         self._process: zygote.Process | None = None
         self._stopping = False
         self._task: asyncio.Task[None] | None = None
+        self._resumed = asyncio.Event()
+        self._resumed.set()
+
+    def hold(self) -> None:
+        """Start no next life until `resume`."""
+        self._resumed.clear()
+
+    def resume(self) -> None:
+        """Start it again whenever it ends."""
+        self._resumed.set()
 
     @property
     def pid(self) -> int:
@@ -57,6 +67,7 @@ class KeptProcess:
             await self._process.wait()
             if not self._stopping:
                 await asyncio.sleep(RESTART_S)
+                await self._resumed.wait()
 
     async def restart(self) -> None:
         """SIGTERM; returns once the next life was started."""
@@ -103,6 +114,13 @@ async def kept_edge(
     port = free_port(0)
     async with _kept("edge", folder, nats, name, "--port", str(port), *flags) as process:
         yield process, f"http://127.0.0.1:{port}"
+
+
+@asynccontextmanager
+async def kept_picker(folder: Path, nats: str, name: str, *flags: str) -> AsyncIterator[KeptProcess]:
+    """A `headwater picker`; gives the process."""
+    async with _kept("picker", folder, nats, name, *flags) as process:
+        yield process
 
 
 @asynccontextmanager

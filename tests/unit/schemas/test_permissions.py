@@ -137,6 +137,7 @@ WRITES: dict[Kind, set[str]] = {
     "admin": {CONTROL, *reads(LEASES)},
     "console": {*reads(POOL), *reads(REQUESTS), *reads(LEASES), *reads(CARDS), *reads(API_KEYS)},
     "tracer": {*reads(POOL), *reads(REQUESTS)},
+    "picker": {ROUTE, WAIT, *reads(LEASES), *reads(CARDS), *reads(API_KEYS), *reads(SECRETS), SECRET},
     "observer": {"$SRV.PING", *reads(POOL), *reads(REQUESTS), *reads(LEASES), *reads(CARDS)},
 }  # fmt: skip
 """Of `EVERYTHING`, what each kind may publish; all may look whether a stream exists."""
@@ -175,6 +176,7 @@ def test_each_kind_reads_its_own_inbox_only(kind: Kind) -> None:
         ("admin", set()),
         ("console", {DIGESTS}),
         ("tracer", set()),
+        ("picker", set()),
         ("observer", set()),
     ],
 )
@@ -185,7 +187,7 @@ def test_each_kind_hears_what_is_meant_for_it(kind: Kind, own: set[str]) -> None
     assert {subject for subject in asked if may_subscribe(right, subject)} == own
 
 
-@pytest.mark.parametrize("kind", ["edge", "router", "shadow", "worker", "tracer"])
+@pytest.mark.parametrize("kind", ["edge", "router", "shadow", "worker", "tracer", "picker"])
 def test_actors_answer_service_discovery(kind: Kind) -> None:
     """As the stock tool asks."""
     right = rights(NS, kind)

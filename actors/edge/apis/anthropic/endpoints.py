@@ -41,7 +41,7 @@ class AnthropicApi:
         check_version(call.headers)
         request = decode_messages(call.body)
         self._serving.fields.count(request)
-        id_ = self._serving.workers.ports.ids()
+        id_ = call.make_id(self._serving.workers.ports.ids)
         omit = request.thinking is not None and request.thinking.display == "omitted"
         encoder = MessageEncoder(request.max_tokens, omit_thinking=omit)
         send = HeaderAdder(call.send, lambda: [request_id_header(id_)])

@@ -57,6 +57,7 @@ def other(one: Setting) -> tuple[str, Any]:
         "router.weights": ("crowding=0.5,apart=true", {"crowding": 0.5, "apart": True}),
         "sim.step_time": ("1,2,3,4,5,6,7,8,9", StepTime((1.0, 2.0, 3.0), (4.0, 5.0, 6.0), (7.0, 8.0, 9.0))),
         "streams.replicas": ("3", 3),
+        "worker.endpoint": ("10.0.0.7:8000", "10.0.0.7:8000"),
         "edge.client.choices_max": ("7", 7),
         "fleet.workers": ("3", 3),
         "media.schemes": ("https, file", ("https", "file")),

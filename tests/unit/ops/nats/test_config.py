@@ -107,6 +107,7 @@ def test_named_actors_have_users_instead_of_their_kind() -> None:
         "admin",
         "console",
         "tracer",
+        "picker",
         "observer",
         "worker.a",
         "worker.b",

@@ -101,6 +101,19 @@ LIVES: dict[str, tuple[SagaEvent, ...]] = {
 }
 
 
+def test_a_request_that_comes_with_a_decision_goes_there_unasked() -> None:
+    """Under the name that it was decided for. If that fails, or is of another prompt, a router is asked for the next attempt."""
+    saga, effects = run(Opened("", 0.0, 2, decision(worker="w9")))
+    assert [type(effect) for effect in effects] == [Dispatch]
+    assert (saga.attempt.worker, saga.attempt.name, saga.state) == ("w9", "r-0-2", "routing")
+    saga, effects = run(LegRefused(2, "full", True, False, "", 0.0), saga=saga)
+    [asked] = [effect for effect in effects if isinstance(effect, AskRouter)]
+    assert (asked.attempt, asked.constraints.exclude) == ("r-0-3", ("w9.1",))
+    _, [unfit] = run(Opened("", 0.0, 2))
+    assert isinstance(unfit, AskRouter)
+    assert unfit.attempt == "r-0-3"
+
+
 def any_event(number: int) -> list[SagaEvent]:
     """One event of each kind and variant, about attempt `number`."""
     return [

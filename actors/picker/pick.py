@@ -1,0 +1,218 @@
+"""From a request to the endpoint that serves it: the request is read as an edge reads it, and the router decides as for an edge.
+
+Of a request to generate, the picker makes the prompt and asks a router with the edge's own code: same token ids, same hashes, same
+query, and a decision in the pool's log as any other. The decision travels with the request (`headwater.actors.edge.saga.picked`), so that the
+edge at the endpoint sends it where it was decided.
+
+Whatever the picker cannot decide an edge can: requests that generate nothing, or media, or that are invalid. Those get the next endpoint
+in turn; the edge there answers, errors included, in the form of the client's API.
+"""
+
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+import msgspec
+import structlog
+
+from headwater.actors.edge.admit.control import AccessControl
+from headwater.actors.edge.answer.run import Generator, first_choice
+from headwater.actors.edge.apis.anthropic.endpoints import check_version
+from headwater.actors.edge.apis.anthropic.translate import to_generation
+from headwater.actors.edge.apis.anthropic.types import decode_messages
+from headwater.actors.edge.apis.openai.translate import chat_request, completion_request
+from headwater.actors.edge.apis.openai.types import decode_chat, decode_completion
+from headwater.actors.edge.prompt.prepare import Prepared
+from headwater.actors.edge.prompt.request import GenerationRequest
+from headwater.actors.edge.saga.context import Call, Serving, trace_of
+from headwater.actors.edge.saga.dispatch import ChoiceMessages, Dispatcher
+from headwater.actors.edge.saga.picked import DecisionSeal, Picked
+from headwater.actors.edge.saga.routing_hints import RoutingHints
+from headwater.actors.edge.saga.saga import step
+from headwater.actors.edge.saga.types import (
+    AskRouter,
+    AwaitedEffect,
+    Dispatch,
+    Effect,
+    Finish,
+    LegRefused,
+    Opened,
+    PauseSearch,
+    RetryDue,
+    Saga,
+    SagaEvent,
+)
+from headwater.actors.http.asgi import Headers
+from headwater.actors.http.decoding import check_shape, shorten
+from headwater.actors.http.errors import ApiError, overloaded
+from headwater.actors.picker.endpoints import Endpoints, Subset
+from headwater.schemas.events.route import Decision
+
+ENDPOINTS_MAX: Final = 3
+"""Endpoints in an answer: the one that was picked, and those that a gateway tries after it."""
+
+RETRY_S: Final = 1.0
+
+Reader = Callable[[Headers, bytes], GenerationRequest]
+
+_log = structlog.get_logger("headwater.picker")
+
+
+class Asked(NamedTuple):
+    """A request as a gateway shows it. `subset` are the endpoints that it allows."""
+
+    method: str
+    path: str
+    headers: Headers
+    body: bytes
+    subset: Subset = None
+
+
+class Pick(NamedTuple):
+    """The endpoints of a request, the best first. Where a router decided, `sealed` is its decision for the edge at the endpoint."""
+
+    endpoints: tuple[str, ...]
+    sealed: bytes = b""
+    decided: Picked | None = None
+
+
+class NotGenerating(Exception):
+    """The request is none that a router decides here."""
+
+
+def _messages(headers: Headers, body: bytes) -> GenerationRequest:
+    check_version(headers)
+    return to_generation(decode_messages(body))
+
+
+READERS: Final[dict[str, Reader]] = {
+    "/v1/chat/completions": lambda _, body: chat_request(decode_chat(body)),
+    "/v1/completions": lambda _, body: completion_request(decode_completion(body)),
+    "/v1/messages": _messages,
+}
+"""How the requests that a router decides are read, by path."""
+
+
+class Picker:
+    """Picks endpoints for the requests of gateways."""
+
+    def __init__(
+        self, serving: Serving, access: AccessControl, endpoints: Endpoints, seal: DecisionSeal
+    ) -> None:
+        self._serving = serving
+        self._generator = Generator(serving)
+        self._access = access
+        self._endpoints = endpoints
+        self._seal = seal
+        self._clock = serving.workers.ports.clock
+        self.sees_responses = False
+        """Set once a gateway has said that a response began: they all do, or are all configured not to."""
+
+    async def pick(self, asked: Asked) -> Pick:
+        """Pick the endpoints of a request. Cancelling the call takes it out of a router's queue.
+
+        Raises `ApiError`: 503 if no endpoint serves, and what a router refuses with, such as 429.
+        """
+        try:
+            prepared, hints = await self._read(asked)
+        except (ApiError, NotGenerating) as error:
+            _log.debug("pick_undecided", path=asked.path, reason=str(error))
+            return self.next_in_turn(asked.subset)
+        pool = prepared.model.card.pool
+        if not self._endpoints.of_pool(pool, asked.subset):
+            raise _no_endpoint(asked.subset, f" for {prepared.model.card.name}")
+        id_ = self._serving.workers.ports.ids()
+        decision = await self._decide(prepared, prepared.request.id_prefix + id_, hints, asked)
+        picked = Picked(id_, pool, decision)
+        endpoints = self._in_order(decision, pool, asked.subset)
+        return Pick(endpoints, self._seal.seal(picked), picked)
+
+    def next_in_turn(self, subset: Subset) -> Pick:
+        """Pick without a decision. Raises `ApiError` 503."""
+        endpoints = self._endpoints.of_pool("", subset)[:ENDPOINTS_MAX]
+        if not endpoints:
+            raise _no_endpoint(subset)
+        return Pick(endpoints)
+
+    def withdraw(self, pick: Pick) -> None:
+        """The request of a pick does not arrive at its worker: its load counts no more. Does not wait."""
+        if pick.decided is not None:
+            pool, attempt = pick.decided.pool, pick.decided.decision.request
+            self._serving.workers.routing.withdraw(pool, attempt, self._endpoints.routers(pool))
+
+    async def _read(self, asked: Asked) -> tuple[Prepared, RoutingHints]:
+        """The prompt of a request, and what its headers say about routing. Raises `ApiError`, and `NotGenerating`."""
+        read = READERS.get(asked.path)
+        if read is None or asked.method != "POST":
+            raise NotGenerating("a router decides no such request")
+        scope = {"path": asked.path, "method": asked.method, "headers": asked.headers}
+        principal = await self._access.admit(scope)
+        await check_shape(asked.body)
+        request = read(asked.headers, await shorten(asked.body))
+        call = Call(asked.body, trace_of(scope), _never, _never_send, asked.headers, principal)
+        prepared = await self._generator.prepare(request, call)
+        if not prepared.prompts or prepared.media:
+            raise NotGenerating("a prompt with media is the edge's to decide")
+        return prepared, self._generator.hints(request, call)
+
+    async def _decide(self, prepared: Prepared, name: str, hints: RoutingHints, asked: Asked) -> Decision:
+        """The router's decision for the first choice of a request, found as an edge finds it. Raises `ApiError`."""
+        card, spec = prepared.model.card, first_choice(prepared, name)
+        trace = trace_of({"headers": asked.headers})
+        dispatcher = Dispatcher(self._serving.workers, card.pool, hints, trace)
+        messages = ChoiceMessages(spec, prepared.prompts[0], card.block_size, dispatcher)
+        saga, effects = step(Saga(spec), Opened("", self._clock.monotonic_s()))
+        while True:
+            event: SagaEvent
+            match _awaited(effects):
+                case AskRouter() as ask:
+                    unreachable = self._endpoints.unreachable(card.pool, asked.subset)
+                    exclude = tuple(dict.fromkeys((*ask.constraints.exclude, *unreachable)))
+                    constraints = msgspec.structs.replace(ask.constraints, exclude=exclude)
+                    ask = msgspec.structs.replace(ask, constraints=constraints)
+                    event = await messages.query_router(ask, [])
+                case PauseSearch() as pause:
+                    await self._clock.sleep(pause.seconds)
+                    event = RetryDue(pause.number, self._clock.monotonic_s())
+                case Dispatch() as leg:
+                    attempt = leg.attempt
+                    if saga.decision is not None and self._endpoints.of(attempt.worker, asked.subset):
+                        return saga.decision
+                    # It joined after the query was made.
+                    reason = f"worker {attempt.worker} has no endpoint that the gateway allows"
+                    now_s = self._clock.monotonic_s()
+                    event = LegRefused(attempt.number, reason, True, False, "", now_s)
+            saga, effects = step(saga, event)
+
+    def _in_order(self, decision: Decision, pool: str, subset: Subset) -> tuple[str, ...]:
+        """The endpoint of the worker that was chosen, then those of the next best."""
+        others = sorted(decision.candidates, key=lambda candidate: candidate.score)
+        named = [decision.worker, *(candidate.worker for candidate in others)]
+        found = [self._endpoints.of(worker, subset) for worker in named]
+        every = dict.fromkeys([*found, *self._endpoints.of_pool(pool, subset)])
+        return tuple(endpoint for endpoint in every if endpoint)[:ENDPOINTS_MAX]
+
+
+def _awaited(effects: list[Effect]) -> AwaitedEffect:
+    """The effect that the saga awaits an answer to. Raises the error that ended it."""
+    for effect in effects:
+        if isinstance(effect, Finish):
+            raise effect.error or overloaded("No worker could take the request.", RETRY_S)
+        if isinstance(effect, AskRouter | Dispatch | PauseSearch):
+            return effect
+    raise AssertionError(effects)
+
+
+def _no_endpoint(subset: Subset, what: str = "") -> ApiError:
+    among = "" if subset is None else f" among the {len(subset)} that the gateway allows"
+    return overloaded(
+        f"No endpoint is ready{what}{among}: workers name theirs with --endpoint, and serve once they have joined.",
+        RETRY_S,
+    )
+
+
+async def _never() -> dict[str, object]:
+    raise AssertionError("a picker reads no more of a request")
+
+
+async def _never_send(message: dict[str, object]) -> None:
+    raise AssertionError("a picker answers no request")

@@ -1,0 +1,234 @@
+"""The endpoint picker: `python -m tests.bench.picker [--rate 1000] [--seconds 10] [--no-hits] [--no-picks]`. Needs `make proxies`.
+
+Picks: a client sends requests as Envoy does, at a fixed rate whatever the answers take, and then as many as it can. No request goes on to a worker: each
+is withdrawn at once, as that of a client that left. Client, picker, router, NATS server and workers share the machine.
+
+Hits: conversations of several turns through Envoy, two workers, each with an edge beside it; the share of the prompts' tokens that was cached, with
+one picker and one router, and with two of each.
+"""
+
+import argparse
+import asyncio
+import os
+import random
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+import msgspec
+from envoy.extensions.filters.http.ext_proc.v3.processing_mode_pb2 import ProcessingMode
+from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
+from envoy.service.ext_proc.v3 import external_processor_pb2_grpc as ext_proc_grpc
+
+from headwater.ops.bench.report import Measure, Report, cpu_seconds, percentile, show
+from tests.gateway.stage import Stage, stage
+from tests.support.processes.restarted import kept_router, until_ready
+
+SYSTEMS: Final = 20
+SYSTEM: Final = "You are the assistant of customer {0}, and answer in the words of {0}. " * 16
+QUESTION: Final = "Question {0}: where does a river begin, and where does it end? "
+CONNECTIONS: Final = 4
+"""Envoy keeps one for each of its threads."""
+
+STREAMS: Final = 32
+WARM_S: Final = 2.0
+
+CONVERSATIONS: Final = 60
+TURNS: Final = 6
+AT_ONCE: Final = 6
+SEED: Final = 7
+
+
+def messages(number: int) -> list[ext_proc.ProcessingRequest]:
+    """One request as Envoy sends it: headers, then the whole body."""
+    first = ext_proc.ProcessingRequest()
+    first.protocol_config.request_body_mode = ProcessingMode.BUFFERED
+    for key, value in (
+        (":method", "POST"),
+        (":path", "/v1/chat/completions"),
+        ("content-type", "application/json"),
+    ):
+        first.request_headers.headers.headers.add(key=key, raw_value=value.encode())
+    turns = [
+        {"role": "system", "content": SYSTEM.format(number % SYSTEMS)},
+        {"role": "user", "content": QUESTION.format(number)},
+    ]
+    document = {"model": "sim", "messages": turns, "max_tokens": 16}
+    body = ext_proc.HttpBody(body=msgspec.json.encode(document), end_of_stream=True)
+    return [first, ext_proc.ProcessingRequest(request_body=body)]
+
+
+async def pick(stub: Any, number: int) -> tuple[float, str]:
+    """Seconds until the endpoint of one request is known, and the endpoint."""
+    began = time.perf_counter()
+    first, second = messages(number)
+    call = stub.Process()
+    await call.write(first)
+    await call.read()
+    await call.write(second)
+    answer = await call.read()
+    took = time.perf_counter() - began
+    # A response began, as far as the picker knows; or its client left.
+    await call.done_writing()
+    endpoint = answer.dynamic_metadata.fields["envoy.lb"].struct_value.fields[
+        "x-gateway-destination-endpoint"
+    ]
+    return took, endpoint.string_value
+
+
+async def at_rate(stubs: list[Any], rate: float, seconds: float) -> tuple[list[float], float]:
+    """Times of requests that begin at this rate; and requests per second until the last was answered."""
+    began = time.perf_counter()
+    tasks: list[asyncio.Task[tuple[float, str]]] = []
+    for number in range(int(rate * seconds)):
+        due = began + number / rate
+        wait = due - time.perf_counter()
+        if wait > 0:
+            await asyncio.sleep(wait)
+        tasks.append(asyncio.create_task(pick(stubs[number % len(stubs)], number)))
+    picked = await asyncio.gather(*tasks)
+    assert all(endpoint for _, endpoint in picked)
+    return [took for took, _ in picked], len(picked) / (time.perf_counter() - began)
+
+
+async def at_most(stubs: list[Any], seconds: float) -> float:
+    """Requests per second of clients that begin the next at once."""
+    until, done = time.perf_counter() + seconds, 0
+
+    async def client(stub: Any, number: int) -> None:
+        nonlocal done
+        while time.perf_counter() < until:
+            await pick(stub, number)
+            done += 1
+
+    await asyncio.gather(*(client(stubs[number % len(stubs)], number) for number in range(STREAMS)))
+    return done / seconds
+
+
+async def picks(folder: Path, rate: float, seconds: float) -> list[Measure]:
+    """What one picker and one router do."""
+    async with stage(folder, pickers=1) as made, AsyncExitStack() as stack:
+        target = f"127.0.0.1:{made.ports[0]}"
+        # Each its own connection: gRPC would share one.
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        channels = [
+            await stack.enter_async_context(grpc.aio.insecure_channel(target, options=options))
+            for _ in range(CONNECTIONS)
+        ]
+        stubs = [ext_proc_grpc.ExternalProcessorStub(channel) for channel in channels]
+        await _began(stubs[0])
+        await at_rate(stubs, rate / 4, WARM_S)
+        processes = {
+            "picker": made.pickers[0].pid,
+            "router": made.up.pids(" router ")[0],
+            "NATS server": made.up.pids("nats-server")[0],
+            "client": os.getpid(),
+        }
+        before = {name: cpu_seconds(pid) for name, pid in processes.items()}
+        times, reached = await at_rate(stubs, rate, seconds)
+        used = {name: cpu_seconds(pid) - before[name] for name, pid in processes.items()}
+        most = await at_most(stubs, seconds)
+    return [
+        Measure(f"picks at {rate:g}/s offered", reached, "picks/s", f"{rate:g}"),
+        Measure("pick p50", 1e3 * percentile(times, 0.50), "ms"),
+        Measure("pick p99", 1e3 * percentile(times, 0.99), "ms", "10"),
+        *(
+            Measure(f"CPU of the {name} per 1,000 picks", 1e3 * spent / len(times), "s")
+            for name, spent in used.items()
+        ),
+        Measure(f"picks of {STREAMS} clients", most, "picks/s"),
+    ]
+
+
+async def _began(stub: Any) -> None:
+    """Have the picker see a response, as of any gateway: from then on it withdraws what has none."""
+    call = stub.Process()
+    await call.write(ext_proc.ProcessingRequest(response_headers=ext_proc.HttpHeaders()))
+    await call.read()
+    await call.done_writing()
+
+
+async def hit_share(folder: Path, replicas: int) -> float:
+    """The share of the tokens of all prompts that was cached."""
+    async with _replicated(folder, replicas) as made:
+        free = asyncio.Semaphore(AT_ONCE)
+        drawn = random.Random(SEED)
+        starts = [drawn.uniform(0, 6) for _ in range(CONVERSATIONS)]
+        found: list[tuple[int, int]] = []
+
+        async def converse(number: int) -> None:
+            await asyncio.sleep(starts[number])
+            turns = [{"role": "system", "content": SYSTEM.format(number % SYSTEMS)}]
+            async with made.envoy.client() as client:
+                for turn in range(TURNS):
+                    turns.append({"role": "user", "content": QUESTION.format(f"{number}.{turn}") * 4})
+                    body = {"model": "sim", "messages": turns, "max_tokens": 24, "ignore_eos": True}
+                    async with free:
+                        answer = await client.post("/v1/chat/completions", json=body)
+                    assert answer.status_code == 200, answer.text
+                    document = answer.json()
+                    usage = document["usage"]
+                    found.append((usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"]))
+                    turns.append(
+                        {"role": "assistant", "content": document["choices"][0]["message"]["content"]}
+                    )
+
+        await asyncio.gather(*(converse(number) for number in range(CONVERSATIONS)))
+    return sum(cached for _, cached in found) / sum(prompt for prompt, _ in found)
+
+
+@asynccontextmanager
+async def _replicated(folder: Path, replicas: int) -> AsyncIterator[Stage]:
+    async with stage(folder, pickers=replicas) as made, AsyncExitStack() as stack:
+        for number in range(1, replicas):
+            await stack.enter_async_context(kept_router(folder, made.up.nats, f"router-{number}"))
+        await until_ready(made.up.nats, {"router": replicas})
+        yield made
+
+
+async def measure(given: argparse.Namespace) -> Report:
+    """All of it."""
+    measures: list[Measure] = []
+    load = [os.getloadavg()[0]]
+    if not given.no_picks:
+        with tempfile.TemporaryDirectory() as folder:
+            measures += await picks(Path(folder), given.rate, given.seconds)
+    load.append(os.getloadavg()[0])
+    if not given.no_hits:
+        shares = []
+        for replicas in (1, 2):
+            with tempfile.TemporaryDirectory() as folder:
+                shares.append(await hit_share(Path(folder), replicas))
+        measures += [
+            Measure("hit share, one picker and router", shares[0], "of tokens"),
+            Measure("hit share, two of each", shares[1], "of tokens"),
+            Measure("two to one", shares[1] / shares[0], "times", "0.99"),
+        ]
+        load.append(os.getloadavg()[0])
+    conditions = {
+        "prompts": f"{len(messages(0)[1].request_body.body)} bytes, {SYSTEMS} system prompts",
+        "connections": CONNECTIONS,
+        "conversations": f"{CONVERSATIONS} of {TURNS} turns, {AT_ONCE} at once, seed {SEED}",
+        "load average": " ".join(f"{one:.1f}" for one in load),
+    }
+    return Report("picker", conditions, measures)
+
+
+def main() -> int:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rate", type=float, default=1_000.0)
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--no-hits", action="store_true")
+    parser.add_argument("--no-picks", action="store_true")
+    show(asyncio.run(measure(parser.parse_args())), as_json=False)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

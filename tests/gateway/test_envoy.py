@@ -58,7 +58,7 @@ async def test_requests_go_where_they_were_decided(set_up: Stage) -> None:
         assert [answer.status_code for answer in answers] == [200, 200], answers[0].text
         workers = {answer.headers["x-headwater-worker"] for answer in answers}
         assert len(workers) == 1
-        assert await set_up.served_by(answers[0].headers["x-request-id"]) == edges[workers.pop()]
+        assert await set_up.served_by(answers[1].headers["x-request-id"]) == edges[workers.pop()]
         assert int(answers[1].headers["x-headwater-cached-blocks"]) > 0
     assert await set_up.decisions() == before + 8
     code, output = await set_up.up.command("explain", answers[0].headers["x-request-id"])
@@ -81,6 +81,7 @@ async def test_streams_of_each_api_pass(set_up: Stage) -> None:
     assert await set_up.decisions() == before + 3
 
 
+@pytest.mark.soak
 async def test_what_the_picker_does_not_decide_an_edge_answers(set_up: Stage) -> None:
     """Lists of models, and errors in the form of each API; bodies larger than Envoy's pieces arrive whole."""
     async with set_up.envoy.client() as client:
@@ -131,6 +132,7 @@ async def test_a_client_that_leaves_in_mid_stream_leaves_nothing(set_up: Stage) 
             await asyncio.sleep(0.05)
 
 
+@pytest.mark.soak
 async def test_bodies_in_pieces_and_answers_through_the_picker(set_up: Stage) -> None:
     """As implementations of InferencePool configure it: everything full duplex. What arrives is what was sent."""
 
@@ -179,6 +181,7 @@ async def test_a_full_fleet_sheds_and_a_client_that_leaves_leaves_the_queue(set_
     await set_up.idle()
 
 
+@pytest.mark.soak
 async def test_pickers_say_how_they_are(set_up: Stage) -> None:
     """In gRPC's health protocol, by the names that the picker protocol has."""
     for port in set_up.ports:
@@ -202,6 +205,7 @@ async def until_cached(made: Stage, prompt: str) -> None:
             await asyncio.sleep(0.05)
 
 
+@pytest.mark.soak
 async def test_a_decision_whose_request_does_not_arrive_counts_no_more(set_up: Stage) -> None:
     """Its client left while the edge had it unread: the picker withdraws it, long before routers would void it."""
     await to_second(set_up, "Unread")
@@ -221,7 +225,7 @@ async def test_a_decision_whose_request_does_not_arrive_counts_no_more(set_up: S
     await set_up.idle()
 
 
-@pytest.mark.last
+@pytest.mark.soak
 async def test_an_edge_that_died_is_replaced_by_the_next_endpoint(set_up: Stage) -> None:
     """Envoy tries the next of the picker's answer, whose edge asks a router again; the picker says that it was another."""
     await to_second(set_up, "Diverted")
@@ -237,7 +241,6 @@ async def test_an_edge_that_died_is_replaced_by_the_next_endpoint(set_up: Stage)
     await until_healthy(f"http://{set_up.endpoints[1]}", workers=2)
 
 
-@pytest.mark.last
 async def test_pickers_that_die(set_up: Stage) -> None:
     """One of two: nothing happens. Both: open, requests go on and an edge decides; closed, they fail until a picker is back."""
 

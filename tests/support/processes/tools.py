@@ -9,10 +9,12 @@ STOP_S = 10.0
 
 
 @asynccontextmanager
-async def running(log: Path, *line: str) -> AsyncIterator[asyncio.subprocess.Process]:
+async def running(
+    log: Path, *line: str, cwd: Path | None = None
+) -> AsyncIterator[asyncio.subprocess.Process]:
     """A program until the block ends; what it prints is in `log`."""
     with log.open("ab") as output:
-        process = await asyncio.create_subprocess_exec(*line, stdout=output, stderr=output)
+        process = await asyncio.create_subprocess_exec(*line, cwd=cwd, stdout=output, stderr=output)
     try:
         yield process
     finally:

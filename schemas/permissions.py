@@ -148,7 +148,7 @@ def _router(ns: str, client: str, pools: tuple[str, ...]) -> Rights:
             *_look_up(streams.leases, streams.cards, streams.blobs, *streams.pools),
             *_exist(streams.requests, *streams.edges_only),
             *_read(streams.leases, streams.cards, streams.blobs, *streams.pools),
-            *_reply(ns, "edge", "operator", "admin", "observer"),
+            *_reply(ns, "edge", "picker", "operator", "admin", "observer"),
         ),
         subscribe=(
             _inbox(ns, "router", client),

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from headwater.actors.runtime.tables import LeaseTable
 from headwater.events.table import Table
@@ -11,8 +11,17 @@ from headwater.schemas.tables import Lease
 BEGINS: Final = ("whole", "prefill")
 """What a worker must serve for a request to begin there."""
 
+FOUND_MAX: Final = 256
+
 Subset = frozenset[str] | None
 """The endpoints that a gateway allows, None for all."""
+
+
+class _Found(NamedTuple):
+    """The endpoints of a pool that are allowed, each once; and its incarnations that have none of them."""
+
+    endpoints: tuple[str, ...]
+    unreachable: tuple[str, ...]
 
 
 class Endpoints:
@@ -25,13 +34,16 @@ class Endpoints:
         self._workers: dict[str, Lease] = {}
         self._routers: dict[str, Lease] = {}
         self._turn = 0
+        self._found: dict[tuple[str, Subset], _Found] = {}
+        """What follows from the present leases, by pool and subset: requests ask more often than leases change."""
 
     async def run(self) -> None:
         """Follow the lease table. Does not return."""
         async for changes in self._table.watch():
             for kind, name, lease in changes:
-                if kind == "worker":
+                if kind == "worker" and lease != self._workers.get(name):
                     self._set(self._workers, name, lease)
+                    self._found.clear()
                     self.on_pools_changed()
                 elif kind == "router":
                     self._set(self._routers, name, lease)
@@ -55,23 +67,30 @@ class Endpoints:
 
     def of_pool(self, pool: str, subset: Subset = None) -> tuple[str, ...]:
         """The endpoints at which a request to a pool may begin, each once; of any pool for "". Each call begins with the next one."""
-        found = dict.fromkeys(
-            lease.endpoint
-            for _, lease in sorted(self._workers.items())
-            if pool in ("", lease.pool) and lease.serves in BEGINS and _is_allowed(lease, subset)
-        )
+        every = self._of(pool, subset).endpoints
         self._turn += 1
-        first = self._turn % len(found) if found else 0
-        every = list(found)
+        first = self._turn % len(every) if every else 0
         return (*every[first:], *every[:first])
 
     def unreachable(self, pool: str, subset: Subset = None) -> tuple[str, ...]:
         """The incarnations of a pool's workers that a gateway cannot send to, as `Constraints.exclude` has them."""
-        return tuple(
-            f"{name}.{lease.epoch}"
-            for name, lease in self._workers.items()
-            if lease.pool == pool and lease.serves in BEGINS and not _is_allowed(lease, subset)
-        )
+        return self._of(pool, subset).unreachable
+
+    def _of(self, pool: str, subset: Subset) -> "_Found":
+        found = self._found.get((pool, subset))
+        if found is None:
+            begins = [
+                (name, lease)
+                for name, lease in sorted(self._workers.items())
+                if pool in ("", lease.pool) and lease.serves in BEGINS
+            ]
+            allowed = [lease.endpoint for _, lease in begins if _is_allowed(lease, subset)]
+            others = [f"{name}.{lease.epoch}" for name, lease in begins if not _is_allowed(lease, subset)]
+            found = _Found(tuple(dict.fromkeys(allowed)), tuple(others))
+            if len(self._found) >= FOUND_MAX:
+                self._found.clear()
+            self._found[pool, subset] = found
+        return found
 
     def routers(self, pool: str) -> Sequence[tuple[str, int]]:
         """Names and epochs of a pool's routers."""

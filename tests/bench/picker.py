@@ -1,4 +1,4 @@
-"""The endpoint picker: `python -m tests.bench.picker [--rate 1000] [--seconds 10] [--no-hits] [--no-picks]`. Needs `make proxies`.
+"""The endpoint picker: `python -m tests.bench.picker [--rate 1000] [--seconds 10] [--rounds 3] [--no-hits] [--no-picks]`. Needs `make proxies`.
 
 Picks: a client sends requests as Envoy does, at a fixed rate whatever the answers take, and then as many as it can. No request goes on to a worker: each
 is withdrawn at once, as that of a client that left. Client, picker, router, NATS server and workers share the machine.
@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import os
 import random
+import statistics
 import sys
 import tempfile
 import time
@@ -36,9 +37,13 @@ CONNECTIONS: Final = 4
 """Envoy keeps one for each of its threads."""
 
 STREAMS: Final = 32
+OPEN_MAX: Final = 512
+"""Requests at once. One that has to wait for that is late, which counts."""
+
 WARM_S: Final = 2.0
 
-CONVERSATIONS: Final = 60
+CONVERSATIONS: Final = 120
+BEGIN_S: Final = 10.0
 TURNS: Final = 6
 AT_ONCE: Final = 6
 SEED: Final = 7
@@ -64,36 +69,46 @@ def messages(number: int) -> list[ext_proc.ProcessingRequest]:
 
 
 async def pick(stub: Any, number: int) -> tuple[float, str]:
-    """Seconds until the endpoint of one request is known, and the endpoint."""
-    began = time.perf_counter()
+    """When the endpoint of one request was known, and the endpoint."""
     first, second = messages(number)
     call = stub.Process()
     await call.write(first)
     await call.read()
     await call.write(second)
     answer = await call.read()
-    took = time.perf_counter() - began
-    # A response began, as far as the picker knows; or its client left.
+    known = time.perf_counter()
+    # As Envoy does when its client leaves.
     await call.done_writing()
+    assert await call.code() is grpc.StatusCode.OK
     endpoint = answer.dynamic_metadata.fields["envoy.lb"].struct_value.fields[
         "x-gateway-destination-endpoint"
     ]
-    return took, endpoint.string_value
+    return known, endpoint.string_value
 
 
 async def at_rate(stubs: list[Any], rate: float, seconds: float) -> tuple[list[float], float]:
-    """Times of requests that begin at this rate; and requests per second until the last was answered."""
+    """Seconds from when each request was due until its endpoint was known; and requests per second until the last was answered."""
+    free = asyncio.Semaphore(OPEN_MAX)
     began = time.perf_counter()
-    tasks: list[asyncio.Task[tuple[float, str]]] = []
+
+    async def one(number: int, due: float) -> float:
+        try:
+            known, endpoint = await pick(stubs[number % len(stubs)], number)
+            assert endpoint
+            return known - due
+        finally:
+            free.release()
+
+    tasks: list[asyncio.Task[float]] = []
     for number in range(int(rate * seconds)):
         due = began + number / rate
         wait = due - time.perf_counter()
         if wait > 0:
             await asyncio.sleep(wait)
-        tasks.append(asyncio.create_task(pick(stubs[number % len(stubs)], number)))
-    picked = await asyncio.gather(*tasks)
-    assert all(endpoint for _, endpoint in picked)
-    return [took for took, _ in picked], len(picked) / (time.perf_counter() - began)
+        await free.acquire()
+        tasks.append(asyncio.create_task(one(number, due)))
+    times = await asyncio.gather(*tasks)
+    return times, len(times) / (time.perf_counter() - began)
 
 
 async def at_most(stubs: list[Any], seconds: float) -> float:
@@ -151,6 +166,7 @@ async def _began(stub: Any) -> None:
     await call.write(ext_proc.ProcessingRequest(response_headers=ext_proc.HttpHeaders()))
     await call.read()
     await call.done_writing()
+    assert await call.code() is grpc.StatusCode.OK
 
 
 async def hit_share(folder: Path, replicas: int) -> float:
@@ -158,7 +174,7 @@ async def hit_share(folder: Path, replicas: int) -> float:
     async with _replicated(folder, replicas) as made:
         free = asyncio.Semaphore(AT_ONCE)
         drawn = random.Random(SEED)
-        starts = [drawn.uniform(0, 6) for _ in range(CONVERSATIONS)]
+        starts = [drawn.uniform(0, BEGIN_S) for _ in range(CONVERSATIONS)]
         found: list[tuple[int, int]] = []
 
         async def converse(number: int) -> None:
@@ -200,19 +216,23 @@ async def measure(given: argparse.Namespace) -> Report:
             measures += await picks(Path(folder), given.rate, given.seconds)
     load.append(os.getloadavg()[0])
     if not given.no_hits:
-        shares = []
-        for replicas in (1, 2):
-            with tempfile.TemporaryDirectory() as folder:
-                shares.append(await hit_share(Path(folder), replicas))
+        shares: dict[int, list[float]] = {1: [], 2: []}
+        for _ in range(given.rounds):
+            for replicas, found in shares.items():
+                with tempfile.TemporaryDirectory() as folder:
+                    found.append(await hit_share(Path(folder), replicas))
+        one, two = (statistics.mean(found) for found in shares.values())
         measures += [
-            Measure("hit share, one picker and router", shares[0], "of tokens"),
-            Measure("hit share, two of each", shares[1], "of tokens"),
-            Measure("two to one", shares[1] / shares[0], "times", "0.99"),
+            Measure("hit share, one picker and router", one, "of tokens"),
+            Measure("hit share, two of each", two, "of tokens"),
+            Measure("two to one", two / one, "times", "0.99"),
+            Measure("widest between two rounds of one", max(shares[1]) - min(shares[1]), "of tokens"),
         ]
         load.append(os.getloadavg()[0])
     conditions = {
         "prompts": f"{len(messages(0)[1].request_body.body)} bytes, {SYSTEMS} system prompts",
         "connections": CONNECTIONS,
+        "rounds": given.rounds,
         "conversations": f"{CONVERSATIONS} of {TURNS} turns, {AT_ONCE} at once, seed {SEED}",
         "load average": " ".join(f"{one:.1f}" for one in load),
     }
@@ -224,6 +244,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rate", type=float, default=1_000.0)
     parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--no-hits", action="store_true")
     parser.add_argument("--no-picks", action="store_true")
     show(asyncio.run(measure(parser.parse_args())), as_json=False)

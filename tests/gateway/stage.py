@@ -18,7 +18,14 @@ from headwater.ops.process.sockets import free_port
 from headwater.schemas import subjects
 from headwater.schemas.messages.control import WeightsReply, WeightsRequest
 from tests.support.processes.fleet import FleetProcess, fleet
-from tests.support.processes.restarted import KeptProcess, kept_edge, kept_picker, kept_worker, until_ready
+from tests.support.processes.restarted import (
+    KeptProcess,
+    kept_edge,
+    kept_picker,
+    kept_worker,
+    until_healthy,
+    until_ready,
+)
 from tests.support.processes.tools import running
 
 ROOT: Final = Path(__file__).parents[2]
@@ -158,28 +165,34 @@ async def envoy(
 
 
 @asynccontextmanager
-async def stage(folder: Path, *flags: str, pickers: int = 2) -> AsyncIterator[Stage]:
-    """The whole of it; `flags` are for the fleet."""
+async def stage(
+    folder: Path, *flags: str, pickers: int = 2, access: tuple[str, ...] = (), auth: tuple[str, ...] = ()
+) -> AsyncIterator[Stage]:
+    """The whole of it; `flags` are for the fleet, `auth` for what authenticates clients, `access` for all that log in."""
     first, second = free_port(0), free_port(0)
     endpoints = f"127.0.0.1:{first}", f"127.0.0.1:{second}"
     ports = tuple(free_port(0) for _ in range(pickers))
+    own = ("--engine", "sim", "--workers", "1")
     beside = ("--port", str(first), "--endpoint", endpoints[0])
-    async with (
-        fleet(folder, "--engine", "sim", "--workers", "1", *beside, *flags) as up,
-        AsyncExitStack() as stack,
-    ):
-        started = [
-            await stack.enter_async_context(
-                kept_picker(folder, up.nats, f"picker-{number}", "--picker-port", str(ports[number]))
+    async with fleet(folder, *own, *beside, *flags, *auth, access=access) as up, AsyncExitStack() as stack:
+        started = []
+        for number, port in enumerate(ports):
+            picker = kept_picker(
+                folder, up.nats, f"picker-{number}", "--picker-port", str(port), *auth, *access
             )
-            for number in range(pickers)
-        ]
+            started.append(await stack.enter_async_context(picker))
         worker = await stack.enter_async_context(
-            kept_worker(folder, up.nats, "w-b", "--workers", "1", "--endpoint", endpoints[1])
+            kept_worker(folder, up.nats, "w-b", "--workers", "1", "--endpoint", endpoints[1], *access)
         )
-        edge, _ = await stack.enter_async_context(kept_edge(folder, up.nats, "edge-b", "--port", str(second)))
-        await until_ready(up.nats, {"picker": pickers, "edge": 2, "worker": 2, "router": 1})
-        await up.until("the router has both", lambda s: any(one.get("workers") == 2 for one in s))
+        edge, _ = await stack.enter_async_context(
+            kept_edge(folder, up.nats, "edge-b", "--port", str(second), *auth, *access)
+        )
+        for endpoint in endpoints:
+            await until_healthy(f"http://{endpoint}", workers=2)
+        if not access:
+            # Where rights are limited, tests may not ask the actors.
+            await until_ready(up.nats, {"picker": pickers})
+            await up.until("the router has both", lambda s: any(one.get("workers") == 2 for one in s))
         made = await stack.enter_async_context(envoy(folder, (first, second), ports))
         yield Stage(up, edge, worker, started, ports, made, endpoints, folder)
 

@@ -196,6 +196,13 @@ def test_actors_answer_service_discovery(kind: Kind) -> None:
             assert may_subscribe(right, subjects.service(verb, *scope))
 
 
+@pytest.mark.parametrize("kind", ["edge", "picker"])
+def test_routers_answer_who_may_ask_them(kind: Kind) -> None:
+    """A query without a reply is a time-out, however well the router decides."""
+    assert may_publish(rights(NS, kind), ROUTE)
+    assert may_publish(rights(NS, "router"), subjects.inbox(NS, kind, "me", "bus") + ".id")
+
+
 def test_a_named_actor_is_itself_only() -> None:
     """A stolen key of one worker is not a key of all."""
     right = rights(NS, "worker", name="me", pools=("p",))

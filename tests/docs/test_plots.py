@@ -7,7 +7,9 @@ from xml.etree import ElementTree
 
 import pytest
 from docs._plots.__main__ import FOLDER, main
-from docs._plots.data import DOCS, Plot, Row, number, plots
+from docs._plots.data import DOCS, Plot, Row, plots
+
+from headwater.ops.process.plot import number
 
 PLOTS = plots()
 

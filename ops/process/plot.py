@@ -4,8 +4,56 @@ import math
 import textwrap
 from collections.abc import Sequence
 from html import escape
+from typing import Literal
 
-from docs._plots.data import Panel, Plot, Row, number
+import msgspec
+
+
+class Row(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """One value of each series as text, with the unit where it is another one than the panel's; None where there is none."""
+
+    label: str
+    values: list[str | None]
+    of: str = ""
+    """What the values are counts of; they are drawn as shares in percent."""
+
+
+class Panel(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """One pair of axes."""
+
+    kind: Literal["bars", "dots", "lines"]
+    title: str
+    unit: str
+    rows: Sequence[Row]
+    """Along the horizontal axis of `lines`, and from top to bottom in the others."""
+    log: bool = False
+    mark: float | None = None
+    """A line at this value, such as at 1 among ratios."""
+    x: str = ""
+    """What the rows of `lines` are."""
+    series: Sequence[str] = ()
+    """Names of its series, where they are not those of the plot."""
+
+
+class Plot(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """One picture. `conditions` are shown below its title."""
+
+    title: str
+    conditions: str
+    series: Sequence[str]
+    panels: Sequence[Panel]
+
+
+def number(text: str, unit: str, of: str = "") -> float:
+    """A value as text, in a panel's unit."""
+    digits, _, own = text.partition(" ")
+    value = float(digits.replace(",", ""))
+    if of:
+        return 100 * value / float(of.replace(",", ""))
+    if own and own != unit:
+        return value * {("s", "ms"): 1000}[own, unit]
+    return value
+
 
 WIDTH, MARGIN = 600, 20
 TEXT, BOLD = 16, 19
@@ -33,6 +81,7 @@ def svg(plot: Plot) -> str:
     page.legend(plot.series)
     for panel in plot.panels:
         page.paragraph(panel.title, "t", TEXT, "600")
+        page.legend(panel.series)
         {"bars": page.bars, "dots": page.dots, "lines": page.lines}[panel.kind](panel)
     return page.text(plot.title)
 
@@ -103,7 +152,7 @@ class _Page:
         self._y += 8
 
     def legend(self, series: Sequence[str]) -> None:
-        if len(series) == 1:
+        if len(series) < 2:
             return
         x, self._y = float(MARGIN), self._y + 14
         for i, name in enumerate(series):

@@ -84,7 +84,7 @@ COMMANDS: Final = {
             "compare": "send the same prompts to two engines of a model, and show how their answers diverge",
             "tune": "search for routing weights on a trace or a recorded log",
             "sim": "run a simulated fleet under faults from a seed, on virtual time",
-            "bench": "measure this machine",
+            "bench": "measure a server under load, or this machine",
         },
     ),
 }

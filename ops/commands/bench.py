@@ -1,4 +1,4 @@
-"""`headwater bench`: measurements of this machine."""
+"""`headwater bench`: measurements of a server, and of this machine."""
 
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -6,13 +6,34 @@ from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta
 
-from headwater.ops.config.command import command, group
+from headwater.ops.config.command import Options, command, group
 from headwater.ops.config.setting import ConfigError, Flag
+from headwater.ops.load.options import Arrivals, Output, Target, Traffic
 
 if TYPE_CHECKING:
     from headwater.ops.bench.report import Report
 
 Json = Annotated[bool, Flag("json"), Meta(description="print JSON")]
+
+
+@command
+def serve(
+    url: Annotated[str, Meta(description="URL of the server, as http://HOST:PORT")],
+    /,
+    *,
+    traffic: Annotated[Traffic, Options()],
+    arrivals: Annotated[Arrivals, Options()],
+    target: Annotated[Target, Options()],
+    output: Annotated[Output, Options()],
+) -> int:
+    """Measure a server of OpenAI's API under load: latencies, throughput, and goodput within limits.
+
+    Exit codes: 0 if all requests succeeded, 1 if one failed, 2 if something given is wrong or the server is out of reach.
+    """
+    from headwater.ops.load import serve as load
+    from headwater.ops.process import signals
+
+    return signals.run_command(lambda: load.serve(url, traffic, arrivals, target, output))
 
 
 @command
@@ -118,6 +139,7 @@ def nixl(*, as_json: Json = False) -> int:
 bench = group(
     "bench",
     None,
+    serve=serve,
     hash=hashing,
     index=index,
     edge=edge,

@@ -160,12 +160,12 @@ def replay(
     from headwater.ops.process import signals
 
     if into:
-        from headwater.ops.whatif import live
+        from headwater.ops.load import replay as load_replay
 
         if verify or bookmark or until:
             raise ConfigError("--into sends requests, and goes without --verify, --from and --until")
         return signals.run_command(
-            lambda: live.replay_into(
+            lambda: load_replay.replay_into(
                 settings.nats, settings.pool, into, speed, key_file=api_key_file, as_json=as_json
             )
         )

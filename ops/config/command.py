@@ -288,9 +288,12 @@ def _option(one: Setting, *, many: bool) -> inspect.Parameter:
         converter=read,
         metavar=None if hint is bool else one.metavar,
         show_choices="|" not in one.metavar,
-        negative=(),
+        negative=f"--no-{one.flag[2:]}" if one.default is True else (),
         show_default=(lambda _: one.write(one.default)) if shown or one.repeatable else False,
         allow_repeating=True,
+        # A value of several fields is one option, with a notation of its own.
+        accepts_keys=False,
+        n_tokens=None if hint is bool or many or one.repeatable else 1,
     )
     default = (one.default,) if many else one.default
     return inspect.Parameter(

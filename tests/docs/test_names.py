@@ -32,6 +32,9 @@ FOREIGN_FLAGS = {
     "--enable-adaptive-dispatch-to-encoder", "--encoder-only", "--language-model-only", "--language-only", "--limit-mm-data-per-request", "--mm-process-config", "--mem-fraction-static", "--skip-tokenizer-init",
     # Helm's
     "--values", "--wait",
+    "--kv-cache-dtype", "--max-running-requests",
+    # aiperf, guidellm and vLLM's benchmark
+    "--goodput", "--itl-ms", "--ttft-ms", "--use-server-token-count",
     # of other tools, and of modules outside the command line
     "--batch", "--signal", "--system", "--home-dir", "--now", "--dist", "--hypothesis-profile", "--randomly-seed", "--migration-limit", "--help", "--version", "--ref", "--strict", "--burst", "--events", "--minutes", "--period", "--rate",
     "--rounds", "--write-docs",
@@ -41,6 +44,7 @@ FOREIGN_NAMES = {
     "overlap_score_credit", "prefill_load_scale", "router_predicted_ttl_secs",
     # Prometheus, vLLM, Kafka and other systems
     "file_sd_configs", "enable_cross_layers_blocks", "base_url", "publish_async", "AsyncLLM", "open_session",
+    "time_to_first_token", "inter_token_latency", "inter_chunk_latency", "request_latency", "output_token_throughput", "request_throughput",
     "multimodal_embedding_handles", "multi_modal_embeddings", "mrope_position_ids_handle", "get_audio_feature",
 }  # fmt: skip
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from headwater.engines.sim.defaults import StepTime
 from headwater.ops.config.processes import LocalFleetSettings, with_settings
-from headwater.ops.whatif.live import FIRST_TOKEN, TOKENS, prompt_of, simulated_settings
+from headwater.ops.load.replay import FIRST_TOKEN, TOKENS, prompt_of, simulated_settings
 from headwater.ops.whatif.recording import Recording
 from headwater.ops.whatif.setup import Setup
 from headwater.ops.whatif.trace import Trace, TraceRequest

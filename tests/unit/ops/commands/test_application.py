@@ -128,7 +128,7 @@ def test_commands_that_compute_nothing_import_no_compiler() -> None:
         (["up", "--port", "70000"], "--port 70000: expected `int` <= 65535"),
         (["up", "--engine", "cuda"], "--engine cuda: there is no engine 'cuda': installed are "),
         (["explain"], "REQUEST requires an argument"),
-        (["bench", "all"], "there is no command 'bench all': commands are hash, index"),
+        (["bench", "all"], "there is no command 'bench all': commands are serve, hash"),
         (["sim"], "give either --seed N or --seeds FROM:TO"),
         (["log", "--json"], "--json is for --audit: give both"),
         (["snapshots", "--position", "3"], "--position is for --bookmark: give both"),

@@ -6,22 +6,20 @@ prompt has its length with them), adapters, tenants and sessions; all go to the 
 `recording`), so they share less than they did.
 """
 
-import asyncio
-import http.client
-import ssl
-import time
 from collections import Counter
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Final, NamedTuple, get_args
-from urllib.parse import urlsplit
+from random import Random
+from typing import Any, Final, get_args
 
 import msgspec
 import numpy as np
 
 from headwater.ops.config.nats import NatsSettings
 from headwater.ops.config.setting import ConfigError
+from headwater.ops.load.client import LoadClient, StreamedAnswer, address_of
+from headwater.ops.load.generator import Generator, Pace, Sample
+from headwater.ops.load.workload import Conversation, Turn, Workload
 from headwater.ops.nats.connect import operator_ports
 from headwater.ops.nats.pool_choice import choose_pool
 from headwater.ops.process.progress import Progress
@@ -40,88 +38,11 @@ SIMULATED: Final = "sim"
 
 SIM_BLOCKS_MIN: Final = 16
 
-TIMEOUT_S: Final = 600.0
 LATE_S: Final = 0.1
 
 FIRST_TOKEN: Final = 32
 TOKENS: Final = 192
 """Token ids of prompts: every vocabulary has these."""
-
-
-class Sent(NamedTuple):
-    """What came of a request: when it was sent after it was due, and its time to first token; `error` is empty if it succeeded."""
-
-    name: str
-    late_s: float
-    ttft_ms: float = -1.0
-    error: str = ""
-
-
-class Endpoint:
-    """An endpoint of OpenAI's API. Blocking; used from several threads. Raises `ConfigError` for a URL that is none."""
-
-    def __init__(self, url: str, key: str = "") -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(f"--into {url}: write it as http://HOST:PORT, or {SIMULATED}")
-        self._secure, self._host, self._port = parts.scheme == "https", parts.hostname, parts.port
-        self._prefix = parts.path.rstrip("/").removesuffix("/v1")
-        self._headers = {"authorization": f"Bearer {key}"} if key else {}
-
-    def _connect(self) -> http.client.HTTPConnection:
-        if self._secure:
-            context = ssl.create_default_context()
-            return http.client.HTTPSConnection(self._host, self._port, timeout=TIMEOUT_S, context=context)
-        return http.client.HTTPConnection(self._host, self._port, timeout=TIMEOUT_S)
-
-    def model(self) -> str:
-        """The first model of the endpoint. Raises `ConfigError` if it cannot be asked."""
-        connection = self._connect()
-        try:
-            connection.request("GET", f"{self._prefix}/v1/models", headers=self._headers)
-            answer = connection.getresponse()
-            data = answer.read()
-            if answer.status != 200:
-                raise ConfigError(f"--into: {self._host}: GET /v1/models: status {answer.status}")
-            return str(msgspec.json.decode(data)["data"][0]["id"])
-        except (OSError, http.client.HTTPException) as error:
-            raise ConfigError(f"--into: {self._host} is out of reach: {error}") from error
-        except (msgspec.DecodeError, LookupError, TypeError) as error:
-            raise ConfigError(f"--into: {self._host} lists no models") from error
-        finally:
-            connection.close()
-
-    def complete(self, model: str, request: TraceRequest) -> tuple[float, str]:
-        """Send a request; returns (milliseconds to the first token, error)."""
-        body = {
-            "model": model,
-            "prompt": prompt_of(request),
-            "max_tokens": request.output_tokens,
-            "ignore_eos": True,
-            "stream": True,
-        }
-        began_s, first_ms = time.perf_counter(), -1.0
-        connection = self._connect()
-        try:
-            headers = {"content-type": "application/json", **self._headers}
-            connection.request("POST", f"{self._prefix}/v1/completions", msgspec.json.encode(body), headers)
-            answer = connection.getresponse()
-            if answer.status != 200:
-                return -1.0, f"status {answer.status}: {answer.read()[:200].decode(errors='replace')}"
-            for line in answer:
-                if not line.startswith(b"data: "):
-                    continue
-                if line.startswith(b"data: [DONE]"):
-                    return first_ms, ""
-                if line.startswith(b'data: {"error"'):
-                    return first_ms, line[6:206].decode(errors="replace").strip()
-                if first_ms < 0:
-                    first_ms = (time.perf_counter() - began_s) * 1000
-            return first_ms, "the stream ended before [DONE]"
-        except (OSError, http.client.HTTPException) as error:
-            return first_ms, f"{type(error).__name__}: {error}"
-        finally:
-            connection.close()
 
 
 def prompt_of(request: TraceRequest) -> list[int]:
@@ -141,18 +62,18 @@ async def replay_into(
         key = Path(key_file).read_text(encoding="utf-8").strip() if key_file else ""
     except OSError as error:
         raise ConfigError(f"--api-key-file {key_file}: {error.strerror}") from error
-    endpoint = Endpoint(url, key) if url != SIMULATED else None
+    address = address_of(url, "--into") if url != SIMULATED else None
     async with operator_ports(nats, "replay") as ports:
         pool = await choose_pool(ports, pool)
         recorded = await recording(pool, await ports.pool_log(pool), ports.requests)
-    if endpoint is None:
+    if address is None:
         async with temporary_fleet(simulated_settings(recorded)) as fleet:
-            sent = await _send_all(Endpoint(fleet.url), recorded, speed)
+            sent = await send(LoadClient(address_of(fleet.url, "--into")), recorded, speed)
     else:
-        sent = await _send_all(endpoint, recorded, speed)
+        sent = await send(LoadClient(address, key), recorded, speed)
     data = as_data(recorded, speed, sent)
     print(msgspec.json.encode(data).decode() if as_json else "\n".join(lines_of(recorded, speed, sent)))
-    return 1 if any(one.error for one in sent) else 0
+    return 1 if any(one.failure for one in sent) else 0
 
 
 def simulated_settings(recorded: Recording) -> dict[str, Any]:
@@ -177,52 +98,55 @@ def simulated_settings(recorded: Recording) -> dict[str, Any]:
     }
 
 
-async def _send_all(endpoint: Endpoint, recorded: Recording, speed: float) -> list[Sent]:
-    model = await asyncio.to_thread(endpoint.model)
-    return await send(endpoint, model, recorded.trace.faster(speed).requests)
+async def send(client: LoadClient, recorded: Recording, speed: float) -> list[Sample]:
+    """Send each request when it is due; returns what came of them, in their order."""
+    requests = recorded.trace.requests
+    prompts = {one.name: one for one in requests}
+    # The text of a turn is the name of its request here: its prompt has no text.
+    turns = [Turn(one.name, one.prompt_tokens, one.output_tokens) for one in requests]
+    conversations = [
+        Conversation((turn,), one.arrival_ns / 1e9) for turn, one in zip(turns, requests, strict=True)
+    ]
+    workload = Workload(recorded.trace.name, conversations)
+    try:
+        model = (await client.models())[0]
+
+        async def post(turn: Turn, _: list[tuple[str, str]]) -> StreamedAnswer:
+            body = {
+                "model": model,
+                "prompt": prompt_of(prompts[turn.text]),
+                "max_tokens": turn.output_tokens,
+                "ignore_eos": True,
+                "stream": True,
+            }
+            return await client.post("/v1/completions", msgspec.json.encode(body))
+
+        with Progress("replaying", "requests") as progress:
+            pace = Pace(at_once=CONCURRENT_MAX, speed=speed, timed=True)
+            generator = Generator(workload, pace, post, lambda done: progress.at(done, len(requests)))
+            ran = await generator.run(Random(0))
+    finally:
+        client.close()
+    return sorted(ran.samples, key=lambda one: one.conversation)
 
 
-async def send(endpoint: Endpoint, model: str, requests: Sequence[TraceRequest]) -> list[Sent]:
-    """Send each request when it is due; returns their results in order."""
-    loop = asyncio.get_running_loop()
-    began_s, done = loop.time(), 0
-    with ThreadPoolExecutor(CONCURRENT_MAX) as pool, Progress("replaying", "requests") as progress:
-
-        def complete(request: TraceRequest) -> Sent:
-            late_s = loop.time() - began_s - request.arrival_ns / 1e9
-            ttft_ms, error = endpoint.complete(model, request)
-            return Sent(request.name, late_s, ttft_ms, error)
-
-        async def one(request: TraceRequest) -> Sent:
-            nonlocal done
-            await asyncio.sleep(max(0.0, began_s + request.arrival_ns / 1e9 - loop.time()))
-            found = await loop.run_in_executor(pool, complete, request)
-            done += 1
-            progress.at(done, len(requests))
-            return found
-
-        async with asyncio.TaskGroup() as tasks:
-            running = [tasks.create_task(one(request)) for request in requests]
-    return [task.result() for task in running]
-
-
-def _pairs(recorded: Recording, sent: Sequence[Sent]) -> list[tuple[float, float]]:
+def _pairs(recorded: Recording, sent: Sequence[Sample]) -> list[tuple[float, float]]:
     """(recorded, now) milliseconds to the first token, of requests that succeeded both times."""
     return [
-        (recorded.results[one.name].ttft_ms, one.ttft_ms)
-        for one in sent
-        if not one.error and one.ttft_ms >= 0 and one.name in recorded.results
+        (recorded.results[request.name].ttft_ms, (one.first_s - one.sent_s) * 1000)
+        for request, one in zip(recorded.trace.requests, sent, strict=True)
+        if one.failure is None and request.name in recorded.results
     ]
 
 
-def as_data(recorded: Recording, speed: float, sent: Sequence[Sent]) -> dict[str, Any]:
+def as_data(recorded: Recording, speed: float, sent: Sequence[Sample]) -> dict[str, Any]:
     """The result for programs; times in milliseconds."""
     before, now = zip(*pairs, strict=True) if (pairs := _pairs(recorded, sent)) else ((), ())
     return {
         "requests": len(sent),
         "speed": speed,
-        "errors": Counter(one.error for one in sent if one.error),
-        "late": sum(one.late_s > LATE_S for one in sent),
+        "errors": Counter(": ".join(one.failure) for one in sent if one.failure),
+        "late": sum(one.sent_s - one.due_s > LATE_S for one in sent),
         "compared": len(pairs),
         "ttft_recorded_ms": _spread(before),
         "ttft_ms": _spread(now),
@@ -241,7 +165,7 @@ def _spread(values: Sequence[float]) -> dict[str, float]:
     }
 
 
-def lines_of(recorded: Recording, speed: float, sent: Sequence[Sent]) -> list[str]:
+def lines_of(recorded: Recording, speed: float, sent: Sequence[Sample]) -> list[str]:
     """The result for people."""
     data = as_data(recorded, speed, sent)
     failed = sum(data["errors"].values())

@@ -81,6 +81,7 @@ COMMANDS: Final = {
         "Analyse",
         {
             "whatif": "simulate a trace or a recorded log with other settings, in columns",
+            "advise": "recommend a layout of workers for a model, GPUs and a trace, by simulation",
             "compare": "send the same prompts to two engines of a model, and show how their answers diverge",
             "tune": "search for routing weights on a trace or a recorded log",
             "sim": "run a simulated fleet under faults from a seed, on virtual time",
@@ -99,6 +100,7 @@ _OF_THEIR_OWN: Final = {
     "config": "config",
     "whatif": "whatif",
     "tune": "whatif",
+    "advise": "advise",
     "bench": "bench",
 }
 

@@ -23,6 +23,7 @@ LOG_METHODS = {"debug", "info", "warning", "error", "critical", "exception"}
 OUR_SUBJECTS = re.compile(r"hw\.|HW_|_INBOX_")
 NATS_SUBJECTS = re.compile(r"\$(KV|O|JS|SRV)\b")
 SPELLS_ENGINES = {
+    "ops.advise": "simulates",
     "ops.load": "replays into simulated engines, and names in help and docstrings what is measured, and what defines the measures",
     "ops.bench": "measures with the simulated engine",
     "ops.sim": "simulates",

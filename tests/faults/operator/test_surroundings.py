@@ -155,6 +155,7 @@ STARTS: dict[str, list[Start]] = {
     "check-engine": [Start(("none",), code=2, says="none")],
     "models": [Start(("inspect", "/nonexistent"), code=2, says="/nonexistent")],
     "whatif": [Start(("log", *CLIENT))],
+    "advise": [Start(("/nonexistent", "--model", "m", "--gpus", "1xH100"), code=2, says="/nonexistent")],
     "compare": [Start((), code=2)],
     "tune": [Start(("trace", "/nonexistent"), code=2, says="/nonexistent")],
     "sim": [Start(("--seed", "1", "--json"), says='"problems":[]')],

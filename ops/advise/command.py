@@ -1,0 +1,310 @@
+"""`headwater advise`: simulates a trace with every layout that fits, and recommends one.
+
+How sure that is, is found by running the best ones again: with arrivals moved at random, and with step times that are off. Each half of the trace is
+looked at by itself, too.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from multiprocessing import get_context
+from pathlib import Path
+from random import Random
+from typing import Final, NamedTuple
+
+import msgspec
+import numpy as np
+
+from headwater.engines.sim.defaults import StepTime
+from headwater.ops.advise import report
+from headwater.ops.advise.gpus import TYPES, GpuType
+from headwater.ops.advise.layouts import (
+    BLOCK_SIZE,
+    Layout,
+    kv_tokens,
+    layouts,
+    scaled,
+    setup_of,
+    slower,
+    step_time,
+)
+from headwater.ops.advise.model_size import ModelSize, model_size
+from headwater.ops.advise.options import Advice
+from headwater.ops.advise.report import Advised, Check, LayoutReport
+from headwater.ops.config.nats import NatsSettings
+from headwater.ops.config.setting import ConfigError
+from headwater.ops.process.actor import compile_kernels
+from headwater.ops.whatif.command import recorded_run
+from headwater.ops.whatif.report import Spread
+from headwater.ops.whatif.run import RunResult, run
+from headwater.ops.whatif.setup import Setup
+from headwater.ops.whatif.trace import TRACE_BLOCK, Trace, read
+
+CHECKED: Final = 3
+"""Layouts that are run again."""
+
+SEEDS: Final = 3
+
+OFF: Final = (0.75, 1.33)
+"""Factors of assumed step times, of prompts and of decoding each by itself."""
+
+MEASURED_OFF: Final = (0.9, 1.1)
+"""The same for measured ones."""
+
+NOT_GIVEN: Final = Advice().step_time
+
+
+class Basis(NamedTuple):
+    """What is known of step times. `source` says where they are from."""
+
+    times: StepTime | None
+    source: str
+
+
+class Outcome(NamedTuple):
+    """A run's requests, in the order of their arrival; refused ones are beyond every limit."""
+
+    goodput: float
+    halves: tuple[float, float]
+    ttft: Spread
+    itl_ms: float
+    e2e_ms: float
+    reuse: float
+    refused: int
+
+
+def advise_on_trace(file: str, options: Advice) -> int:
+    """Advise for a trace file."""
+    _check(options)
+    trace = read(Path(file))
+    given = options.step_time != NOT_GIVEN
+    basis = Basis(options.step_time if given else None, "measured (--step-time)" if given else _ASSUMED)
+    return _advise(trace, options, basis, TRACE_BLOCK)
+
+
+async def advise_on_log(nats: NatsSettings, pool: str, options: Advice) -> int:
+    """Advise for the requests of a pool's log, with the step times of its workers."""
+    _check(options)
+    recorded = await recorded_run(nats, pool, "advise")
+    if options.step_time != NOT_GIVEN:
+        basis = Basis(options.step_time, "measured (--step-time)")
+    elif recorded.fitted:
+        basis = Basis(
+            recorded.setup.step_time, f"measured, from the log of its workers at TP {options.measured_tp}"
+        )
+    else:
+        basis = Basis(None, f"{_ASSUMED} (the log has too few prompts to fit any)")
+    return _advise(recorded.trace, options, basis, recorded.setup.block_size)
+
+
+_ASSUMED: Final = "assumed: a roofline of the GPU's published figures"
+
+
+def _check(options: Advice) -> None:
+    if not options.model:
+        raise ConfigError("--model: give the model's folder, or its config.json")
+    if not options.gpus.number:
+        raise ConfigError("--gpus: give number and type, as 8xH100")
+
+
+def _advise(trace: Trace, options: Advice, basis: Basis, unit: int) -> int:
+    gpu = TYPES[options.gpus.type]
+    size = model_size(options.model, 1 if options.kv_dtype == "fp8" else 2)
+    block_size = BLOCK_SIZE if unit % BLOCK_SIZE == 0 else unit
+    trace = trace.first(options.requests).faster(options.speed)
+    lengths = [one.prompt_tokens + one.output_tokens for one in trace.requests]
+    longest = max(-(-tokens // block_size) * block_size for tokens in lengths)
+    found, refused = layouts(size, gpu, options.gpus.number, longest, roles=options.roles == "all")
+    if not found:
+        reasons = "; ".join(f"TP {one.tensor_parallel}: {one.reason}" for one in refused)
+        raise ConfigError(f"{size.name} does not fit on {options.gpus.number}x{options.gpus.type}: {reasons}")
+    base = Setup(block_size=block_size, transfer_gb_per_s=options.transfer_gb_per_s)
+    planner = Planner(size, gpu, basis.times, options.measured_tp, sum(lengths) / len(lengths), base)
+    compile_kernels()
+    with _runner(options.jobs) as runs:
+        outcomes = runs([(trace, planner.setup(one), options.slo) for one in found])
+        ranked = sorted(zip(found, outcomes, strict=True), key=lambda pair: _score(pair[1]), reverse=True)
+        best = [layout for layout, _ in ranked[:CHECKED]]
+        checks = _checks(trace, planner, best, ranked, options, runs, known=basis.times is not None)
+    rows = [_row(layout, outcome, planner) for layout, outcome in ranked]
+    advised = Advised(
+        model=size.name,
+        gpus=f"{options.gpus.number}x{options.gpus.type}",
+        trace=trace.name,
+        requests=len(trace.requests),
+        requests_per_s=_rate(trace),
+        slo_ms=dict(options.slo),
+        weights_gb=round(size.weight_bytes / 1e9, 2),
+        kv_bytes_per_token=size.kv_bytes,
+        step_times=basis.source,
+        layouts=rows,
+        refused={f"TP {one.tensor_parallel}": one.reason for one in refused},
+        idle_gpus=options.gpus.number - ranked[0][0].gpus,
+        checks=checks,
+        command=f"headwater up --model {options.model} {ranked[0][0].flags}",
+    )
+    print(msgspec.json.encode(advised).decode() if options.as_json else report.as_text(advised))
+    return 0
+
+
+class Planner(NamedTuple):
+    """Makes the setup of each layout."""
+
+    size: ModelSize
+    gpu: GpuType
+    measured: StepTime | None
+    measured_tp: int
+    mean_tokens: float
+    base: Setup
+
+    def times(self, parallel: int) -> StepTime:
+        """The step times of a worker."""
+        assumed = step_time(self.size, self.gpu, parallel, self.mean_tokens)
+        if self.measured is None:
+            return assumed
+        if parallel == self.measured_tp:
+            return self.measured
+        before = step_time(self.size, self.gpu, self.measured_tp, self.mean_tokens)
+        return scaled(self.measured, before, assumed)
+
+    def setup(self, layout: Layout, prefill: float = 1.0, decode: float = 1.0) -> Setup:
+        """The what-if of a layout, with step times by other factors."""
+        times = slower(self.times(layout.tensor_parallel), prefill, decode)
+        return setup_of(layout, self.base, self.size, self.gpu, times)
+
+
+Job = tuple[Trace, Setup, Mapping[str, float]]
+Runs = Callable[[Sequence[Job]], list[Outcome]]
+
+
+@contextmanager
+def _runner(jobs: int) -> Iterator[Runs]:
+    """What runs simulations, several at a time."""
+    if jobs <= 1:
+        yield lambda each: [_run(job) for job in each]
+        return
+    # Forked after the kernels are loaded, so that they start at once.
+    with ProcessPoolExecutor(jobs, mp_context=get_context("fork")) as pool:
+        yield lambda each: list(pool.map(_run, each))
+
+
+def _run(job: Job) -> Outcome:
+    trace, setup, limits = job
+    return outcome_of(run(trace, setup), trace, limits)
+
+
+def outcome_of(ran: RunResult, trace: Trace, limits: Mapping[str, float]) -> Outcome:
+    """The figures of a run."""
+    middle_ns = trace.requests[len(trace.requests) // 2].arrival_ns
+    early = sum(one.arrival_ns < middle_ns for one in trace.requests)
+    arrival, first, done, tokens = (
+        (
+            np.array(values, np.float64)
+            for values in zip(
+                *(
+                    (one.request.arrival_ns, one.first_ns, one.done_ns, one.request.output_tokens)
+                    for one in ran.served
+                ),
+                strict=True,
+            )
+        )
+        if ran.served
+        else (np.zeros(0),) * 4
+    )
+    measures = {
+        "ttft": (first - arrival) / 1e6,
+        "itl": (done - first) / 1e6 / np.maximum(1, tokens - 1),
+        "e2e": (done - arrival) / 1e6,
+    }
+    good = np.ones(len(arrival), bool)
+    for name, limit in limits.items():
+        good &= measures[name] <= limit
+    in_first = arrival < middle_ns
+    late = len(trace.requests) - early
+    spread = np.percentile(measures["ttft"], (50, 90, 99)) if len(arrival) else np.zeros(3)
+    gaps = max(1.0, float((tokens - 1).sum()))
+    blocks = sum(-(-one.request.prompt_tokens // ran.setup.block_size) for one in ran.served)
+    return Outcome(
+        float(good.sum()) / len(trace.requests),
+        (float((good & in_first).sum()) / max(1, early), float((good & ~in_first).sum()) / max(1, late)),
+        Spread(float(measures["ttft"].mean()) if len(arrival) else 0.0, *map(float, spread)),
+        float((done - first).sum()) / 1e6 / gaps,
+        float(measures["e2e"].mean()) if len(arrival) else 0.0,
+        sum(one.hit_blocks for one in ran.served) / max(1, blocks),
+        ran.refused,
+    )
+
+
+def _score(outcome: Outcome) -> tuple[float, float]:
+    """Goodput to a tenth of a percent, then the time to the last token."""
+    return round(outcome.goodput, 3), -outcome.e2e_ms
+
+
+def _checks(
+    trace: Trace,
+    planner: Planner,
+    best: Sequence[Layout],
+    ranked: Sequence[tuple[Layout, Outcome]],
+    options: Advice,
+    runs: Runs,
+    *,
+    known: bool,
+) -> list[Check]:
+    """The goodput of the best layouts under other conditions."""
+    if len(best) < 2:
+        return []
+    by_layout = dict(ranked)
+    found = [
+        Check(
+            f"{name} half of the trace", [by_layout[layout].halves[at] for layout in best], [0.0] * len(best)
+        )
+        for at, name in enumerate(("first", "second"))
+    ]
+    variants: list[tuple[str, Trace, float, float]] = [
+        (f"arrivals moved, seed {options.seed + number}", moved(trace, options.seed + number), 1.0, 1.0)
+        for number in range(SEEDS)
+    ]
+    for factor in MEASURED_OFF if known else OFF:
+        variants.append((f"prompts take {factor:g} of the time", trace, factor, 1.0))
+        variants.append((f"decoding takes {factor:g} of the time", trace, 1.0, factor))
+    jobs = [
+        (varied, planner.setup(layout, prefill, decode), options.slo)
+        for _, varied, prefill, decode in variants
+        for layout in best
+    ]
+    outcomes = iter(runs(jobs))
+    for name, *_ in variants:
+        each = [next(outcomes) for _ in best]
+        found.append(Check(name, [one.goodput for one in each], [one.e2e_ms for one in each]))
+    return found
+
+
+def moved(trace: Trace, seed: int) -> Trace:
+    """The same requests, each later by a random time of up to two mean intervals."""
+    draw = Random(seed)
+    span_ns = 2e9 / _rate(trace) if _rate(trace) else 0.0
+    arrivals = sorted(
+        (one.arrival_ns + round(draw.uniform(0, span_ns)), number)
+        for number, one in enumerate(trace.requests)
+    )
+    return Trace(trace.name, tuple(trace.requests[number]._replace(arrival_ns=at) for at, number in arrivals))
+
+
+def _rate(trace: Trace) -> float:
+    span_ns = trace.requests[-1].arrival_ns - trace.requests[0].arrival_ns
+    return (len(trace.requests) - 1) / span_ns * 1e9 if span_ns else 0.0
+
+
+def _row(layout: Layout, outcome: Outcome, planner: Planner) -> LayoutReport:
+    return LayoutReport(
+        layout=str(layout),
+        flags=layout.flags,
+        gpus=layout.gpus,
+        kv_tokens=kv_tokens(planner.size, planner.gpu, layout.tensor_parallel),
+        goodput=outcome.goodput,
+        ttft_ms=outcome.ttft,
+        itl_ms=outcome.itl_ms,
+        e2e_ms=outcome.e2e_ms,
+        reuse=outcome.reuse,
+        refused=outcome.refused,
+    )

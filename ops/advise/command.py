@@ -23,6 +23,7 @@ from headwater.ops.advise.layouts import (
     Layout,
     kv_tokens,
     layouts,
+    of_cache,
     scaled,
     setup_of,
     slower,
@@ -55,10 +56,11 @@ NOT_GIVEN: Final = Advice().step_time
 
 
 class Basis(NamedTuple):
-    """What is known of step times. `source` says where they are from."""
+    """What is known of step times. `source` says where they are from; `tokens` is the KV cache that shares of blocks are of, 0: that of the layout."""
 
     times: StepTime | None
     source: str
+    tokens: int = 0
 
 
 class Outcome(NamedTuple):
@@ -90,7 +92,9 @@ async def advise_on_log(nats: NatsSettings, pool: str, options: Advice) -> int:
         basis = Basis(options.step_time, "measured (--step-time)")
     elif recorded.fitted:
         basis = Basis(
-            recorded.setup.step_time, f"measured, from the log of its workers at TP {options.measured_tp}"
+            recorded.setup.step_time,
+            f"measured, from the log of its workers, taken as TP {options.measured_tp}, with up to {recorded.measured_share:.0%} of the KV cache in use",
+            recorded.setup.blocks * recorded.setup.block_size,
         )
     else:
         basis = Basis(None, f"{_ASSUMED} (the log has too few prompts to fit any)")
@@ -119,7 +123,7 @@ def _advise(trace: Trace, options: Advice, basis: Basis, unit: int) -> int:
         reasons = "; ".join(f"TP {one.tensor_parallel}: {one.reason}" for one in refused)
         raise ConfigError(f"{size.name} does not fit on {options.gpus.number}x{options.gpus.type}: {reasons}")
     base = Setup(block_size=block_size, transfer_gb_per_s=options.transfer_gb_per_s)
-    planner = Planner(size, gpu, basis.times, options.measured_tp, sum(lengths) / len(lengths), base)
+    planner = Planner(size, gpu, basis, options.measured_tp, sum(lengths) / len(lengths), base)
     compile_kernels()
     with _runner(options.jobs) as runs:
         outcomes = runs([(trace, planner.setup(one), options.slo) for one in found])
@@ -133,6 +137,7 @@ def _advise(trace: Trace, options: Advice, basis: Basis, unit: int) -> int:
         trace=trace.name,
         requests=len(trace.requests),
         requests_per_s=_rate(trace),
+        speed=options.speed,
         slo_ms=dict(options.slo),
         weights_gb=round(size.weight_bytes / 1e9, 2),
         kv_bytes_per_token=size.kv_bytes,
@@ -152,7 +157,7 @@ class Planner(NamedTuple):
 
     size: ModelSize
     gpu: GpuType
-    measured: StepTime | None
+    basis: Basis
     measured_tp: int
     mean_tokens: float
     base: Setup
@@ -160,12 +165,16 @@ class Planner(NamedTuple):
     def times(self, parallel: int) -> StepTime:
         """The step times of a worker."""
         assumed = step_time(self.size, self.gpu, parallel, self.mean_tokens)
-        if self.measured is None:
+        if self.basis.times is None:
             return assumed
+        own = kv_tokens(self.size, self.gpu, self.measured_tp)
+        measured = (
+            of_cache(self.basis.times, own / self.basis.tokens) if self.basis.tokens else self.basis.times
+        )
         if parallel == self.measured_tp:
-            return self.measured
+            return measured
         before = step_time(self.size, self.gpu, self.measured_tp, self.mean_tokens)
-        return scaled(self.measured, before, assumed)
+        return scaled(measured, before, assumed)
 
     def setup(self, layout: Layout, prefill: float = 1.0, decode: float = 1.0) -> Setup:
         """The what-if of a layout, with step times by other factors."""

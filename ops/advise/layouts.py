@@ -154,6 +154,12 @@ def scaled(measured: StepTime, before: StepTime, after: StepTime) -> StepTime:
     )
 
 
+def of_cache(times: StepTime, factor: float) -> StepTime:
+    """The same step times, where a share of blocks is of a KV cache larger by `factor`: the same share has so many more tokens."""
+    square, linear, fixed = times.decode_ms
+    return StepTime(times.prefill_ms, (square * factor**2, linear * factor, fixed), times.encode_ms)
+
+
 def slower(times: StepTime, prefill: float, decode: float) -> StepTime:
     """Step times by other factors, to see what an error of them does."""
 

@@ -59,6 +59,7 @@ class Advised(msgspec.Struct, frozen=True, kw_only=True):
     trace: str
     requests: int
     requests_per_s: float
+    speed: float
     slo_ms: dict[str, float]
     weights_gb: float
     kv_bytes_per_token: float
@@ -142,6 +143,10 @@ def sureness(advised: Advised) -> list[str]:
     if advised.step_times.startswith("assumed"):
         lines.append(
             "step times were not measured: run the recommendation under load, and `headwater advise log` on its log, which measures them"
+        )
+    if advised.speed > 1:
+        lines.append(
+            f"the load is {advised.speed:g} times the recorded one: the same requests, closer together"
         )
     if advised.idle_gpus:
         lines.append(f"{advised.idle_gpus} GPUs are left idle")

@@ -58,7 +58,7 @@ class Recording(NamedTuple):
     """A recorded run. `results` are the results of requests that succeeded, by their name in `trace`.
 
     Of the prompts `whole` are known completely, `partly` as far as they were matched, and `unknown` not at all. `left_out`
-    decisions led to no answer. `fitted`: step times were estimated from the log.
+    decisions led to no answer. `fitted`: step times were estimated from the log, those of decoding with up to `measured_share` of a worker's blocks in use.
     """
 
     trace: Trace
@@ -69,6 +69,7 @@ class Recording(NamedTuple):
     unknown: int
     left_out: int
     fitted: bool
+    measured_share: float = 0.0
 
 
 class _Pool:
@@ -239,6 +240,7 @@ async def recording(
         known["unknown"],
         asking - len(found),
         step_time is not None,
+        max((share for share, _ in pool.samples.steps), default=0.0),
     )
 
 

@@ -13,6 +13,16 @@ from headwater.ops.whatif.trace import Trace, TraceRequest, write
 from tests.support.processes import zygote
 from tests.support.processes.fleet import FleetProcess, fleet
 
+QWEN3_8B = {
+    "hidden_size": 4096,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "intermediate_size": 12288,
+    "vocab_size": 151936,
+}
+
 module_loop = pytest.mark.asyncio(loop_scope="module")
 
 
@@ -137,3 +147,21 @@ async def test_failures_are_told_with_their_cause(up: FleetProcess) -> None:
         assert (code, text in output) == (2, True), output
     code, output = await bench(up, url="http://127.0.0.1:9")
     assert (code, "is out of reach" in output) == (2, True), output
+
+
+@module_loop
+async def test_advice_has_the_step_times_of_the_log(up: FleetProcess, tmp_path: Path) -> None:
+    """What the workers measured, not what the GPU's vendor publishes."""
+    await measured(
+        up, tmp_path, "--requests", "12", "--input-tokens", "uniform:100,900", "--output-tokens", "8"
+    )
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3_8B))
+    code, output = await up.command(
+        "advise", "log", "--model", str(tmp_path), "--gpus", "1xH100", "--roles", "aggregated", "--json"
+    )
+    assert code == 0, output
+    found = json.loads(output)
+    assert found["step_times"].startswith("measured, from the log of its workers")
+    assert found["requests"] >= 12
+    assert found["command"] == f"headwater up --model {tmp_path} --workers 1"
+    assert found["layouts"][0]["ttft_ms"]["p50"] > 10

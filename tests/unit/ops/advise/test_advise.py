@@ -9,7 +9,7 @@ import pytest
 from headwater.engines.sim.defaults import StepTime
 from headwater.ops.advise.command import advise_on_trace, moved
 from headwater.ops.advise.gpus import TYPES, Gpus, read_gpus
-from headwater.ops.advise.layouts import Layout, kv_tokens, layouts, scaled, step_time
+from headwater.ops.advise.layouts import Layout, kv_tokens, layouts, of_cache, scaled, step_time
 from headwater.ops.advise.model_size import ModelSize, model_size
 from headwater.ops.advise.options import Advice
 from headwater.ops.advise.report import Check
@@ -171,6 +171,12 @@ def test_measured_times_are_scaled_by_the_roofline(tmp_path: Path) -> None:
     )
     # Two GPUs need more than half the time of one.
     assert one.seconds(1_000, 0.5, True) / 2 < two.seconds(1_000, 0.5, True) < one.seconds(1_000, 0.5, True)
+
+
+def test_a_share_of_a_larger_cache_has_more_tokens() -> None:
+    """So the same number of tokens takes the same time."""
+    times = StepTime((0, 0, 0), (10.0, 20.0, 5.0))
+    assert of_cache(times, 2).seconds(0, 0.25, True) == pytest.approx(times.seconds(0, 0.5, True))
 
 
 def advised(capsys: pytest.CaptureFixture[str], trace: Path, options: Advice) -> dict[str, Any]:

@@ -201,6 +201,9 @@ class Exchange:
         self._answered = self._picker.sees_responses = True
         if pick is None:
             return
+        if status_of(message) >= 400:
+            # An edge that refused it, as for a rate limit, sent it to no worker. To one that has accepted it this does nothing.
+            self._picker.withdraw(pick)
         served = served_by(message)
         attempt = pick.decided.decision.request if pick.decided is not None else ""
         _log.debug("pick_served", attempt=attempt, picked=pick.endpoints[0], served=served)
@@ -238,6 +241,14 @@ def served_by(message: Message) -> str:
     if ATTRIBUTES in attributes and UPSTREAM in attributes[ATTRIBUTES].fields:
         return str(attributes[ATTRIBUTES].fields[UPSTREAM].string_value)
     return ""
+
+
+def status_of(message: Message) -> int:
+    """The status of a response, 0 if it is not there."""
+    for header in message.response_headers.headers.headers:
+        if header.key == ":status":
+            return int(header.raw_value or header.value or 0)
+    return 0
 
 
 def _mutation(pick: Pick) -> Message:

@@ -4,7 +4,7 @@ Picks: a client sends requests as Envoy does, at a fixed rate whatever the answe
 is withdrawn at once, as that of a client that left. Client, picker, router, NATS server and workers share the machine.
 
 Hits: conversations of several turns through Envoy, two workers, each with an edge beside it; the share of the prompts' tokens that was cached, with
-one picker and one router, and with two of each.
+one picker and one router, with two of each, and with a router that chooses at random.
 """
 
 import argparse
@@ -169,9 +169,9 @@ async def _began(stub: Any) -> None:
     assert await call.code() is grpc.StatusCode.OK
 
 
-async def hit_share(folder: Path, replicas: int) -> float:
-    """The share of the tokens of all prompts that was cached."""
-    async with _replicated(folder, replicas) as made:
+async def hit_share(folder: Path, replicas: int, *flags: str) -> float:
+    """The share of the tokens of all prompts that was cached. `flags` are for the fleet."""
+    async with _replicated(folder, replicas, *flags) as made:
         free = asyncio.Semaphore(AT_ONCE)
         drawn = random.Random(SEED)
         starts = [drawn.uniform(0, BEGIN_S) for _ in range(CONVERSATIONS)]
@@ -199,8 +199,8 @@ async def hit_share(folder: Path, replicas: int) -> float:
 
 
 @asynccontextmanager
-async def _replicated(folder: Path, replicas: int) -> AsyncIterator[Stage]:
-    async with stage(folder, pickers=replicas) as made, AsyncExitStack() as stack:
+async def _replicated(folder: Path, replicas: int, *flags: str) -> AsyncIterator[Stage]:
+    async with stage(folder, *flags, pickers=replicas) as made, AsyncExitStack() as stack:
         for number in range(1, replicas):
             await stack.enter_async_context(kept_router(folder, made.up.nats, f"router-{number}"))
         await until_ready(made.up.nats, {"router": replicas})
@@ -221,11 +221,14 @@ async def measure(given: argparse.Namespace) -> Report:
             for replicas, found in shares.items():
                 with tempfile.TemporaryDirectory() as folder:
                     found.append(await hit_share(Path(folder), replicas))
+        with tempfile.TemporaryDirectory() as folder:
+            at_random = await hit_share(Path(folder), 1, "--policy", "random")
         one, two = (statistics.mean(found) for found in shares.values())
         measures += [
             Measure("hit share, one picker and router", one, "of tokens"),
             Measure("hit share, two of each", two, "of tokens"),
             Measure("two to one", two / one, "times", "0.99"),
+            Measure("hit share, one of each, workers at random", at_random, "of tokens"),
             Measure("widest between two rounds of one", max(shares[1]) - min(shares[1]), "of tokens"),
         ]
         load.append(os.getloadavg()[0])

@@ -89,7 +89,7 @@ async def test_what_the_picker_does_not_decide_an_edge_answers(set_up: Stage) ->
         assert (await client.post("/v1/chat/completions", content=b"{")).json()["error"]["type"]
         unknown = await client.post("/v1/messages", json=chat("x", model="none"))
         assert (unknown.status_code, unknown.json()["error"]["type"]) == (404, "not_found_error")
-        large = await client.post("/v1/chat/completions", json=chat("Large", metadata={"x": "x" * 200_000}))
+        large = await client.post("/v1/chat/completions", json=chat("Large", metadata={"x": "x" * 3_000_000}))
         assert large.status_code == 200, large.text
 
 

@@ -172,9 +172,10 @@ async def test_a_bug_costs_the_decision_and_not_the_request() -> None:
     assert headers_of(answer.request_headers.response) == {"x-gateway-destination-endpoint": b"10.0.0.3:80"}
 
 
-def response(*, served: str = "", upstream: str = "") -> Any:
+def response(*, served: str = "", upstream: str = "", status: int = 200) -> Any:
     """The message with the response's headers."""
-    message = ext_proc.ProcessingRequest(response_headers=ext_proc.HttpHeaders())
+    message = ext_proc.ProcessingRequest()
+    message.response_headers.headers.headers.add(key=":status", raw_value=str(status).encode())
     if served:
         lb = message.metadata_context.filter_metadata["envoy.lb"]
         lb.fields["x-gateway-destination-endpoint-served"].string_value = served
@@ -199,6 +200,17 @@ async def test_responses_pass_and_say_who_served() -> None:
     assert (streamed.body, streamed.end_of_stream) == (b"data", True)
     one.end(aborted=True)
     assert picker.withdrawn == []
+
+
+async def test_a_request_that_an_edge_refused_counts_no_more() -> None:
+    """It reached no worker; if it did, the router knows."""
+    picker = Decided()
+    for status in (200, 429, 502):
+        one, _ = exchange(picker)
+        await one.take(first(FULL, end=True))
+        await one.take(response(status=status))
+        one.end(aborted=False)
+    assert len(picker.withdrawn) == 2
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,7 @@ class Usage(msgspec.Struct):
 
 
 class _Delta(msgspec.Struct):
+    role: str | None = None
     content: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
@@ -50,6 +51,7 @@ class _Delta(msgspec.Struct):
 class _Choice(msgspec.Struct):
     text: str | None = None
     delta: _Delta | None = None
+    finish_reason: str | None = None
 
 
 class _Chunk(msgspec.Struct):
@@ -71,13 +73,14 @@ class Failure(NamedTuple):
 class StreamedAnswer:
     """One answer while it arrives, and afterwards. Times are seconds of `time.perf_counter`.
 
-    `came_s` has the arrival of each chunk with something generated in it. A chunk with an empty text counts only where no chunk has a
-    text: servers send one to open a stream, before anything is generated.
+    `came_s` has the arrival of each piece; `pieces` of them have text, reasoning or calls. A token may have no text, as a special one or
+    half a character. But an event that only opens the stream or ends it is no piece, unless the answer has no other.
     """
 
     def __init__(self) -> None:
         self.began_s = 0.0
         self.came_s = array("d")
+        self.pieces = 0
         self.usage: Usage | None = None
         self.failure: Failure | None = None
         self.done = False
@@ -116,9 +119,12 @@ class StreamedAnswer:
             if text:
                 self._texts.append(text)
             if text or (delta and (delta.reasoning_content or delta.reasoning or delta.tool_calls)):
+                self.pieces += 1
                 self.came_s.append(came_s)
-            else:
+            elif choice.finish_reason or (delta and delta.role):
                 self._empty_s.append(came_s)
+            else:
+                self.came_s.append(came_s)
 
     def end(self) -> None:
         """Note that the response has ended."""

@@ -5,7 +5,6 @@ conversation when their last one is answered.
 """
 
 import asyncio
-import math
 import time
 from array import array
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -90,8 +89,6 @@ def due_times(workload: Workload, pace: Pace, random: Random) -> list[float]:
     """When each conversation is due in an open loop, in seconds from the first."""
     if not pace.rate:
         return [one.due_s / pace.speed for one in workload.conversations]
-    if math.isinf(pace.rate):
-        return [0.0] * len(workload.conversations)
     due_s, found = 0.0, []
     for _ in workload.conversations:
         found.append(due_s)
@@ -216,7 +213,7 @@ class Generator:
         counted = usage is not None and usage.completion_tokens is not None
         values: dict[str, Any] = {
             "prompt_tokens": usage.prompt_tokens if usage else -1,
-            "output_tokens": (usage.completion_tokens if usage else 0) if counted else len(came),
+            "output_tokens": (usage.completion_tokens if usage else 0) if counted else answer.pieces,
             "cached_tokens": usage.cached_tokens if usage else -1,
         }
         return Sample(

@@ -3,7 +3,6 @@
 Light to import: the command line reads them from here.
 """
 
-import math
 import re
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -48,7 +47,7 @@ def write_limits(limits: Mapping[str, float]) -> str:
 
 
 def _read_rates(text: str) -> tuple[float, ...]:
-    rates = tuple(math.inf if word.strip() == "inf" else float(word) for word in text.split(","))
+    rates = tuple(map(float, text.split(",")))
     if not min(rates) > 0:
         raise ValueError("a rate is greater than 0")
     return rates
@@ -139,7 +138,7 @@ class Arrivals(NamedTuple):
         Text(_read_rates, _write_numbers, "N,…", Any),
         Meta(
             description="requests (of conversations: first turns) per second, whether or not earlier ones are answered; several for a "
-            "sweep; inf: all at once (default: a trace has its own times, all else --concurrency)"
+            "sweep (default: a trace has its own times, all else --concurrency)"
         ),
     ] = ()
     concurrency: Annotated[

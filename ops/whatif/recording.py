@@ -240,7 +240,7 @@ async def recording(
         known["unknown"],
         asking - len(found),
         step_time is not None,
-        max((share for share, _ in pool.samples.steps), default=0.0),
+        pool.samples.share,
     )
 
 

@@ -24,6 +24,11 @@ class Samples:
         self.prefills: list[tuple[float, float]] = []
         self.steps: list[tuple[float, float]] = []
 
+    @property
+    def share(self) -> float:
+        """The largest share of blocks in use of all measurements of tokens."""
+        return max((share for share, _ in self.steps), default=0.0)
+
     def take(self, report: LoadReported) -> None:
         """Add the measurements of a report."""
         self.prefills += [(float(tokens), us / 1000) for tokens, us in report.prefills if tokens > 0]

@@ -51,16 +51,9 @@ ENVIRON = {
 async def own_server(model: Path, log: Path) -> AsyncIterator[str]:
     """VLLM's server with a model. Yields its URL."""
     port = free_port(0)
-    words = (
-        "--model",
-        str(model),
-        "--served-model-name",
-        "tiny",
-        "--max-model-len",
-        "4096",
-        "--port",
-        str(port),
-    )
+    # Without a compiler for the environment's sake, see `ENVIRONMENT`.
+    limits = ("--max-model-len", "4096", "--enforce-eager")
+    words = ("--model", str(model), "--served-model-name", "tiny", "--port", str(port), *limits)
     with log.open("wb") as output:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", *words),

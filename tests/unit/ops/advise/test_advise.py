@@ -134,6 +134,17 @@ def test_the_kv_cache_is_as_large_as_measured(tmp_path: Path) -> None:
     assert found == pytest.approx(699_072 + 0.1 * 143_771 * 2**20 / 147_456 - 3e9 / 147_456, rel=0.02)
 
 
+def test_heads_beyond_those_of_kv_are_copies(tmp_path: Path) -> None:
+    """Two GPUs with one KV head hold no more tokens than the room that each has; with two heads twice as many."""
+    size, gpu = size_of(tmp_path, LLAMA_8B)._replace(weight_bytes=0.0), TYPES["H100"]
+    one, two = (kv_tokens(size._replace(kv_heads=heads), gpu, 2) for heads in (1, 2))
+    assert one == kv_tokens(size._replace(kv_heads=1), gpu, 1)
+    assert two == pytest.approx(2 * one, abs=2)
+    # A token takes as long to read as before, then.
+    full = [step_time(size._replace(kv_heads=1), gpu, tp, 1e6).decode_ms[1] for tp in (1, 2)]
+    assert full[1] == pytest.approx(full[0], rel=0.01)
+
+
 def test_layouts_are_those_that_fit(tmp_path: Path) -> None:
     size = size_of(tmp_path, LLAMA_70B)
     found, refused = layouts(size, TYPES["H100"], 4, 30_000)

@@ -238,6 +238,8 @@ def test_the_reference_has_every_setting_and_command(capsys: Capture) -> None:
         "whatif trace.jsonl --workers 2 --workers 4 --policy kv",
         "tune trace.jsonl --search queued --trials 4",
         "bench edge --keys",
+        "bench serve http://h:1 --input-tokens uniform:1,2 --rate 1,2.5 --concurrency 8 --slo ttft=1s --no-ignore-eos",
+        "advise trace.jsonl --model m --gpus 8xH100 --slo ttft=1s,itl=50ms --step-time default",
         "keys create --tenant t",
         "config show",
     ],

@@ -108,6 +108,15 @@ async def test_reasoning_and_calls_are_tokens_too() -> None:
     assert (len(answer.came_s), answer.text, answer.usage) == (2, "", None)
 
 
+async def test_a_token_without_text_has_a_time() -> None:
+    """As half a character has; what only opens or ends the stream has none."""
+    half = event('{"choices":[{"delta":{"content":""}}]}')
+    end = event('{"choices":[{"delta":{"content":""},"finish_reason":"length"}]}')
+    async with answering(sent(chunk(""), half, chunk("x"), half, end, DONE)) as (client, _):
+        answer = await post(client)
+    assert (len(answer.came_s), answer.pieces) == (3, 1)
+
+
 async def test_an_answer_of_empty_texts_has_times() -> None:
     """Tokens that are no text, as special ones."""
     async with answering(sent(chunk(""), chunk(""), DONE)) as (client, _):

@@ -94,6 +94,10 @@ def test_prompts_share_what_the_ids_of_a_trace_do(tmp_path: Path) -> None:
     assert [len(text.split()) for text in (one, other, last)] == [1300, 100, 512]
     assert (common(one, last), common(one, other) < 5) == (512, True)
     assert [turn.output_tokens for (turn,) in (one.turns for one in found.conversations)] == [5, 5, 5]
+    # The next point of a sweep shares as much, and nothing with this one.
+    again = made(Traffic(workload=str(tmp_path / "trace.jsonl"), longest=1400), point=1)
+    first, _, third = (text for (text,) in texts(again))
+    assert (common(first, third), common(first, one) < 5) == (512, True)
 
 
 def test_a_partial_block_that_a_trace_leaves_out_is_of_one_request(tmp_path: Path) -> None:

@@ -152,12 +152,14 @@ class Pinned(NamedTuple):
     """The KV of a prompt, kept for another engine for `lease_s` seconds unless released before.
 
     `params` is what the other engine needs to fetch it, opaque. `first_tokens` are those that the prefill
-    generated, if the decode leg starts after them.
+    generated, if the decode leg starts after them. `place` is the address (`host:port`) that the other engine has to reach, empty if
+    the engine has none.
     """
 
     params: bytes
     lease_s: float
     first_tokens: tuple[int, ...] = ()
+    place: str = ""
 
 
 class Transfer(NamedTuple):

@@ -61,11 +61,21 @@ class PortRange(NamedTuple):
     size: int = 1
 
 
+class MeetingPlace(NamedTuple):
+    """The address at which a worker's engine lets others fetch KV, as `flag` gives it; "": it was not given."""
+
+    flag: str
+    host: str
+
+
 class Follower(NamedTuple):
-    """A process that is a part of a worker elsewhere, and no worker itself: its name, and its rank in metrics."""
+    """A process that is a part of a worker elsewhere, and no worker itself: its name, its rank in metrics, and the address at which it meets
+    the others (`host:port`, "": unknown).
+    """
 
     name: str
     rank: str = "0"
+    leader: str = ""
 
 
 class EngineLauncher(Generic[OptionsT]):
@@ -92,6 +102,10 @@ class EngineLauncher(Generic[OptionsT]):
     def side_ports(self, roles: Sequence[Role]) -> SidePorts:
         """Return which ports workers of these roles need beside Headwater's."""
         return SidePorts()
+
+    def meeting_place(self, role: Role) -> MeetingPlace | None:
+        """Return where the engines of workers of this role are met by those of others, None: nowhere."""
+        return None
 
     def with_side_port(self, port: int) -> OptionsT:
         """The options of the worker whose first port is this one, 0: it has none."""

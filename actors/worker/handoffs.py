@@ -134,7 +134,7 @@ class Handoffs:
         if claim.prompt != one.handoff.prompt:
             return HandoffDenied("other prompt")
         one.stage = _Stage.GRANTED
-        return HandoffGranted(one.pinned.params, one.pinned.first_tokens)
+        return HandoffGranted(one.pinned.params, one.pinned.first_tokens, one.pinned.place)
 
     def release(self, request: str) -> list[UnclaimedKv]:
         """The edge is done with the prefill leg `request`: its KV was fetched, or its client is gone."""

@@ -16,6 +16,7 @@ from headwater.actors.runtime.persistence import Ports
 from headwater.actors.worker.handoffs import Edge, Handoffs, RequestsByEdge, UnclaimedKv
 from headwater.actors.worker.inflight import Inflight, LoadSource, WorkerStatus
 from headwater.actors.worker.media import MediaCache, MediaMissing
+from headwater.actors.worker.reach import Reach
 from headwater.actors.worker.token_frames import FrameSender
 from headwater.engines.engine import (
     DEATHS,
@@ -114,6 +115,7 @@ class RequestIntake:
         self._spawn = spawn
         self._status = status
         self.media = MediaCache(ports.bus, ports.ns)
+        self._reach = Reach(ports.clock)
         self._embeddings = embeddings
         self._claiming: dict[str, bool] = {}
         """Requests that wait for their images or, as decode legs, for their KV: are they still wanted?"""
@@ -201,6 +203,9 @@ class RequestIntake:
         except (BusError, msgspec.DecodeError) as error:
             return Refused(f"claiming its KV from worker {handoff.worker} failed: {error}", True, True), None
         if isinstance(reply, HandoffGranted):
+            if unreached := await self._reach.refusal(handoff.worker, reply.place):
+                _log.warning("handoff_unreachable", attempt=request.request, reason=unreached)
+                return Refused(unreached, True, True), None
             return None, Transfer(reply.params, reply.first_tokens)
         _log.warning("handoff_denied", attempt=request.request, handoff=handoff.id, reason=reply.reason)
         return Refused(f"worker {handoff.worker} denied its KV: {reply.reason}", True, True), None

@@ -24,10 +24,10 @@ class SglangOptions(NamedTuple):
     host: Annotated[
         str,
         Meta(
-            description="address at which other workers reach this one, if it only prefills or only decodes: its "
-            "bootstrap server and NIXL"
+            description="address of this machine at which other workers reach this one, if it only prefills or only decodes: its "
+            "bootstrap server and NIXL (default: loopback; required where NATS is on another machine)"
         ),
-    ] = "127.0.0.1"
+    ] = ""
     bootstrap_port: Annotated[
         int,
         Meta(

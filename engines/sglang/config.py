@@ -19,6 +19,7 @@ from headwater.engines.limits import EMBEDDINGS_MIB
 from headwater.engines.releases import SGLANG_DIFFUSION_BROKER, Vulnerability, check_release
 from headwater.engines.sglang.signatures import Signatures
 from headwater.engines.traces import EngineTraces
+from headwater.schemas.addresses import LOOPBACK
 from headwater.schemas.events.fleet import Role
 from headwater.schemas.tables import Capability
 
@@ -154,7 +155,7 @@ class SglangSettings(NamedTuple):
     ranks: int = 1
     processors: Mapping[str, str] = {}
     overrides: Mapping[str, Any] = {}
-    host: str = "127.0.0.1"
+    host: str = LOOPBACK
     """The address at which other workers reach this one, if it prefills or decodes only."""
     embeddings_mib: int = EMBEDDINGS_MIB
     reads_embeddings: bool = False

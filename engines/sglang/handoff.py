@@ -20,6 +20,7 @@ from headwater.engines.engine import Pinned
 from headwater.engines.handoff_params import Unusable, seal, unseal
 from headwater.engines.model_files import model_digest
 from headwater.engines.sglang.config import Mode
+from headwater.schemas.addresses import host_port
 from headwater.schemas.messages.inference import GenerateRequest
 
 ROOMS: Final = 1 << 63
@@ -74,7 +75,9 @@ class SglangHandoffs:
     def open(self, request: GenerateRequest) -> tuple[dict[str, Any], Pinned]:
         """Fields of a prefill leg, and what its decode leg needs."""
         room = Room(self._host, self._port, self._rooms.open())
-        return _fields(room), Pinned(seal(msgspec.msgpack.encode(room), request), LEASE_S)
+        return _fields(room), Pinned(
+            seal(msgspec.msgpack.encode(room), request), LEASE_S, place=host_port(self._host, self._port)
+        )
 
     def enter(self, request: GenerateRequest, params: bytes) -> dict[str, Any]:
         """Fields of a decode leg. Raises `Unusable`: damaged, another prompt's, or entered before."""

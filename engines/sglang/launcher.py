@@ -14,13 +14,14 @@ from typing import Any, ClassVar, Final
 from headwater.engines import kv_socket, native_arguments
 from headwater.engines import process as engine_process
 from headwater.engines.engine import Engine, EngineDied
-from headwater.engines.launcher import EngineLauncher, Follower, WorkerSpec
+from headwater.engines.launcher import EngineLauncher, Follower, MeetingPlace, WorkerSpec
 from headwater.engines.model_files import ModelFiles
 from headwater.engines.process import EngineInterrupted, interruptible
 from headwater.engines.releases import Vulnerability
 from headwater.engines.sglang import SglangOptions, config
 from headwater.engines.sglang.config import SglangSettings, keyword_arguments
-from headwater.schemas.addresses import host_port
+from headwater.schemas.addresses import LOOPBACK, host_port
+from headwater.schemas.events.fleet import Role
 
 BLOCK: Final = "SGLANG_BLOCK_NONZERO_RANK_CHILDREN"
 POLL_S: Final = 0.2
@@ -49,9 +50,15 @@ class SglangLauncher(EngineLauncher[SglangOptions]):
         """See `EngineLauncher.known_block_size`: what it takes on a CPU is known once it runs there."""
         return worker.block_size or config.number(self.options.native, "page_size", 0)
 
+    def meeting_place(self, role: Role) -> MeetingPlace | None:
+        """See `EngineLauncher.meeting_place`: a prefill worker's bootstrap server, and NIXL."""
+        return MeetingPlace("--sglang-host", self.options.host) if role in ("prefill", "decode") else None
+
     def follower(self) -> Follower | None:
         """See `EngineLauncher.follower`."""
-        return Follower("follower") if config.is_follower(self.options.native) else None
+        if not config.is_follower(self.options.native):
+            return None
+        return Follower("follower", leader=config.value(self.options.native, "dist_init_addr") or "")
 
     def node_arguments(self, nodes: int, rank: int, leader: str, port: int) -> list[str]:
         """See `EngineLauncher.node_arguments`."""
@@ -80,7 +87,7 @@ class SglangLauncher(EngineLauncher[SglangOptions]):
             native=options.native,
             metrics=worker.exports_metrics,
             ranks=config.number(options.native, "dp_size", 1),
-            host=options.host,
+            host=options.host or LOOPBACK,
             bootstrap_port=options.bootstrap_port,
             processors=options.logits_processors,
             embeddings_mib=worker.embeddings_mib,

@@ -30,8 +30,12 @@ class VllmOptions(NamedTuple):
         ),
     ] = {}  # noqa: RUF012 (the default of a NamedTuple, never changed)
     nixl_host: Annotated[
-        str, Meta(description="address at which other workers reach NIXL's side channels here")
-    ] = "127.0.0.1"
+        str,
+        Meta(
+            description="address of this machine at which other workers reach NIXL's side channels here (default: loopback; "
+            "required for workers with a role where NATS is on another machine)"
+        ),
+    ] = ""
     nixl_port: Annotated[
         int,
         Meta(

@@ -22,6 +22,7 @@ from headwater.engines.releases import Vulnerability, check_release, release
 from headwater.engines.traces import EngineTraces
 from headwater.engines.vllm import connectors
 from headwater.engines.vllm.connectors import can_hand_over
+from headwater.schemas.addresses import LOOPBACK, host_port
 from headwater.schemas.events.fleet import Role
 from headwater.schemas.names import pool_name
 from headwater.schemas.tables import Capability, ModelCard
@@ -78,7 +79,7 @@ class VllmSettings(NamedTuple):
     native: tuple[str, ...] = ()
     connectors: tuple[str, ...] = ()
     connector_options: Mapping[str, Mapping[str, Any]] = {}
-    nixl_host: str = "127.0.0.1"
+    nixl_host: str = LOOPBACK
     nixl_port: int = 0
     metrics: bool = False
     ranks: int = 1
@@ -360,6 +361,19 @@ def is_follower(words: Sequence[str]) -> str:
         return "--headless"
     node = number(words, "node_rank", 0)
     return f"--node-rank {node}" if node else ""
+
+
+MASTER_PORT: Final = 29501
+"""VLLM's default of --master-port."""
+
+
+def leader(words: Sequence[str]) -> str:
+    """Where a follower meets its leader (`host:port`), "" where the arguments do not say."""
+    if number(words, "node_rank", 0):
+        host = value(words, "master_addr")
+        return host_port(host, number(words, "master_port", MASTER_PORT)) if host else ""
+    host, port = value(words, "data_parallel_address"), number(words, "data_parallel_rpc_port", 0)
+    return host_port(host, port) if host and port else ""
 
 
 def kv_event_ports(owner: str, endpoint: str, ranks: int, flag: str) -> list[PortRange]:

@@ -16,6 +16,7 @@ from headwater.engines.engine import Pinned
 from headwater.engines.handoff_params import Unusable
 from headwater.engines.model_files import model_digest
 from headwater.engines.vllm.connectors import can_hand_over, handoff_options
+from headwater.schemas.addresses import host_port
 
 LEASE_S = 30
 """VLLM's own default of `kv_lease_duration`."""
@@ -68,10 +69,10 @@ class VllmHandoffs:
             return None
         params = msgspec.json.encode(returned)
         try:
-            _checked(params)
+            made = _checked(params)
         except Unusable:
             return None
-        return Pinned(params, self.lease_s)
+        return Pinned(params, self.lease_s, place=host_port(made.remote_host, made.remote_port))
 
     def fetch(self, params: bytes) -> dict[str, Any]:
         """Parameters of the decode leg. Raises `Unusable`: incomplete, or used before."""

@@ -7,11 +7,19 @@ import msgspec
 import structlog
 
 from headwater.engines.engine import Engine, EngineUnavailable
-from headwater.engines.launcher import EngineLauncher, Follower, PortRange, SidePorts, WorkerSpec
+from headwater.engines.launcher import (
+    EngineLauncher,
+    Follower,
+    MeetingPlace,
+    PortRange,
+    SidePorts,
+    WorkerSpec,
+)
 from headwater.engines.model_files import ModelFiles
 from headwater.engines.releases import Vulnerability
 from headwater.engines.vllm import VllmOptions, config
 from headwater.engines.vllm.config import CPU_BLOCK_SIZE, VllmSettings
+from headwater.schemas.addresses import LOOPBACK
 from headwater.schemas.events.fleet import Role
 from headwater.schemas.tables import ModelCard
 
@@ -47,7 +55,15 @@ class VllmLauncher(EngineLauncher[VllmOptions]):
         """See `EngineLauncher.side_ports`: NIXL's side channels."""
         if not self.options.nixl_port and not any(map(self._needs_nixl, roles)):
             return SidePorts()
-        return SidePorts(self._ranks, self.options.nixl_port, self.options.nixl_host)
+        return SidePorts(self._ranks, self.options.nixl_port, self._nixl_host)
+
+    @property
+    def _nixl_host(self) -> str:
+        return self.options.nixl_host or LOOPBACK
+
+    def meeting_place(self, role: Role) -> MeetingPlace | None:
+        """See `EngineLauncher.meeting_place`: NIXL's side channels."""
+        return MeetingPlace("--nixl-host", self.options.nixl_host) if self._needs_nixl(role) else None
 
     def _needs_nixl(self, role: Role) -> bool:
         if role == "encode":
@@ -106,7 +122,8 @@ class VllmLauncher(EngineLauncher[VllmOptions]):
         given = (
             config.value(self.options.native, f"data_parallel_{which}") for which in ("rank", "start_rank")
         )
-        return Follower("headless", next((rank for rank in given if rank), "0"))
+        leader = config.leader(self.options.native)
+        return Follower("headless", next((rank for rank in given if rank), "0"), leader)
 
     def run_follower(self, worker: WorkerSpec) -> None:
         """See `EngineLauncher.run_follower`."""
@@ -154,7 +171,7 @@ class VllmLauncher(EngineLauncher[VllmOptions]):
             connectors=config.role(worker.role, options.connector, options.native),
             # An encode worker has no connectors, whatever the others of its fleet have.
             connector_options=options.connector_options if worker.role != "encode" else {},
-            nixl_host=options.nixl_host,
+            nixl_host=self._nixl_host,
             nixl_port=options.nixl_port,
             metrics=worker.exports_metrics,
             ranks=config.number(options.native, "data_parallel_size", 1),

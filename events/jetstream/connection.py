@@ -27,6 +27,7 @@ from nats.errors import Error as NatsError
 from nats.protocol.parser import PERMISSIONS_ERR, STALE_CONNECTION
 
 from headwater.events.jetstream.deliveries import PLAIN_HEADERS, DeliveryParser, Reader, UnparsedHeaders
+from headwater.events.jetstream.nearest import nearest_first
 from headwater.events.ports import AccessDenied, LogError, LogUnavailable
 from headwater.schemas import subjects
 
@@ -395,7 +396,7 @@ async def connect(
 ) -> Connection:
     """Connect and stay connected: reconnects without limit, detects a dead peer within ten seconds.
 
-    `url` may name several servers of one cluster, separated by commas. `inbox` is the prefix of the connection's
+    `url` may name several servers of one cluster, separated by commas; one on this machine is preferred. `inbox` is the prefix of the connection's
     reply subjects (see `subjects.inbox`); permissions depend on it. Raises `LogUnavailable`, with the URL, when no
     server answers within `wait_s`, and `AccessDenied` at once when authentication or TLS verification fails.
     """
@@ -422,7 +423,8 @@ async def connect(
         # Without the deadline nats-py would retry without limit.
         async with asyncio.timeout(wait_s):
             await client.connect(
-                servers,
+                await nearest_first(servers),
+                dont_randomize=True,
                 name=name,
                 inbox_prefix=inbox,
                 error_cb=on_error,

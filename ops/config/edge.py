@@ -1,6 +1,5 @@
 """Settings of edges and of the admin port."""
 
-from ipaddress import ip_address
 from typing import Annotated, Final, NamedTuple
 
 from msgspec import Meta
@@ -28,6 +27,7 @@ from headwater.actors.media.request import (
     VideoLimits,
 )
 from headwater.ops.config.setting import ConfigError, Flag, Prefix
+from headwater.schemas.addresses import is_loopback
 from headwater.schemas.events.request import EncodeLegs, PayloadKind
 from headwater.schemas.messages.media import MediaTransport
 
@@ -160,14 +160,6 @@ def check_access(access: AccessSettings, host: str) -> None:
             check_jwks_url(oidc.jwks_url)
         except ValueError as error:
             raise ConfigError(f"--oidc-jwks-url {oidc.jwks_url}: {error}") from error
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether only this machine reaches servers that listen on this address. Names are not looked up."""
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 class AdminSettings(NamedTuple):

@@ -1,14 +1,12 @@
 """Settings of the connection to NATS, and of its streams."""
 
-from typing import Annotated, Final, NamedTuple
+from typing import Annotated, NamedTuple
 
 from msgspec import Meta
 
+from headwater.events.jetstream.nearest import NATS_PORT
 from headwater.events.table import POOL_BYTES_MAX, REQUEST_BYTES_MAX, STORED_BYTES_MAX, StreamSizes
 from headwater.ops.config.setting import Flag, Secret
-
-NATS_PORT: Final = 4222
-"""The port that NATS servers listen on by convention."""
 
 
 def without_secrets(urls: str) -> str:

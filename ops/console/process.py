@@ -20,7 +20,7 @@ from headwater.actors.runtime.persistence import Ports
 from headwater.engines.process import collect_rarely, freeze_heap
 from headwater.events.jetstream import without_secret
 from headwater.ops.captures.ports import capture_ports
-from headwater.ops.config.edge import ConsoleSettings, check_console, is_loopback
+from headwater.ops.config.edge import ConsoleSettings, check_console
 from headwater.ops.config.processes import ConsoleProcess
 from headwater.ops.config.setting import ConfigError
 from headwater.ops.console.access import ConsoleAccess
@@ -30,7 +30,7 @@ from headwater.ops.nats.connect import ports_of
 from headwater.ops.process.admin import read_tokens
 from headwater.ops.process.descriptors import connections_possible
 from headwater.ops.process.sockets import bind, free_port
-from headwater.schemas.addresses import host_port, reachable
+from headwater.schemas.addresses import host_port, is_loopback, reachable
 
 CONNECTIONS_MAX: Final = 256
 

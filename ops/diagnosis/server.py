@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
-from headwater.ops.config.edge import is_loopback
 from headwater.ops.diagnosis.finding import Finding, finding
+from headwater.schemas.addresses import is_loopback
 
 MAX_PAYLOAD: Final = 8 * 1024 * 1024
 """A prompt of a million tokens is 4 MiB on its way to an engine."""

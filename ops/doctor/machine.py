@@ -10,11 +10,11 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from headwater.ops.config.edge import is_loopback
 from headwater.ops.config.nats import NatsSettings
 from headwater.ops.config.setting import cache_folder
 from headwater.ops.diagnosis.disk import free_bytes
 from headwater.ops.doctor.facts import Listener, LocalFleet, MachineFacts, WantedPort
+from headwater.schemas.addresses import is_loopback
 from headwater.schemas.tables import Lease
 
 LISTENING: Final = "0A"

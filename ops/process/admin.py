@@ -5,7 +5,6 @@ key cannot control workers, and this process's key (kind `admin`) can only contr
 """
 
 import asyncio
-import ipaddress
 from pathlib import Path
 
 import structlog
@@ -21,7 +20,7 @@ from headwater.ops.nats.config import credentials
 from headwater.ops.nats.connect import ports_of
 from headwater.ops.process.descriptors import connections_possible
 from headwater.ops.process.sockets import bind
-from headwater.schemas.addresses import host_port
+from headwater.schemas.addresses import host_port, is_loopback
 
 _log = structlog.get_logger("headwater.admin")
 
@@ -65,7 +64,7 @@ async def admin(settings: AdminProcess, stop: asyncio.Event) -> int:
     listener = bind(own.host, own.port, "--admin-port")
     limits = ConnectionLimits()
     limits = limits._replace(connections=connections_possible(limits.connections))
-    if not _is_loopback(own.host):
+    if not is_loopback(own.host):
         _log.warning(
             "admin_port_open",
             host=own.host,
@@ -104,10 +103,3 @@ async def admin(settings: AdminProcess, stop: asyncio.Event) -> int:
             work.cancel()
             listener.close()
     return 0
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

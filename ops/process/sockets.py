@@ -110,6 +110,15 @@ def family_of(host: str) -> tuple[socket.AddressFamily, str]:
     return family, str(address[0])
 
 
+def is_own(host: str) -> bool:
+    """Is it an address, or the name of one, that a server of this machine can listen on?"""
+    try:
+        _bound(host, 0).close()
+    except OSError:
+        return False
+    return True
+
+
 def _bound(host: str, port: int, *, reuse: bool = False, share: bool = False) -> socket.socket:
     family, address = family_of(host)
     sock = socket.socket(family)

@@ -13,6 +13,8 @@ from headwater.engines import registry
 from headwater.engines.engine import EngineUnavailable
 from headwater.engines.launcher import EngineLauncher, PortRange, WorkerSpec, launcher_of
 from headwater.engines.model_files import read_chat_template
+from headwater.events.jetstream.nearest import address_towards_any
+from headwater.ops.config.nats import NatsSettings
 from headwater.ops.config.processes import (
     EngineProcess,
     added_engines,
@@ -23,8 +25,9 @@ from headwater.ops.config.setting import ConfigError
 from headwater.ops.config.sources import NATIVE
 from headwater.ops.config.trace import engine_traces
 from headwater.ops.config.worker import EngineOptions, FleetSettings
-from headwater.ops.process.sockets import free_range
+from headwater.ops.process.sockets import free_range, is_own
 from headwater.ops.start import model as start_model
+from headwater.schemas.addresses import LOOPBACK, WILDCARDS
 from headwater.schemas.events.fleet import Role
 
 DEFAULT_WORKERS = 2
@@ -127,7 +130,8 @@ def plan(settings: EngineProcess, *, devices: Sequence[str] = ()) -> list[Worker
     """All workers of this machine. `devices` are its GPUs, in order; none on CPU.
 
     Each worker sees all GPUs, its own first. UCX opens memory on another worker's GPU in either case (seen with NIXL
-    1.5.1); other transports may require that the GPU is visible. Raises `ConfigError` if there are too few.
+    1.5.1); other transports may require that the GPU is visible. Raises `ConfigError` if there are too few, and `EngineUnavailable` for an
+    address that workers elsewhere could not reach.
     """
     found = _named(settings)
     launchers = {engine: launcher_for(settings, engine) for engine in dict.fromkeys(one[2] for one in found)}
@@ -143,7 +147,9 @@ def plan(settings: EngineProcess, *, devices: Sequence[str] = ()) -> list[Worker
     sides: dict[str, int] = {}
     for engine, launcher in launchers.items():
         own = [(name, role) for name, role, its in found if its == engine]
-        side = launcher.side_ports([role for _, role in own])
+        roles = [role for _, role in own]
+        check_meeting_places(settings.nats, launcher, set(roles))
+        side = launcher.side_ports(roles)
         if side.each:
             port = side.first or free_range(len(own) * side.each, side.host)
             sides |= {name: port + number * side.each for number, (name, _) in enumerate(own)}
@@ -241,6 +247,29 @@ def check(settings: EngineProcess, workers: Sequence[WorkerPlan]) -> None:
         ranges += launcher.ports(specs)
     metrics = ((worker.name, worker.metrics_port) for worker in workers)
     check_ports([*ranges, *(PortRange("--metrics-port", name, port) for name, port in metrics if port)])
+
+
+def check_meeting_places(nats: NatsSettings, launcher: EngineLauncher[Any], roles: Iterable[Role]) -> None:
+    """Check that workers elsewhere may reach the engines of workers of these roles. Raises `EngineUnavailable`."""
+    for role in sorted(roles):
+        place = launcher.meeting_place(role)
+        if place is None:
+            continue
+        flag, host = place
+        if host and host in WILDCARDS:
+            raise EngineUnavailable(
+                f"{flag} {host}: other workers are told this address: give one that they reach"
+            )
+        if host and not is_own(host):
+            raise EngineUnavailable(
+                f"{flag} {host}: it is no address of this machine, which has to listen there"
+            )
+        own = "" if host else address_towards_any(nats.address.split(","))
+        if own:
+            raise EngineUnavailable(
+                f"{flag} is missing: NATS is on another machine, so workers may be on others, and they fetch KV from a {role} worker at this "
+                f"address. Give {own}, from which NATS is reached, or {LOOPBACK} if all workers of the pool run on this machine"
+            )
 
 
 def specs_of(settings: EngineProcess, workers: Iterable[WorkerPlan]) -> list[WorkerSpec]:

@@ -1,6 +1,10 @@
 """Ways to run an engine process: one worker, several that share an import, or a part of a worker elsewhere."""
 
+import socket
 import sys
+from typing import Final
+
+import structlog
 
 from headwater.engines import logs, process, registry
 from headwater.engines.launcher import Follower
@@ -9,6 +13,12 @@ from headwater.ops.config.setting import ConfigError
 from headwater.ops.config.worker import FleetSettings
 from headwater.ops.model_download.source import with_folder
 from headwater.ops.process import metrics_folder
+from headwater.schemas.addresses import split_host_port
+
+LEADER_S: Final = 2.0
+"""How long a follower tries to reach its leader before it loads."""
+
+_log = structlog.get_logger("headwater.main")
 
 
 def run(settings: EngineProcess) -> int:
@@ -60,9 +70,22 @@ def _follow(settings: EngineProcess, follower: Follower) -> None:
     if settings.metrics.port:
         labels = {"worker": name, "pool": "", "role": settings.worker.role, "rank": follower.rank}
         metrics.serve(settings.metrics, lambda: labels, kind="worker")
+    if reason := _unreached(follower.leader):
+        _log.warning("leader_not_reached", leader=follower.leader, reason=reason)
     alone = plan.of_worker(settings, plans[0])
     spec = make_engine.with_model(alone, plan.spec_of(alone, name))
     plan.launcher_for(alone).run_follower(spec)
+
+
+def _unreached(leader: str) -> str:
+    """Why the leader of a follower does not answer now; empty where it does, and where its address is unknown. It may start later."""
+    if not leader:
+        return ""
+    try:
+        socket.create_connection(split_host_port(leader), LEADER_S).close()
+    except (OSError, ValueError) as error:
+        return str(error)
+    return ""
 
 
 def _one(settings: EngineProcess) -> EngineProcess:

@@ -7,6 +7,7 @@ import pytest
 
 from headwater.engines.engine import EngineUnavailable
 from headwater.engines.launcher import visible_gpus
+from headwater.events.jetstream import nearest
 from headwater.ops.config.processes import EngineProcess, added_engines, process_words, with_settings
 from headwater.ops.config.setting import ConfigError
 from headwater.ops.config.worker import FleetSettings
@@ -47,6 +48,40 @@ def test_two_workers_without_a_role_are_the_default() -> None:
         ("prefill-0", "prefill"),
         ("prefill-1", "prefill"),
     ]
+
+
+HERE = "127.0.0.1"
+ELSEWHERE = "nats://203.0.113.7:4222"
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({"nats.url": ELSEWHERE}, "--nixl-host is missing: NATS is on another machine.*Give 192.0.2.1"),
+        ({"nats.url": f"{ELSEWHERE},nats://{HERE}:4222"}, ""),
+        ({"nats.url": ELSEWHERE, "vllm.nixl_host": HERE}, ""),
+        ({"nats.url": ELSEWHERE, "worker.role": "both"}, ""),
+        ({"vllm.nixl_host": "0.0.0.0"}, "--nixl-host 0.0.0.0: other workers are told this address"),
+        ({"vllm.nixl_host": "203.0.113.8"}, "--nixl-host 203.0.113.8: it is no address of this machine"),
+        ({}, ""),
+        (
+            {"worker.engine": "sglang", "worker.role": "decode", "nats.url": ELSEWHERE},
+            "--sglang-host is missing.*from a decode worker",
+        ),
+        ({"worker.engine": "sim", "nats.url": ELSEWHERE}, ""),
+    ],
+)
+def test_an_address_that_workers_elsewhere_cannot_reach_is_refused(
+    monkeypatch: pytest.MonkeyPatch, values: dict[str, Any], told: str
+) -> None:
+    """With the one to give; a fleet on one machine needs none."""
+    monkeypatch.setattr(nearest, "own_address_towards", lambda host, _: "" if host == HERE else "192.0.2.1")
+    settings = made({"fleet.workers": 1, "worker.role": "prefill"} | values)
+    if told:
+        with pytest.raises(EngineUnavailable, match=told):
+            workers.plan(settings)
+    else:
+        assert len(workers.plan(settings)) == 1
 
 
 def test_sglang_workers_come_after_the_others() -> None:

@@ -216,10 +216,13 @@ def _on_route(saga: Saga, event: Routed | RouterRefused | RouterUnanswered, effe
     else:
         is_last = not placement.exclude
         placement = placement.refused_by_router(event.refusal)
-        if is_last and saga.state == "handoff" and placement.expired(event.now_s) is None:
-            # No worker decodes now. Another may compute the prompt again, which takes less than to wait for one that decodes.
+        in_time = placement.expired(event.now_s) is None
+        if is_last and saga.state == "handoff" and in_time and not saga.given_up:
+            # No worker decodes now. Another may compute the prompt again, which takes less than to wait for one that decodes. Once: where the
+            # prompt was only prefilled again, all of them are away for a moment, as after an election of the store that leases are in.
             reason = f"no worker can decode the prefilled prompt: {event.refusal.reason}"
-            saga = _drop_handoff(replace(saga, placement=placement), "spent", reason, effects)
+            saga = replace(saga, placement=placement, given_up=True)
+            saga = _drop_handoff(saga, "spent", reason, effects)
             return _ask_router(saga, event.now_s, effects)
     error = placement.expired(event.now_s)
     if error is not None:
@@ -279,7 +282,8 @@ def _accept(saga: Saga, effects: Effects) -> Saga:
     handoff = holder.handoff.id if attempt.leg == "decode" and holder and holder.handoff else ""
     place = (attempt.name, attempt.worker, attempt.epoch, saga.emitted, attempt.leg, handoff)
     effects.append(RecordEvent(RequestRouted(saga.spec.request, saga.spec.index, *place)))
-    return replace(saga, attempt=replace(attempt, accepted=True), awaits="")
+    given_up = saga.given_up and attempt.leg == "prefill"
+    return replace(saga, attempt=replace(attempt, accepted=True), awaits="", given_up=given_up)
 
 
 def _turn_down(saga: Saga, cause: Cause, reason: str, effects: Effects) -> Saga:

@@ -185,6 +185,8 @@ class Saga(msgspec.Struct, frozen=True):
     decision: Decision | None = None
     holder: KvHolder | None = None
     prefilled_by: str = ""
+    given_up: bool = False
+    """Was a prefilled prompt given up because no worker decoded, and none has taken the request since?"""
     migrations: int = 0
     died_with: tuple[str, ...] = ()
     gone: tuple[str, ...] = ()

@@ -439,3 +439,28 @@ def test_the_last_query_is_at_the_deadline() -> None:
     [pause] = effects
     assert isinstance(pause, PauseSearch)
     assert pause.seconds == pytest.approx(0.03)
+
+
+def test_a_prompt_that_nobody_decodes_is_computed_again_once() -> None:
+    """Where it was only prefilled again, all that decode are away, as after an election of the store of leases: it waits, and is not taken for
+    a request that every worker drops. Once one has decoded, the next time is another.
+    """
+    saga, effects = run(*HANDED, RouterRefused(2, RouteRefused("no decode worker"), 0.0, 1.0))
+    assert saga.state == "routing"
+    again = (Routed(3, decision("prefill", "w3"), 0.0, 1.0), LegAccepted(3, 1.0))
+    later = Handoff("h3", "w3", 1, b"", 4, 10_000)
+    handed = Frame(FrameEntry(3, 0, (), "handoff", handoff=later), 1.5)
+    saga, effects = run(*again, handed, saga=saga)
+    for _ in range(2 * MIGRATIONS_MAX):
+        number = saga.attempts
+        refused = RouterRefused(number, RouteRefused("no decode worker"), 0.0, 2.0)
+        saga, effects = run(refused, saga=saga)
+        assert [type(effect) for effect in effects] == [PauseSearch]
+        assert saga.state == "handoff"
+        saga, effects = run(RetryDue(number, 2.1), saga=saga)
+    assert saga.migrations == 1
+    number = saga.attempts
+    saga, effects = run(
+        Routed(number, decision("decode", "w2"), 0.0, 3.0), LegAccepted(number, 3.0), saga=saga
+    )
+    assert (saga.state, saga.given_up) == ("decode", False)

@@ -57,6 +57,11 @@ class Rights(NamedTuple):
     answers: bool = False
 
 
+def site_api(site: str) -> str:
+    """The JetStream API of a site, whose domain has its name, as leaf nodes carry it. Raises `InvalidName`."""
+    return f"$JS.{token('site', site)}.API.>"
+
+
 class _Streams(NamedTuple):
     """Names of the streams of a namespace."""
 

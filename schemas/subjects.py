@@ -71,6 +71,12 @@ def _ours(ns: str, *parts: str) -> str:
     return ".".join(("hw", token("namespace", ns), *parts))
 
 
+STORED: Final = ("hw.*.pool.>", "hw.*.req.>", "$O.>")
+"""What streams of any namespace take, except for tables. Leaf nodes do not carry it: a stream at the other end would take it, and acknowledge it,
+too. Messages for tables they do not carry by themselves.
+"""
+
+
 def pool_stream(ns: str, pool: str) -> str:
     """Stream with everything that a routing decision in `pool` depends on, in one total order."""
     return pool_stream_prefix(ns) + token("pool", pool)

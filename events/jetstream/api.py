@@ -105,6 +105,14 @@ async def api(
     return await request_json(client, f"$JS.API.{verb}", data, None, deadline_s)
 
 
+async def domain_api(
+    client: Client, domain: str, verb: str, body: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """The same of another JetStream domain, which leaf nodes connect. Raises as `api` does."""
+    data = msgspec.json.encode(body) if body else b""
+    return await request_json(client, f"$JS.{domain}.API.{verb}", data, None, REQUEST_DEADLINE_S)
+
+
 async def request_json(
     client: Client, subject: str, data: bytes, headers: dict[str, str] | None, deadline_s: float
 ) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from headwater.events.jetstream.api import (
     SUBJECT_BUSY,
     WRONG_LAST_SEQUENCE,
     Ack,
+    api,
     check_sizes,
     error_of,
     last_message,
@@ -38,6 +39,7 @@ from headwater.events.jetstream.api import (
 )
 from headwater.events.jetstream.connection import watched
 from headwater.events.jetstream.cursor import JetStreamReader
+from headwater.events.jetstream.stream_spec import mirror_of
 from headwater.events.ports import (
     ATOMIC_MESSAGES_MAX,
     NOTHING,
@@ -244,6 +246,11 @@ class JetStreamLog(JetStreamReader):
         self._newest: dict[str, Newest] = {}
         self._ingest = Ingest(client)
         self._replicated = False
+
+    async def copied_kinds(self) -> tuple[str, ...]:
+        """The kinds of events that this copy of a site's log has; empty: all, or it is no copy. Raises `StreamMissing`."""
+        mirror = mirror_of((await api(self._client, f"STREAM.INFO.{self._stream}"))["config"])
+        return mirror.kinds if mirror is not None else ()
 
     async def append(self, *entries: Entry, deadline_s: float = 5.0) -> AppendResult:
         """See `Log.append`. Raises `StreamMissing` when the stream was deleted."""

@@ -35,6 +35,14 @@ What = Literal[
 ]
 
 
+class Mirror(msgspec.Struct, frozen=True):
+    """What a mirror copies: the stream of its name of a site, all of it, or of a pool's log only these kinds of events."""
+
+    site: str
+    """The site's JetStream domain."""
+    kinds: tuple[str, ...] = ()
+
+
 class StreamSpec(msgspec.Struct, frozen=True, kw_only=True):
     """The specification of one stream. Field names are the server's; times are in nanoseconds.
 
@@ -62,13 +70,18 @@ class StreamSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Atomic batches; server 2.12."""
     allow_batched: bool = False
     """Fast-ingest batches; server 2.14."""
+    mirror: Mirror | None = None
 
     def config(self) -> dict[str, Any]:
         """The body of STREAM.CREATE, without values that are the server's defaults."""
         given = msgspec.structs.asdict(self)
-        del given["what"], given["pool"]
+        del given["what"], given["pool"], given["mirror"]
         body = {key: value for key, value in given.items() if value not in (0, False, UNLIMITED)}
-        return body | {"subjects": list(self.subjects), "retention": "limits", "storage": "file"}
+        body |= {"retention": "limits", "storage": "file"}
+        if self.mirror is None:
+            return body | {"subjects": list(self.subjects)}
+        del body["subjects"]
+        return body | {"mirror": _mirror_config(self, self.mirror)}
 
 
 def log_stream(
@@ -174,11 +187,47 @@ def pool_log_stream(ns: str, pool: str, replicas: int, sizes: StreamSizes = STRE
     )
 
 
+# Mirrors (see headwater.events.jetstream.mirrors).
+
+
+def mirrored(original: StreamSpec, mirror: Mirror) -> StreamSpec:
+    """The specification of a copy: without what belongs to writing."""
+    return msgspec.structs.replace(
+        original,
+        mirror=mirror,
+        duplicate_window=0,
+        subject_delete_marker_ttl=0,
+        allow_atomic=False,
+        allow_batched=False,
+    )
+
+
+def _mirror_config(spec: StreamSpec, mirror: Mirror) -> dict[str, Any]:
+    body: dict[str, Any] = {"name": spec.name, "external": {"api": f"$JS.{mirror.site}.API"}}
+    if mirror.kinds:
+        # A subject that is mapped to itself: a mirror has one filter, or any number of these.
+        [log] = spec.subjects
+        of_kinds = [log.removesuffix(">") + f"{kind}.>" for kind in mirror.kinds]
+        body["subject_transforms"] = [{"src": subject, "dest": subject} for subject in of_kinds]
+    return body
+
+
+def mirror_of(config: Mapping[str, Any]) -> Mirror | None:
+    """What a stream with this configuration mirrors; None for no mirror. An operator's own mirror may be within one domain: "" then."""
+    given = config.get("mirror")
+    if not given:
+        return None
+    prefix = (given.get("external") or {}).get("api", "")
+    site = prefix.removeprefix("$JS.").removesuffix(".API") if prefix else ""
+    kinds = tuple(one["src"].split(".")[-2] for one in given.get("subject_transforms") or ())
+    return Mirror(site, kinds)
+
+
 # Differences of a stream from its specification, and the consequences of altering it.
 
-Cost = Literal["safe", "would lose", "cannot"]
+Cost = Literal["safe", "would lose", "promotes", "cannot"]
 """safe: altered in place, without loss of messages. would lose: the server would accept it and delete stored
-messages. cannot: the server rejects it on an existing stream."""
+messages. promotes: the stream stops being a copy of another. cannot: the server rejects it on an existing stream."""
 
 
 class StreamDifference(msgspec.Struct, frozen=True):
@@ -199,6 +248,7 @@ FORBIDDEN = ("no_ack", "discard_new_per_subject")
 """Settings that prevent acknowledged writes or rewriting a key: Headwater's writers need both."""
 
 _PER_SUBJECT = "max_msgs_per_subject"
+_WRITERS = ("duplicate_window", "subject_delete_marker_ttl")
 
 
 def compare(wanted: StreamSpec, info: Mapping[str, Any]) -> list[StreamDifference]:
@@ -206,6 +256,7 @@ def compare(wanted: StreamSpec, info: Mapping[str, Any]) -> list[StreamDifferenc
     config, state = info["config"], info["state"]
     found = [
         *_kind(config),
+        *_origin(wanted, config),
         *_subjects(wanted, config),
         *_limits(wanted, config, state, info.get("ts", "")),
         *_flags(wanted, config),
@@ -234,13 +285,22 @@ def _kind(config: Mapping[str, Any]) -> Iterator[StreamDifference]:
         yield StreamDifference("persist_mode", "async", "default", "cannot")
     if config.get("sealed"):
         yield StreamDifference("sealed", True, False, "cannot")
-    if config.get("mirror"):
-        yield StreamDifference("mirror", config["mirror"].get("name", ""), "", "cannot")
     if config.get("allow_msg_counter"):
         yield StreamDifference("allow_msg_counter", True, False, "cannot")
 
 
+def _origin(wanted: StreamSpec, config: Mapping[str, Any]) -> Iterator[StreamDifference]:
+    """A mirror's configuration can be removed, and not altered otherwise."""
+    has = mirror_of(config)
+    if has != wanted.mirror:
+        name = (config.get("mirror") or {}).get("name", "")
+        yield StreamDifference("mirror", name, "", "cannot" if wanted.mirror else "promotes")
+
+
 def _subjects(wanted: StreamSpec, config: Mapping[str, Any]) -> Iterator[StreamDifference]:
+    if config.get("mirror"):
+        # It has those of its origin, and is given its own when it stops being a mirror.
+        return
     has = list(config.get("subjects") or [])
     missing = [subject for subject in wanted.subjects if not any(covers(other, subject) for other in has)]
     if missing:
@@ -345,7 +405,7 @@ def _as_the_server_takes_it(one: StreamDifference, config: Mapping[str, Any]) ->
     """Alterations that are rejected on a stream with these settings."""
     purged = one.field in ("allow_rollup_hdrs", "subject_delete_marker_ttl") and config.get("deny_purge")
     unsynced = one.field == "allow_atomic" and config.get("persist_mode") == "async"
-    mirrored = one.field in ("subjects", "allow_atomic", "allow_batched") and config.get("mirror")
+    mirrored = one.field in ("allow_atomic", "allow_batched", *_WRITERS) and config.get("mirror")
     if one.cost == "safe" and not one.operators and (purged or unsynced or mirrored):
         return msgspec.structs.replace(one, cost="cannot")
     return one

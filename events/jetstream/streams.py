@@ -28,10 +28,13 @@ from headwater.events.jetstream.api import (
 from headwater.events.jetstream.blobs import JetStreamBlobs
 from headwater.events.jetstream.cursor import bounds_of
 from headwater.events.jetstream.log import JetStreamLog
+from headwater.events.jetstream.mirrors import MirrorStatus, refuse_mirrored, site_of, status_of
 from headwater.events.jetstream.stream_spec import (
     StreamDifference,
     StreamSpec,
     compare,
+    mirror_of,
+    mirrored,
     namespace_streams,
     pool_log_stream,
     repairable,
@@ -165,6 +168,11 @@ def _refusal(wanted: StreamSpec, one: StreamDifference) -> str:
             f"{what}: altering it now would delete stored messages. If that is meant, "
             f"`nats stream edit {wanted.name}` does it"
         )
+    if one.cost == "promotes":
+        return (
+            f"stream {wanted.name} is a mirror of {one.has}, and takes no writes: if its original is lost for good, "
+            "`headwater streams --promote` makes it the original"
+        )
     return (
         f"{what}: no server alters that on an existing stream. Stop the fleet, back it up "
         f"(`nats stream backup {wanted.name} FOLDER`), delete it (`nats stream rm {wanted.name}`) and start again; "
@@ -198,8 +206,9 @@ async def ensure_namespace(
     sizes: StreamSizes = STREAM_SIZES,
 ) -> None:
     """Ensure the streams and buckets that every process of a namespace needs. See `ensure`. Waits up to `patience_s` for the operator to
-    create each of them first.
+    create each of them first. Raises `MirroredHere`.
     """
+    await refuse_mirrored(client, ns)
     for spec in namespace_streams(ns, replicas, sizes):
         await _wait_for(client, spec.name, patience_s)
         await ensure(client, spec, alter=alter)
@@ -230,6 +239,15 @@ async def _wait_for(client: Client, name: str, patience_s: float) -> None:
             return
         except StreamMissing:
             await asyncio.sleep(POLL_S)
+
+
+async def exists(client: Client, name: str) -> bool:
+    """Is there a stream of this name?"""
+    try:
+        await api(client, f"STREAM.INFO.{name}")
+    except StreamMissing:
+        return False
+    return True
 
 
 async def stream_names(client: Client, prefix: str) -> list[str]:
@@ -321,6 +339,8 @@ class StreamStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The position of a pool log's newest snapshot."""
     forgotten: str = ""
     """The reason why a new router cannot continue from a pool log's newest snapshot."""
+    mirror: MirrorStatus | None = None
+    """Of a stream that copies another site's."""
 
     @property
     def whole(self) -> bool:
@@ -358,7 +378,7 @@ async def wanted_streams(
         # The survey reports the problem of the card table itself.
         _log.warning("cards_unreadable", reason=str(error) or f"no answer within {READ_S:.0f} s")
     return [
-        *(pool_log_stream(ns, pool, replicas) for pool in sorted(pools)),
+        *(pool_log_stream(ns, pool, replicas, sizes) for pool in sorted(pools)),
         *namespace_streams(ns, replicas, sizes),
     ]
 
@@ -366,14 +386,27 @@ async def wanted_streams(
 async def survey(
     client: Client, ns: str, replicas: int, sizes: StreamSizes = STREAM_SIZES
 ) -> list[StreamStatus]:
-    """The status of every wanted stream. Raises `LogUnavailable` when the server does not answer at all."""
+    """The status of every wanted stream; of a mirrored namespace those that there are. Raises `LogUnavailable` when the server does not answer at all."""
     specs = await wanted_streams(client, ns, replicas, sizes)
-    return [await _status_of(client, ns, spec) for spec in specs]
+    site = await site_of(client, ns)
+    found = [await _status_of(client, ns, spec, site) for spec in specs]
+    return [one for one in found if not (site and one.trouble == MISSING)]
 
 
-async def _status_of(client: Client, ns: str, spec: StreamSpec) -> StreamStatus:
+MISSING: Final = "missing"
+
+
+async def _status_of(client: Client, ns: str, spec: StreamSpec, site: str) -> StreamStatus:
     try:
         info = await api(client, f"STREAM.INFO.{spec.name}")
+        mirror = mirror_of(info["config"])
+        if site and mirror is not None:
+            # What it copies is its operator's choice. No router runs on it.
+            status = status_of(info)
+            assert status is not None
+            return msgspec.structs.replace(
+                _read(mirrored(spec, mirror), info), mirror=status, trouble=status.trouble
+            )
         seen = _read(spec, info)
         if not spec.pool:
             return seen
@@ -384,7 +417,7 @@ async def _status_of(client: Client, ns: str, spec: StreamSpec) -> StreamStatus:
             bounds = bounds_of((await api(client, f"STREAM.INFO.{spec.name}"))["state"])
         return msgspec.structs.replace(seen, snapshot=saved, forgotten=forgotten(*bounds, saved or 0))
     except StreamMissing:
-        return StreamStatus(name=spec.name, what=spec.what, pool=spec.pool, trouble="missing")
+        return StreamStatus(name=spec.name, what=spec.what, pool=spec.pool, trouble=MISSING)
     except LogError as error:
         return StreamStatus(name=spec.name, what=spec.what, pool=spec.pool, trouble=str(error))
     except TimeoutError:

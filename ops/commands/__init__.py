@@ -43,6 +43,7 @@ COMMANDS: Final = {
             "restore": "make the streams of a backup on another server",
             "streams": "list all streams: size, health, differences from their wanted configuration",
             "pools": "create the namespace's streams and the logs of its pools, and list them",
+            "mirror": "keep copies of a site's streams at a hub",
             "nats-config": "write a nats.conf that grants each kind of process only the permissions it needs",
             "config": "show settings and their origins",
             "completion": "print a shell completion script",

@@ -88,12 +88,18 @@ def streams(
     settings: StreamOperator,
     *,
     repair: Annotated[bool, Meta(description="create and alter streams where nothing is lost by it")] = False,
+    promote: Annotated[
+        bool, Meta(description="make the mirrors of a site that is lost for good the originals")
+    ] = False,
     as_json: Annotated[bool, Flag("json"), Meta(description="print JSON")] = False,
 ) -> int:
     """List all streams of the namespace: size, health, and differences from their wanted configuration."""
+    from headwater.ops.operator import mirrors
     from headwater.ops.operator import streams as operator
     from headwater.ops.process import signals
 
+    if promote:
+        return signals.run_command(lambda: mirrors.promote_all(settings.nats, settings.streams))
     return signals.run_command(
         lambda: operator.streams(settings.nats, settings.streams, repair=repair, as_json=as_json)
     )
@@ -112,6 +118,65 @@ def pools(
     return signals.run(lambda stop: operator.create_pools(settings, stop, watch=watch))
 
 
+@command(
+    notes="For example:\n\n  headwater mirror site-a --nats nats://HUB:4222        all but KV-cache events\n"
+    "  headwater mirror site-a --nats nats://HUB:4222 --kv   everything that a replay needs"
+)
+def mirror(
+    site: Annotated[
+        str,
+        Meta(description="the site: its namespace, and the JetStream domain of its servers, have this name"),
+    ],
+    settings: StreamOperator,
+    *,
+    kv: Annotated[
+        bool,
+        Meta(
+            description="KV-cache events and snapshots, too: `replay` needs them, and they are most of a log"
+        ),
+    ] = False,
+    requests: Annotated[bool, Meta(description="the request log, too")] = False,
+    anew: Annotated[
+        bool, Meta(description="drop what these servers have and the site has not, and copy again")
+    ] = False,
+    watch: Annotated[bool, Meta(description="keep running, and mirror new pools")] = False,
+) -> int:
+    """Keep copies of a site's streams on the NATS servers of a hub, which are its leaf nodes' other end."""
+    from headwater.ops.operator import mirrors
+    from headwater.ops.process import signals
+
+    return signals.run(
+        lambda stop: mirrors.mirror(
+            settings.nats, settings.streams, site, stop, kv=kv, requests=requests, anew=anew, watch=watch
+        )
+    )
+
+
+Actors = Annotated[
+    tuple[str, ...],
+    Flag("actor"),
+    Meta(description="KIND:NAME, a user for this process only; repeatable"),
+]
+Hosts = Annotated[
+    str,
+    Meta(description="addresses that the servers listen on, comma-separated: one each, or one for all"),
+]
+Sites = Annotated[
+    tuple[str, ...],
+    Flag("site"),
+    Meta(description="a site whose servers are leaf nodes of these, which are a hub; repeatable"),
+]
+LeafPort = Annotated[
+    Annotated[int, Meta(ge=1, le=65535)],
+    Meta(description="with --site: port on which a hub's servers accept leaf nodes"),
+]
+Hub = Annotated[
+    str,
+    Meta(
+        description="HOST:PORT of a hub's servers for leaf nodes, comma-separated: these servers are those of the site named like --namespace"
+    ),
+]
+
 USER_NOTES = "\n".join(("Users:", "", *(f"  {kind:9} {duty}" for kind, duty in DUTIES.items())))
 
 
@@ -122,19 +187,12 @@ def nats_config(
     port: Annotated[int, Key("nats.port")],
     out: Annotated[str, Meta(description="folder for the files, with keys (default: print them)")] = "",
     auth: Annotated[Literal["nkey", "password", "none"], Meta(description="how users log in")] = "nkey",
-    actors: Annotated[
-        tuple[str, ...],
-        Flag("actor"),
-        Meta(description="KIND:NAME, a user for this process only; repeatable"),
-    ] = (),
+    actors: Actors = (),
     pools: Annotated[
         tuple[str, ...], Flag("pool"), Meta(description="a pool that may exist (default: any); repeatable")
     ] = (),
     servers: Annotated[Literal[1, 3, 5], Meta(description="servers of the cluster")] = 1,
-    hosts: Annotated[
-        str,
-        Meta(description="addresses that the servers listen on, comma-separated: one each, or one for all"),
-    ] = "127.0.0.1",
+    hosts: Hosts = "127.0.0.1",
     store: Annotated[str, Meta(description="folder of JetStream's storage")] = "nats-data",
     tls_cert: Annotated[str, Meta(description="the servers' certificate, PEM")] = "",
     tls_key: Annotated[str, Meta(description="private key of the certificate, PEM")] = "",
@@ -147,6 +205,9 @@ def nats_config(
             "nats.conf; with --out as secret.yaml"
         ),
     ] = "",
+    sites: Sites = (),
+    leaf_port: LeafPort = 7422,
+    hub: Hub = "",
 ) -> int:
     """Write a nats.conf that grants each kind of process only the permissions it needs.
 
@@ -167,6 +228,9 @@ def nats_config(
         tls_key,
         tls_ca,
         tls_verify,
+        sites,
+        leaf_port,
+        tuple(one.strip() for one in hub.split(",") if one.strip()),
     )
     return _deliver(wanted, out, kubernetes)
 

@@ -7,7 +7,7 @@ import json
 from typing import Any, Final
 
 from headwater.engines import registry as engine_registry
-from headwater.ops.config.nats import NATS_PORT
+from headwater.schemas.addresses import NATS_PORT
 from headwater.ops.config.setting import ConfigError
 from headwater.ops.launch import hosts
 from headwater.ops.launch.fleet_file import LOCAL, FleetFile

@@ -14,10 +14,11 @@ import msgspec
 import nkeys
 
 from headwater.events.jetstream import Credentials
-from headwater.ops.config.nats import NATS_PORT, NatsSettings
+from headwater.events.jetstream.nearest import NATS_PORT
+from headwater.ops.config.nats import NatsSettings
 from headwater.ops.config.setting import ENV_PREFIX, ConfigError
 from headwater.ops.diagnosis.server import MAX_PAYLOAD
-from headwater.schemas import permissions
+from headwater.schemas import permissions, subjects
 from headwater.schemas.addresses import host_port
 from headwater.schemas.names import InvalidName
 from headwater.schemas.permissions import DUTIES, KINDS, Kind
@@ -119,6 +120,28 @@ class Wanted(NamedTuple):
     tls_key: str = ""
     tls_ca: str = ""
     tls_verify: bool = False
+    sites: tuple[str, ...] = ()
+    leaf_port: int = 7422
+    hub: tuple[str, ...] = ()
+
+    @property
+    def domain(self) -> str:
+        """Name of the JetStream domain: servers that leaf nodes connect need different ones."""
+        return self.namespace if self.sites or self.hub else ""
+
+
+PINGS: Final = {"ping_interval": "5s", "ping_max": 2}
+"""A host that is cut off closes no connection. By default the server would notice that of clients and leaf nodes after six minutes."""
+
+ROUTE_PINGS: Final = {"ping_interval": "2s", "ping_max": 2}
+"""The same of the other servers of a cluster, over which all tokens between hosts pass. What TCP retransmits by itself comes after up to twice the
+time that hosts were apart; a route that was closed is open again within a second or two.
+"""
+
+LEAF_USER = "leaf"
+
+READERS: Final[tuple[Kind, ...]] = ("operator", "console", "tracer", "observer")
+"""Kinds whose users at a hub read the mirrors of its sites, too."""
 
 
 class User(NamedTuple):
@@ -152,10 +175,19 @@ def make(wanted: Wanted, known: dict[str, str]) -> Made:
     members = users(wanted.actors) if wanted.auth != "none" else []
     entries = _entries(wanted, members, secret)
     cluster_password = secret(CLUSTER_PASSWORD, secrets.token_urlsafe(24)) if wanted.servers > 1 else ""
+    leaf_password = ""
+    if wanted.hub and LEAF_PASSWORD not in known and wanted.auth != "none":
+        raise ConfigError(
+            f"--hub: copy {LEAF_PASSWORD}, which the hub's `headwater nats-config --site` wrote, into --out first"
+        )
+    if wanted.domain and wanted.auth != "none":
+        leaf_password = secret(LEAF_PASSWORD, secrets.token_urlsafe(24))
     servers = {}
     for number in range(wanted.servers):
         file = "nats.conf" if wanted.servers == 1 else f"nats-{number + 1}.conf"
-        servers[file] = _text(wanted, _server(wanted, number, entries, cluster_password), members)
+        servers[file] = _text(
+            wanted, _server(wanted, number, entries, cluster_password, leaf_password), members
+        )
     for user in members:
         kept[f"{user.label}.env"] = _environment(wanted, user, kept)
     return Made(servers, kept)
@@ -183,6 +215,7 @@ def _entries(wanted: Wanted, members: list[User], secret: Callable[[str, str], s
 
 USERS_FILE: Final = "users.conf"
 CLUSTER_PASSWORD: Final = "cluster.password"
+LEAF_PASSWORD: Final = "leaf.password"
 MANIFEST_FILE: Final = "secret.yaml"
 
 
@@ -199,6 +232,7 @@ def kubernetes_secret(wanted: Wanted, name: str, known: dict[str, str]) -> dict[
         ("--servers", wanted.servers == default.servers),
         ("--hosts", wanted.hosts == default.hosts),
         ("--store", wanted.store == default.store),
+        ("--site, --hub", not (wanted.sites or wanted.hub)),
         (
             "--tls-cert, --tls-ca",
             not (wanted.tls_cert or wanted.tls_key or wanted.tls_ca or wanted.tls_verify),
@@ -269,7 +303,7 @@ def server_settings(wanted: Wanted, number: int, folder: Path) -> dict[str, Any]
     _check(wanted)
     entries = _entries(wanted, users(wanted.actors), secret)
     password = secret(CLUSTER_PASSWORD, "") if wanted.servers > 1 else ""
-    made = _server(wanted, number, entries, password)
+    made = _server(wanted, number, entries, password, "")
     del made["jetstream"]
     return made
 
@@ -318,6 +352,16 @@ def _check(wanted: Wanted) -> None:
         raise ConfigError("--tls-verify needs --tls-ca, which clients' certificates are checked by")
     if len(wanted.hosts) not in (1, wanted.servers):
         raise ConfigError(f"--hosts: {len(wanted.hosts)} hosts for {wanted.servers} servers; give one each")
+    if wanted.sites and wanted.hub:
+        raise ConfigError("--site and --hub: servers are a hub's or a site's, not both")
+    if wanted.namespace in wanted.sites:
+        raise ConfigError(
+            f"--site {wanted.namespace}: the hub has this name (--namespace); a site has one of its own"
+        )
+    for place in wanted.hub:
+        host, _, port = place.rpartition(":")
+        if not host or not port.isdigit():
+            raise ConfigError(f"--hub {place}: give HOST:PORT of the hub's servers for leaf nodes")
 
 
 def _addresses(wanted: Wanted) -> list[tuple[str, int]]:
@@ -328,19 +372,32 @@ def _addresses(wanted: Wanted) -> list[tuple[str, int]]:
 
 
 def _permissions(wanted: Wanted, user: User) -> dict[str, Any]:
-    right = permissions.rights(wanted.namespace, user.kind, name=user.name, pools=wanted.pools)
-    publish: dict[str, Any] = {"allow": list(right.publish)}
+    namespaces = (wanted.namespace, *(wanted.sites if user.kind in READERS else ()))
+    # Pools are named for the own namespace.
+    each = [
+        permissions.rights(ns, user.kind, name=user.name, pools=() if at else wanted.pools)
+        for at, ns in enumerate(namespaces)
+    ]
+    right = each[0]
+    allowed = [subject for one in each for subject in one.publish]
+    if user.kind == "operator":
+        allowed += map(permissions.site_api, wanted.sites)
+    publish: dict[str, Any] = {"allow": list(dict.fromkeys(allowed))}
     # With every pool named nothing is allowed that would have to be taken back.
-    if right.deny_publish and not wanted.pools:
-        publish["deny"] = list(right.deny_publish)
-    made: dict[str, Any] = {"publish": publish, "subscribe": {"allow": list(right.subscribe)}}
+    denied = [
+        subject for at, one in enumerate(each) if at or not wanted.pools for subject in one.deny_publish
+    ]
+    if denied:
+        publish["deny"] = list(dict.fromkeys(denied))
+    heard = list(dict.fromkeys(subject for one in each for subject in one.subscribe))
+    made: dict[str, Any] = {"publish": publish, "subscribe": {"allow": heard}}
     if right.answers:
         made["allow_responses"] = {"max": 1, "expires": permissions.REPLY_EXPIRES}
     return made
 
 
 def _server(
-    wanted: Wanted, number: int, entries: list[dict[str, Any]], cluster_password: str
+    wanted: Wanted, number: int, entries: list[dict[str, Any]], cluster_password: str, leaf_password: str
 ) -> dict[str, Any]:
     addresses = _addresses(wanted)
     host, port = addresses[number]
@@ -351,9 +408,12 @@ def _server(
         "listen": host_port(host, port),
         "max_payload": MAX_PAYLOAD,
         "write_deadline": "10s",
-        "jetstream": {"store_dir": store},
+        **PINGS,
+        "jetstream": {"store_dir": store} | ({"domain": wanted.domain} if wanted.domain else {}),
     }
     tls = _tls(wanted)
+    if wanted.domain:
+        made["leafnodes"] = _leaf_nodes(wanted, number, leaf_password, tls)
     if tls:
         made["tls"] = tls | ({"verify": True} if wanted.tls_verify else {})
     if entries:
@@ -361,6 +421,7 @@ def _server(
     if wanted.servers > 1:
         made["cluster"] = {
             "name": f"headwater-{wanted.namespace}",
+            **ROUTE_PINGS,
             "listen": host_port(host, port + CLUSTER_PORT_ABOVE),
             "authorization": {"user": "route", "password": cluster_password},
             "routes": [
@@ -369,6 +430,25 @@ def _server(
             ],
         } | ({"tls": tls} if tls else {})
     return made
+
+
+def _leaf_nodes(wanted: Wanted, number: int, password: str, tls: dict[str, Any]) -> dict[str, Any]:
+    """A site's servers connect to all of a hub, which accepts them."""
+    login = f"{LEAF_USER}:{password}@" if password else ""
+    if wanted.hub:
+        remote: dict[str, Any] = {
+            "urls": [f"nats-leaf://{login}{place}" for place in wanted.hub],
+            "deny_imports": list(subjects.STORED),
+            "deny_exports": list(subjects.STORED),
+        }
+        return {"remotes": [remote | ({"tls": tls} if tls else {})]}
+    host = _addresses(wanted)[number][0]
+    # Servers on one machine count up, as their other ports do.
+    port = wanted.leaf_port + (number if len(wanted.hosts) != wanted.servers else 0)
+    accepting: dict[str, Any] = {"listen": host_port(host, port)}
+    if password:
+        accepting["authorization"] = {"user": LEAF_USER, "password": password}
+    return accepting | ({"tls": tls} if tls else {})
 
 
 def _tls(wanted: Wanted) -> dict[str, Any]:

@@ -23,14 +23,16 @@ from headwater.events.jetstream import (
     JetStreamTable,
     connect,
 )
-from headwater.events.jetstream.streams import ensure_namespace, ensure_pool, stream_names
-from headwater.events.ports import Log, LogFull, LogUnavailable, StreamMissing
+from headwater.events.jetstream.mirrors import MirroredHere
+from headwater.events.jetstream.streams import ensure_namespace, ensure_pool, exists, stream_names
+from headwater.events.memory import MemoryBlobs, MemoryLog
+from headwater.events.ports import Blobs, Log, LogFull, LogUnavailable, StreamMissing
 from headwater.events.snapshot_cache import FolderCache
 from headwater.events.table import STREAM_SIZES, StreamSizes
 from headwater.ops.diagnosis.report import report
 from headwater.ops.diagnosis.server import MAX_PAYLOAD, check_server, server_facts
 from headwater.schemas import subjects
-from headwater.schemas.clock import SystemClock
+from headwater.schemas.clock import Clock, SystemClock
 from headwater.schemas.ids import unique_ids
 from headwater.schemas.subjects import InboxKind
 
@@ -146,9 +148,10 @@ async def open_ports(
     only_reads: bool = False,
     waits: bool = False,
 ) -> AsyncIterator[Ports]:
-    """Connect, make sure that the namespace's streams exist, and close again at the end. With `only_reads` nothing is made, altered or logged;
-    with `waits`, as for a process that runs until stopped, streams may be made later and JetStream may still start. `cache_dir`: where
-    routers keep the newest snapshot, one folder per namespace in it; None for nowhere.
+    """Connect, make sure that the namespace's streams exist, and close again at the end. With `only_reads` nothing is made, altered or logged,
+    and of a namespace that is mirrored here nothing is made either; with `waits`, as for a process that runs until stopped, streams may be
+    made later and JetStream may still start. `cache_dir`: where routers keep the newest snapshot, one folder per namespace in it; None
+    for nowhere.
 
     Two connections: tokens never wait behind log traffic in a socket. Raises `LogUnavailable`, `AccessDenied` and `StreamMissing`.
     """
@@ -156,6 +159,7 @@ async def open_ports(
     core = await connect(url, f"{name} bus", inbox=inbox("bus"), credentials=credentials)
     clients = [core]
     clock = SystemClock()
+    is_copy = False
     try:
         store = await connect(url, f"{name} log", inbox=inbox("log"), credentials=credentials)
         clients.append(store)
@@ -163,16 +167,17 @@ async def open_ports(
         alter = kind == "operator" or not store.logged_in
         if not only_reads:
             report_server(store)
-            make = _namespace_there if waits else ensure_namespace
-            await make(store, ns, replicas=replicas, alter=alter, sizes=sizes)
+            make = _await_namespace if waits else ensure_namespace
+            is_copy = not await _namespace_there(make, store, ns, kind, replicas, sizes, alter=alter)
 
         async def pool_log(pool: str) -> Log:
             if kind in ACTORS:
                 await _pool_there(store, ns, pool, replicas, sizes)
-            elif not only_reads:
+            elif not (only_reads or is_copy):
                 await ensure_pool(store, ns, pool, replicas=replicas, alter=alter, sizes=sizes)
             return JetStreamLog(store, subjects.pool_stream(ns, pool))
 
+        blobs, requests = await _blobs_and_requests(store, ns, clock, is_copy=is_copy)
         yield Ports(
             ns=ns,
             bus=NatsBus(core),
@@ -180,10 +185,10 @@ async def open_ports(
             cards=JetStreamTable(store, subjects.card_bucket(ns)),
             api_keys=JetStreamTable(store, subjects.api_key_bucket(ns)),
             secrets=JetStreamTable(store, subjects.secret_bucket(ns)),
-            blobs=JetStreamBlobs(store, subjects.blob_bucket(ns)),
+            blobs=blobs,
             stored=JetStreamTable(store, subjects.stored_bucket(ns)),
             videos=JetStreamTable(store, subjects.video_bucket(ns)),
-            requests=JetStreamLog(store, subjects.request_stream(ns)),
+            requests=requests,
             pool_log=pool_log,
             clock=clock,
             ids=unique_ids(clock.wall_ns),
@@ -207,12 +212,46 @@ async def _pool_logs(store: Connection, ns: str) -> list[str]:
     return [name.removeprefix(prefix) for name in await stream_names(store, prefix)]
 
 
+async def _blobs_and_requests(
+    store: Connection, ns: str, clock: Clock, *, is_copy: bool
+) -> tuple[Blobs, Log]:
+    """The object store and the request log; of another site's namespace those that are copied, and else empty ones."""
+    bucket, log = subjects.blob_bucket(ns), subjects.request_stream(ns)
+    blobs: Blobs = JetStreamBlobs(store, bucket)
+    requests: Log = JetStreamLog(store, log)
+    if is_copy and not await exists(store, subjects.object_stream(bucket)):
+        blobs = MemoryBlobs()
+    if is_copy and not await exists(store, log):
+        requests = MemoryLog(clock)
+    return blobs, requests
+
+
+async def _namespace_there(
+    make: Callable[..., Awaitable[None]],
+    store: Connection,
+    ns: str,
+    kind: InboxKind,
+    replicas: int,
+    sizes: StreamSizes,
+    *,
+    alter: bool,
+) -> bool:
+    """Call `make` for the namespace's streams; False where they are another site's, which commands and the console read. Raises `MirroredHere` for actors."""
+    try:
+        await make(store, ns, replicas=replicas, alter=alter, sizes=sizes)
+    except MirroredHere:
+        if kind in ACTORS:
+            raise
+        return False
+    return True
+
+
 def report_server(client: Connection) -> None:
     """Log what is wrong with the server of a connection."""
     report(check_server(server_facts(client.address, client.greeting)))
 
 
-async def _namespace_there(
+async def _await_namespace(
     store: Connection, ns: str, *, replicas: int, alter: bool, sizes: StreamSizes
 ) -> None:
     """Make the namespace's streams, or wait for the operator to make them. Raises `LogError`, as `while_it_starts` does."""

@@ -8,6 +8,7 @@ import msgspec
 
 from headwater.engines.process import collect_rarely, freeze_heap
 from headwater.events.chain import Break
+from headwater.events.jetstream import JetStreamLog
 from headwater.events.ports import Log, Record, Unreadable
 from headwater.events.snapshot_store import SnapshotStore
 from headwater.ops.config.nats import NatsSettings
@@ -60,6 +61,8 @@ async def replay(
     async with operator_ports(nats, "replay") as ports:
         pool = await choose_pool(ports, pool)
         log = await ports.pool_log(pool)
+        if verify:
+            await _check_whole(log, pool)
         snapshots = SnapshotStore(ports.blobs, pool)
         # What is told about the log in passing is not part of a document.
         with redirect_stdout(sys.stderr if as_json else sys.stdout):
@@ -81,6 +84,16 @@ async def replay(
     else:
         print("\n".join(lines_of(found)))
     return 0 if found.is_equal else DIFFERENT
+
+
+async def _check_whole(log: Log, pool: str) -> None:
+    """Raises `ConfigError` for a copy of a site's log that lacks what decisions depend on."""
+    kinds = await log.copied_kinds() if isinstance(log, JetStreamLog) else ()
+    if kinds and "kv" not in kinds:
+        raise ConfigError(
+            f"--verify: the log of pool {pool} is a site's copy here without its KV-cache events, on which decisions depend. Verify it at the "
+            "site, or copy all of it: `headwater mirror SITE --kv`"
+        )
 
 
 async def _end(log: Log, until: str, now_ns: int) -> int:

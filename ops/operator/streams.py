@@ -7,8 +7,10 @@ import msgspec
 
 from headwater.actors.runtime.tables import CardTable
 from headwater.events.jetstream import Connection, JetStreamTable
+from headwater.events.jetstream.mirrors import site_of
 from headwater.events.jetstream.stream_spec import StreamDifference, StreamSpec
 from headwater.events.jetstream.streams import (
+    MISSING,
     RepairResult,
     StreamStatus,
     ensure_namespace,
@@ -25,6 +27,7 @@ from headwater.ops.config.setting import ConfigError
 from headwater.ops.nats.config import reader_kind
 from headwater.ops.nats.connect import connected
 from headwater.ops.nats.server import while_it_starts
+from headwater.ops.operator.mirrors import repair_mirrors
 from headwater.ops.process.actor import keep_namespace, keep_pools
 from headwater.ops.process.metrics import ProbeBoard
 from headwater.ops.process.metrics import serve as serve_metrics
@@ -58,8 +61,10 @@ async def streams(nats: NatsSettings, wanted: StreamSettings, *, repair: bool, a
     kind = "operator" if repair else reader_kind(nats)
     async with connected(nats, kind, "streams") as client:
         done: list[RepairResult] = []
-        if repair:
+        if repair and not await site_of(client, nats.namespace):
             done = [await repair_stream(client, spec) for spec in await _wanted(client, nats, wanted)]
+        elif repair:
+            done = await repair_mirrors(client, nats.namespace, wanted)
         seen = await survey(client, nats.namespace, wanted.replicas, wanted.sizes)
         if kind == "operator":
             seen = await _probed(client, nats, wanted, seen)
@@ -83,7 +88,7 @@ async def _probed(
     specs = {spec.name: spec for spec in await _wanted(client, nats, wanted)}
 
     async def look(one: StreamStatus) -> StreamStatus:
-        if one.trouble or one.name not in specs:
+        if one.trouble or one.mirror is not None or one.name not in specs:
             return one
         return msgspec.structs.replace(
             one, trouble=await probe(client, nats.namespace, specs[one.name], SystemClock())
@@ -127,6 +132,10 @@ def state(one: StreamStatus) -> str:
     if one.trouble:
         return one.trouble
     parts = []
+    if one.mirror is not None:
+        kinds = f" ({', '.join(one.mirror.kinds)})" if one.mirror.kinds else ""
+        behind = f"{one.mirror.lag} messages behind" if one.mirror.lag else "current"
+        parts.append(f"mirror of site {one.mirror.site}{kinds}, {behind}")
     if one.forgotten:
         parts.append("BROKEN: see below")
     if one.to_repair:
@@ -206,7 +215,7 @@ def _advice(seen: list[StreamStatus], *, repaired: bool) -> list[str]:
                 "within a minute of the next event; give the log a larger max_age or max_bytes "
                 f"(`nats stream edit {one.name}`) if routers are away for longer"
             )
-    safe = any(one.trouble == "missing" or any(d.cost == "safe" for d in one.to_repair) for one in seen)
+    safe = any(one.trouble == MISSING or any(d.cost == "safe" for d in one.to_repair) for one in seen)
     refused = any(d.cost != "safe" for one in seen for d in one.to_repair)
     if not repaired and (safe or refused):
         lines.append(

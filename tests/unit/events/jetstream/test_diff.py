@@ -91,7 +91,7 @@ def test_a_stream_as_it_was_made_differs_in_nothing(spec: StreamSpec) -> None:
         (LOG, "persist_mode", "async", "cannot"),
         (LOG, "sealed", True, "cannot"),
         (LOG, "allow_msg_counter", True, "cannot"),
-        (TABLE, "mirror", {"name": "OTHER"}, "cannot"),
+        (TABLE, "mirror", {"name": "OTHER"}, "promotes"),
         (TABLE, "deny_purge", True, "cannot"),
         (BLOBS, "deny_purge", True, "cannot"),
         (LOG, "subjects", [], "safe"),
@@ -197,11 +197,12 @@ def test_missing_subjects_are_added_without_overlap() -> None:
 
 
 def test_an_alteration_that_such_a_stream_does_not_take_is_not_called_safe() -> None:
-    """Purges denied: no roll-ups. Written without sync: no atomic batches. A mirror: no subjects."""
+    """Purges denied: no roll-ups. Written without sync: no atomic batches. A mirror: nothing of writers."""
     for spec, field, drift in (
         (TABLE, "allow_rollup_hdrs", {"allow_rollup_hdrs": False, "deny_purge": True}),
         (LOG, "allow_atomic", {"allow_atomic": False, "persist_mode": "async"}),
-        (LOG, "subjects", {"subjects": [], "mirror": {"name": "OTHER"}}),
+        (LOG, "allow_atomic", {"allow_atomic": False, "mirror": {"name": "OTHER"}}),
+        (LOG, "duplicate_window", {"duplicate_window": 0, "mirror": {"name": "OTHER"}}),
     ):
         costs = {one.field: one.cost for one in compare(spec, info(spec, **drift))}
         assert costs[field] == "cannot"

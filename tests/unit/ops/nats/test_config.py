@@ -12,6 +12,7 @@ from headwater.events.ports import AccessDenied
 from headwater.ops.config.nats import NatsSettings
 from headwater.ops.config.setting import ConfigError
 from headwater.ops.nats.config import (
+    READERS,
     Wanted,
     credentials,
     kubernetes_secret,
@@ -145,12 +146,41 @@ def test_three_servers_know_each_other(tmp_path: Path, auth: str) -> None:
         (Wanted("default", tls_verify=True), "--tls-ca"),
         (Wanted("default", servers=3, hosts=("a", "b")), "--hosts"),
         (Wanted("a.b"), "namespace"),
+        (Wanted("a", sites=("a",)), "--site a"),
+        (Wanted("a", sites=("b",), hub=("h:1",)), "--site and --hub"),
+        (Wanted("a", hub=("h",)), "--hub h"),
+        (Wanted("a", hub=("h:1",)), "leaf.password"),
     ],
 )
 def test_what_does_not_fit_is_told_by_its_flag(wanted: Wanted, flag: str) -> None:
     """In one line."""
     with pytest.raises(ConfigError, match=flag):
         make(wanted, {})
+
+
+@pytest.mark.parametrize("servers", [1, 3])
+def test_a_hub_and_a_site_have_domains_and_one_password(tmp_path: Path, servers: int) -> None:
+    """What streams take does not pass between them, and readers at the hub may read its sites' copies."""
+    hub, site = tmp_path / "hub", tmp_path / "site-a"
+    write(Wanted("hub", servers=servers, store=str(tmp_path / "h"), sites=("site-a",)), hub)
+    site.mkdir()
+    (site / "leaf.password").write_text((hub / "leaf.password").read_text())
+    write(Wanted("site-a", store=str(tmp_path / "s"), hub=("127.0.0.1:7422", "127.0.0.1:7423")), site)
+    password = (hub / "leaf.password").read_text().strip()
+    for number, file in enumerate(sorted(hub.glob("*.conf"))):
+        text = file.read_text()
+        assert '"domain": "hub"' in text
+        assert f'"listen": "127.0.0.1:{7422 + number}"' in text
+        assert password in text
+        # The operator, the console, the tracer and the observer.
+        assert text.count('"_INBOX_site-a_') >= len(READERS)
+        assert text.count('"$JS.site-a.API.>"') == 1
+        accepted(hub, file.name)
+    text = (site / "nats.conf").read_text()
+    assert '"domain": "site-a"' in text
+    assert f"nats-leaf://leaf:{password}@127.0.0.1:7423" in text
+    assert text.count('"hw.*.pool.>"') == 2
+    accepted(site, "nats.conf")
 
 
 def test_each_process_takes_its_own_key_from_the_folder(tmp_path: Path) -> None:

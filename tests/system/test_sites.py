@@ -1,0 +1,218 @@
+"""A site without its hub, and a hub with the copy of a site's log: what is written where, read where, and repaired how."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headwater.events.jetstream.api import api
+from headwater.events.jetstream.mirrors import SILENT_S, MirroredHere
+from headwater.events.ports import LogRefused, LogUnavailable
+from headwater.ops.config.nats import StreamSettings
+from headwater.ops.config.setting import ConfigError
+from headwater.ops.nats.connect import connected, ports_of
+from headwater.ops.operator import mirrors
+from headwater.ops.operator.explain import explain
+from headwater.ops.operator.replay import replay
+from headwater.ops.operator.streams import streams
+from headwater.schemas import subjects
+from headwater.schemas.clock import SystemClock
+from tests.bench.large_log import POOL, MadeUpFleet, write
+from tests.faults.answers import client_of, settle, start, succeeds
+from tests.support.processes.commands import ended
+from tests.support.processes.fleet import fleet
+from tests.support.servers.sites import HUB, SITE, Sites, hub_and_site
+
+EVENTS = 3_000
+SMALL = StreamSettings(responses_bytes_max=1 << 24, requests_bytes_max=1 << 26, pool_bytes_max=1 << 28)
+LOG = subjects.pool_stream(SITE, POOL)
+
+
+async def mirrored(sites: Sites, **flags: bool) -> int:
+    """`headwater mirror site-a` at the hub."""
+    given = {"kv": False, "requests": False, "anew": False, "watch": False} | flags
+    return await mirrors.mirror(sites.here(HUB), SMALL, SITE, asyncio.Event(), **given)
+
+
+async def write_log(sites: Sites, made_up: MadeUpFleet, events: int) -> None:
+    """Events as a fleet at the site would write them, appended as its operator."""
+    async with ports_of(sites.there, "operator", "test", streams=SMALL) as ports:
+        log: Any = await ports.pool_log(POOL)
+        await write(log._client, made_up, events, lambda _: None)
+
+
+async def listed(
+    sites: Sites, capsys: pytest.CaptureFixture[str], **flags: bool
+) -> tuple[int, dict[str, Any]]:
+    """`headwater streams --json` of the site's namespace at the hub, by stream."""
+    capsys.readouterr()
+    code = await streams(sites.here(), SMALL, repair=flags.get("repair", False), as_json=True)
+    document = json.loads(capsys.readouterr().out)
+    return code, {one["name"]: one for one in document["streams"]}
+
+
+async def test_a_hub_reads_the_copy_of_a_sites_log(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The positions are the origin's, and so are the decisions, each of which is made again; without the site, too."""
+    made_up = MadeUpFleet(SITE, SystemClock())
+    async with hub_and_site(tmp_path, "none") as sites:
+        await write_log(sites, made_up, EVENTS)
+        assert await mirrored(sites, kv=True, requests=True) == 0
+        told = capsys.readouterr().out
+        assert f"created {LOG}" in told
+        assert f"{LOG}: " in told
+        code, found = await listed(sites, capsys)
+        assert (code, found[LOG]["state"]) == (0, f"mirror of site {SITE}, current")
+        assert await replay(sites.there, POOL, verify=True, as_json=True) == 0
+        at_site = json.loads(capsys.readouterr().out)
+        sites.site.kill()
+        assert await replay(sites.here(), POOL, verify=True, as_json=True) == 0
+        assert json.loads(capsys.readouterr().out) == at_site
+        assert at_site["verified"] > 0
+        assert await explain(sites.here(), POOL, made_up.requests[-1]) == 0
+        with pytest.raises(MirroredHere, match=f"mirrors of site {SITE}"):
+            async with ports_of(sites.here(), "router", "router-0"):
+                pass
+
+
+async def test_without_kv_events_a_replay_says_what_it_lacks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The copy has all other events at their positions, in a fraction of the bytes; asked for all, it is copied anew, as nothing is lost."""
+    made_up = MadeUpFleet(SITE, SystemClock())
+    async with hub_and_site(tmp_path, "none") as sites:
+        await write_log(sites, made_up, EVENTS)
+        assert await mirrored(sites) == 0
+        code, found = await listed(sites, capsys)
+        assert code == 0
+        assert found[LOG]["mirror"]["kinds"] == list(mirrors.WITHOUT_KV)
+        assert subjects.request_stream(SITE) not in found
+        assert await explain(sites.here(), POOL, made_up.requests[-1]) == 0
+        with pytest.raises(ConfigError, match=r"without its KV-cache events.*--kv"):
+            await replay(sites.here(), POOL, verify=True)
+        capsys.readouterr()
+        assert await mirrored(sites, kv=True) == 0
+        assert f"copied anew {LOG}" in capsys.readouterr().out
+        assert await replay(sites.here(), POOL, verify=True) == 0
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(180)
+async def test_a_site_writes_without_its_hub_and_the_copy_catches_up(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing at the site waits for the hub; what it wrote meanwhile is copied when the hub is back."""
+    made_up = MadeUpFleet(SITE, SystemClock())
+    async with hub_and_site(tmp_path, "none") as sites:
+        await write_log(sites, made_up, EVENTS)
+        assert await mirrored(sites, kv=True) == 0
+        sites.hub.kill()
+        await write_log(sites, made_up, EVENTS)
+        assert await replay(sites.there, POOL, verify=True, as_json=True) == 0
+        at_site = json.loads(capsys.readouterr().out.splitlines()[-1])
+        await sites.hub.restart()
+
+        async def is_whole() -> bool:
+            return await replay(sites.here(), POOL, verify=True, as_json=True) == 0 and (
+                json.loads(capsys.readouterr().out.splitlines()[-1]) == at_site
+            )
+
+        # The hub's server asks for the site again after up to a minute.
+        async with asyncio.timeout(120):
+            while not await is_whole():
+                await asyncio.sleep(0.2)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(180)
+async def test_the_copy_of_a_lost_site_becomes_the_original(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """While the site is heard of it is refused: two originals would diverge. Then the copy takes writes, and continues the log."""
+    made_up = MadeUpFleet(SITE, SystemClock())
+    async with hub_and_site(tmp_path, "none") as sites:
+        await write_log(sites, made_up, EVENTS)
+        assert await mirrored(sites, kv=True) == 0
+        with pytest.raises(LogRefused, match="two originals would diverge"):
+            await mirrors.promote_all(sites.here(), SMALL)
+        sites.site.kill()
+        async with asyncio.timeout(4 * SILENT_S):
+            while (await listed(sites, capsys))[0] == 0:
+                await asyncio.sleep(1.0)
+        _, found = await listed(sites, capsys)
+        assert found[LOG]["state"].startswith(f"mirror of site {SITE}, heard of ")
+        with pytest.raises(LogUnavailable, match="must be leaf nodes"):
+            await mirrored(sites, kv=True)
+        assert await mirrors.promote_all(sites.here(), SMALL) == 0
+        assert f"promoted {LOG}" in capsys.readouterr().out
+        code, found = await listed(sites, capsys)
+        assert (code, found[LOG]["state"]) == (0, "as wanted")
+        async with ports_of(sites.here(), "operator", "test", streams=SMALL) as ports:
+            log: Any = await ports.pool_log(POOL)
+            await write(log._client, made_up, EVENTS, lambda _: None)
+        capsys.readouterr()
+        assert await replay(sites.here(), POOL, verify=True) == 0
+
+
+async def test_a_log_that_began_anew_is_not_mixed_with_its_copy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The copy keeps what the site lost until it is told to drop that."""
+    async with hub_and_site(tmp_path, "none") as sites:
+        await write_log(sites, MadeUpFleet(SITE, SystemClock()), EVENTS)
+        assert await mirrored(sites, kv=True) == 0
+        async with connected(sites.there, "operator", "test") as client:
+            await api(client, f"STREAM.DELETE.{LOG}")
+        await write_log(sites, MadeUpFleet(SITE, SystemClock()), 100)
+        with pytest.raises(LogRefused, match=rf"began anew at the site.*headwater mirror {SITE} --anew"):
+            await mirrored(sites, kv=True)
+        capsys.readouterr()
+        code, _ = await listed(sites, capsys, repair=True)
+        assert code == 1
+        assert await mirrored(sites, kv=True, anew=True) == 0
+        assert f"copied anew {LOG}" in capsys.readouterr().out
+        assert await replay(sites.here(), POOL, verify=True) == 0
+
+
+async def test_nobody_mirrors_what_is_written_here(tmp_path: Path) -> None:
+    """A hub whose own processes have the site's namespace would take the site's writes as its own."""
+    async with hub_and_site(tmp_path, "none") as sites:
+        async with ports_of(sites.here(), "operator", "test", streams=SMALL):
+            pass
+        await write_log(sites, MadeUpFleet(SITE, SystemClock()), 100)
+        with pytest.raises(LogRefused, match="Give the site a namespace of its own"):
+            await mirrored(sites)
+        with pytest.raises(ConfigError, match="a site has a name of its own"):
+            await mirrors.mirror(
+                sites.here(), SMALL, SITE, asyncio.Event(), kv=False, requests=False, anew=False, watch=False
+            )
+
+
+@pytest.mark.soak
+@pytest.mark.processes
+@pytest.mark.timeout(240)
+async def test_a_fleet_serves_without_its_hub(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With the keys that both configurations grant: it answers while the hub is away, and the hub shows and drains it while it is there."""
+    async with hub_and_site(tmp_path) as sites:
+        access = ("--nats-keys-dir", sites.site_keys, "--namespace", SITE)
+        async with fleet(tmp_path, "--engine", "sim", "--nats", sites.site.url, access=access) as up:
+            async with client_of(up.url) as client:
+                assert not await succeeds(client)
+                at_hub = ("--nats", sites.hub.url, "--nats-keys-dir", sites.hub_keys)
+                end = await ended("mirror", SITE, *at_hub, "--namespace", HUB, within_s=60)
+                assert end.code == 0, end.output
+                print(end.output)
+                for words in (("streams",), ("log",), ("ctl", "list"), ("ctl", "worker-1", "drain")):
+                    end = await ended(*words, *at_hub, "--namespace", SITE, within_s=60)
+                    assert end.code == 0, end.output
+                    print(end.output)
+                sites.hub.kill()
+                answers = start(client, 4, 300)
+                assert not await settle(answers, stalled_s=10.0)
+                assert not await succeeds(client)
+                await sites.hub.restart()
+        assert sites.hub.violations() == []
+        assert sites.site.violations() == []

@@ -14,6 +14,8 @@ import msgspec
 
 from headwater.events.jetstream import connect
 from headwater.ops.process.sockets import free_port
+from headwater.ops.start.children import child_environment
+from tests.support.network.hosts import Host
 from tests.support.processes import zygote
 
 STOP_S = 40.0
@@ -24,15 +26,28 @@ class KeptProcess:
     """One process, started again whenever it ends; `log` holds what all its lives print."""
 
     def __init__(
-        self, name: str, log: Path, arguments: list[str], *, sglang: bool = False, vllm: bool = False
+        self,
+        name: str,
+        log: Path,
+        arguments: list[str],
+        *,
+        sglang: bool = False,
+        vllm: bool = False,
+        host: Host | None = None,
+        environ: Mapping[str, str] | None = None,
     ) -> None:
-        """`sglang`: run it in the environment that has SGLang. `vllm`: fork it from a process that has imported vLLM."""
+        """`sglang`: run it in the environment that has SGLang. `vllm`: fork it from a process that has imported vLLM. `host`: run it there.
+
+        `environ`: further variables.
+        """
         self.name = name
         self.log = log
         self.lives = 0
         self._arguments = arguments
         self._sglang = sglang
         self._vllm = vllm
+        self._start = host.start if host is not None else zygote.start
+        self._environ = child_environment() | dict(environ) if environ else None
         self._process: zygote.Process | None = None
         self._stopping = False
         self._task: asyncio.Task[None] | None = None
@@ -60,8 +75,13 @@ class KeptProcess:
     async def _keep(self) -> None:
         while not self._stopping:
             with self.log.open("ab") as output:
-                self._process = await zygote.start(
-                    *self._arguments, stdout=output, stderr=output, sglang=self._sglang, vllm=self._vllm
+                self._process = await self._start(
+                    *self._arguments,
+                    stdout=output,
+                    stderr=output,
+                    environ=self._environ,
+                    sglang=self._sglang,
+                    vllm=self._vllm,
                 )
             self.lives += 1
             await self._process.wait()

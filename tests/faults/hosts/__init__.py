@@ -1,0 +1,1 @@
+"""Fleets across several hosts, whose network and processes are hurt."""

@@ -3,6 +3,9 @@
 from ipaddress import ip_address
 from typing import Final
 
+NATS_PORT: Final = 4222
+"""The port that NATS servers listen on by convention."""
+
 LOOPBACK: Final = "127.0.0.1"
 WILDCARDS: Final = ("0.0.0.0", "::", "[::]")
 """All addresses of a machine, and none that another one could connect to."""

@@ -7,10 +7,7 @@ from collections.abc import Iterable
 from typing import Final
 from urllib.parse import urlsplit
 
-from headwater.schemas.addresses import is_loopback
-
-NATS_PORT: Final = 4222
-"""The port that NATS servers listen on by convention."""
+from headwater.schemas.addresses import NATS_PORT, is_loopback
 
 LOOK_UP_S: Final = 1.0
 """How long names are looked up to order servers; what is not known by then counts as far."""

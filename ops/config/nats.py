@@ -4,9 +4,9 @@ from typing import Annotated, NamedTuple
 
 from msgspec import Meta
 
-from headwater.events.jetstream.nearest import NATS_PORT
 from headwater.events.table import POOL_BYTES_MAX, REQUEST_BYTES_MAX, STORED_BYTES_MAX, StreamSizes
 from headwater.ops.config.setting import Flag, Secret
+from headwater.schemas.addresses import NATS_PORT
 
 
 def without_secrets(urls: str) -> str:

@@ -159,12 +159,12 @@ async def open_ports(
     core = await connect(url, f"{name} bus", inbox=inbox("bus"), credentials=credentials)
     clients = [core]
     clock = SystemClock()
-    is_copy = False
     try:
         store = await connect(url, f"{name} log", inbox=inbox("log"), credentials=credentials)
         clients.append(store)
-        # Who logs in as an actor may not alter streams, and each try would be a violation in the server's log.
+        # An actor may not alter streams, and each try would be a violation in the server's log.
         alter = kind == "operator" or not store.logged_in
+        is_copy = False
         if not only_reads:
             report_server(store)
             make = _await_namespace if waits else ensure_namespace

@@ -14,8 +14,8 @@ from typing import Final, NamedTuple
 import httpx
 import msgspec
 
-from headwater.events.jetstream.nearest import NATS_PORT
 from headwater.ops.nats.server import binary
+from headwater.schemas.addresses import NATS_PORT
 from tests.faults.answers import client_of
 from tests.faults.kills.victims import Victim
 from tests.support.engines import tiny_model

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from headwater.events.jetstream.nearest import NATS_PORT
+from headwater.schemas.addresses import NATS_PORT
 from tests.faults.hosts.several_hosts import HOSTS, Shape, several_hosts
 from tests.support.engines import tiny_model
 from tests.support.network.hosts import Network, needs_hosts, network

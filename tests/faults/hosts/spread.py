@@ -23,7 +23,10 @@ from tests.support.network.hosts import Host, Network
 from tests.support.processes.restarted import KeptProcess, until_healthy
 
 EDGE_PORT: Final = 8000
-TENANT: Final = "test"
+KEY: Final = ("--tenant", "test", "--allow", "policy,worker")
+POLICIES: Final = ("--client-policies", "kv,direct")
+"""Tests ask workers by their names."""
+
 READY_S: Final = 120.0
 RESTART_S: Final = 0.5
 POLL_S: Final = 0.2
@@ -77,6 +80,7 @@ class KeptServer:
 class Spread(NamedTuple):
     """The fleet. `access` are the flags of a command against it; `key` is a client's."""
 
+    folder: Path
     network: Network
     servers: list[KeptServer]
     processes: list[KeptProcess]
@@ -127,6 +131,39 @@ class Spread(NamedTuple):
         # One after the other: each computes.
         return [await one(server) for server in self.servers]
 
+    def keep(self, host: Host, name: str, kind: str, *flags: str, vllm: bool = False) -> None:
+        """A `headwater KIND` on a host."""
+        named = () if kind == "pools" else ("--name", name)
+        replicas = ("--replicas", str(len(self.servers)))
+        words = [kind, *named, *self.access, *replicas, "--log-format", "json", *flags]
+        process = KeptProcess(
+            name,
+            self.folder / f"{name}.log",
+            words,
+            vllm=vllm,
+            host=host,
+            environ=OVER_TCP if vllm else None,
+        )
+        process.start()
+        self.processes.append(process)
+
+    def route(self, host: Host, name: str, pool: str) -> None:
+        """A router that splits every prompt, with its own copy of the newest snapshot."""
+        cache = ("--cache-dir", str(self.folder / f"cache-{name}"))
+        split = ("--disaggregate", "always", "--local-prefill-tokens", "31")
+        self.keep(host, name, "router", "--pool", pool, *cache, *split)
+
+    async def vllm_pool(self) -> str:
+        """Wait for the pool of vLLM's workers; its name."""
+        replicas = ("--replicas", str(len(self.servers)))
+        async with asyncio.timeout(READY_S):
+            while True:
+                names = (await _done(self.network.hosts[0], "pools", *self.access, *replicas)).split()
+                pools = [name.partition("_POOL_")[2] for name in names if "_POOL_" in name]
+                if found := [pool for pool in pools if pool != SIM_POOL]:
+                    return found[0]
+                await asyncio.sleep(POLL_S)
+
     async def stop(self) -> None:
         """End all processes in an orderly way, at once."""
         await asyncio.gather(*(process.stop() for process in self.processes))
@@ -147,29 +184,30 @@ async def spread(
         kept, keys = await _servers(stack, folder, hosts[:servers])
         access = ("--nats", ",".join(server.url for server in kept), "--nats-keys-dir", str(keys))
         await _done(hosts[0], "pools", *access, "--replicas", str(servers))
-        found = await _done(hosts[0], "keys", "create", "--tenant", TENANT, "--json", *access)
+        found = await _done(hosts[0], "keys", "create", *KEY, "--json", *access)
         key = msgspec.json.decode(found.strip().splitlines()[-1])["key"]
-        made = Spread(network, kept, [], access, key)
+        made = Spread(folder, network, kept, [], access, key)
         stack.push_async_callback(made.stop)
-        fleet = _Fleet(folder, made)
-        fleet.keep(hosts[0], "operator", "pools", "--watch")
+        made.keep(hosts[0], "operator", "pools", "--watch")
         for number in range(workers):
             role, host = ("prefill", "decode")[number % 2], hosts[number % len(hosts)]
-            fleet.keep(host, f"{role}-{number}", "engine", "--engine", "sim", "--role", role)
+            made.keep(host, f"{role}-{number}", "engine", "--engine", "sim", "--role", role)
         if vllm:
             model = ("--model", str(tiny_model.ensure()))
             for role, host in (("prefill", hosts[0]), ("decode", hosts[-1])):
                 place = ("--role", role, "--nixl-host", host.address)
-                fleet.keep(host, f"{role}-vllm", "engine", *VLLM, *model, *place, vllm=True)
+                made.keep(host, f"{role}-vllm", "engine", *VLLM, *model, *place, vllm=True)
         for host in hosts:
-            fleet.route(host, f"router-{host.number}", SIM_POOL)
-            listen = ("--host", host.address, "--port", str(EDGE_PORT), "--auth", "keys")
-            fleet.keep(host, f"edge-{host.number}", "edge", *listen)
+            if workers:
+                made.route(host, f"router-{host.number}", SIM_POOL)
+            listen = ("--host", host.address, "--port", str(EDGE_PORT), "--auth", "keys", *POLICIES)
+            made.keep(host, f"edge-{host.number}", "edge", *listen)
         if vllm:
-            pool = await _vllm_pool(hosts[0], (*access, "--replicas", str(servers)))
+            pool = await made.vllm_pool()
             for host in hosts[::2]:
-                fleet.route(host, f"router-vllm-{host.number}", pool)
-        await made.until_healthy(workers + 2 * vllm)
+                made.route(host, f"router-vllm-{host.number}", pool)
+        if workers:
+            await made.until_healthy(workers + 2 * vllm)
         yield made
 
 
@@ -187,36 +225,6 @@ async def _servers(stack: AsyncExitStack, folder: Path, hosts: list[Host]) -> tu
     return kept, keys
 
 
-class _Fleet:
-    """Starts processes that are kept running."""
-
-    def __init__(self, folder: Path, made: Spread) -> None:
-        self._folder = folder
-        self._made = made
-
-    def keep(self, host: Host, name: str, kind: str, *flags: str, vllm: bool = False) -> None:
-        """A `headwater KIND` on a host."""
-        named = () if kind == "pools" else ("--name", name)
-        replicas = ("--replicas", str(len(self._made.servers)))
-        words = [kind, *named, *self._made.access, *replicas, "--log-format", "json", *flags]
-        process = KeptProcess(
-            name,
-            self._folder / f"{name}.log",
-            words,
-            vllm=vllm,
-            host=host,
-            environ=OVER_TCP if vllm else None,
-        )
-        process.start()
-        self._made.processes.append(process)
-
-    def route(self, host: Host, name: str, pool: str) -> None:
-        """A router that splits every prompt, with its own copy of the newest snapshot."""
-        cache = ("--cache-dir", str(self._folder / f"cache-{name}"))
-        split = ("--disaggregate", "always", "--local-prefill-tokens", "31")
-        self.keep(host, name, "router", "--pool", pool, *cache, *split)
-
-
 async def _done(host: Host, *words: str) -> str:
     """The output of a command that is repeated until it succeeds: a cluster elects its leaders first."""
     async with asyncio.timeout(READY_S):
@@ -224,17 +232,6 @@ async def _done(host: Host, *words: str) -> str:
             code, output = await host.finish(*words)
             if not code:
                 return output
-            await asyncio.sleep(POLL_S)
-
-
-async def _vllm_pool(host: Host, access: tuple[str, ...]) -> str:
-    async with asyncio.timeout(READY_S):
-        while True:
-            names = (await _done(host, "pools", *access)).split()
-            pools = [name.partition("_POOL_")[2] for name in names if "_POOL_" in name]
-            found = [pool for pool in pools if pool and pool != SIM_POOL]
-            if found:
-                return found[0]
             await asyncio.sleep(POLL_S)
 
 

@@ -108,9 +108,12 @@ class KeptProcess:
     async def stop(self) -> int:
         """End it in an orderly way; returns its exit code."""
         self._stopping = True
+        assert self._task is not None
+        while self._process is None and not self._task.done():
+            # Its first life is being forked.
+            await asyncio.sleep(0.01)
         process = self._process
         assert process is not None
-        assert self._task is not None
         if process.returncode is None:
             os.kill(process.pid, signal.SIGCONT)
             process.terminate()

@@ -229,7 +229,6 @@ async def recording(
     found.sort(key=lambda pair: (pair[0], pair[1].name))
     first_ns = found[0][0]
     trace = Trace(f"log of {name}", tuple(asked._replace(arrival_ns=at - first_ns) for at, asked in found))
-    asking = sum(not decision.constraints.leg for decision in pool.decisions.values())
     step_time = fitted(pool.samples)
     return Recording(
         trace,
@@ -238,7 +237,7 @@ async def recording(
         known["whole"],
         known["partly"],
         known["unknown"],
-        asking - len(found),
+        sum(not decision.constraints.leg for decision in pool.decisions.values()) - len(found),
         step_time is not None,
         pool.samples.share,
     )

@@ -38,6 +38,9 @@ main(parser.parse_args())
 
 PROMPT, ANSWER, REQUESTS, AT_ONCE = 200, 32, 40, 4
 
+ALIKE = 3.0
+"""By which factor times of two runs may differ: a step of the tiny model takes 1 to 2 ms, and the machine does other work."""
+
 ENVIRON = {
     **os.environ,
     **ENVIRONMENT,
@@ -154,7 +157,7 @@ async def test_figures_are_those_of_vllms_own_benchmark(tmp_path: Path, api: str
     assert one["prompt_tokens"] == one["asked_prompt_tokens"] == REQUESTS * PROMPT
     for mine, name in (("ttft_ms", "ttft"), ("itl_ms", "tpot"), ("e2e_ms", "e2el")):
         ratio = one[mine]["p50"] / other[f"median_{name}_ms"]
-        assert 0.5 < ratio < 2, f"{name}: {one[mine]}, {other[f'median_{name}_ms']}"
-    assert 0.5 < one["output_tokens_per_s"] / other["output_throughput"] < 2
+        assert 1 / ALIKE < ratio < ALIKE, f"{name}: {one[mine]}, {other[f'median_{name}_ms']}"
+    assert 1 / ALIKE < one["output_tokens_per_s"] / other["output_throughput"] < ALIKE
     print({name: one[name] for name in ("ttft_ms", "itl_ms", "e2e_ms", "output_tokens_per_s")})
     print({name: other[name] for name in other if name.startswith(("median", "output_thr"))})

@@ -27,6 +27,8 @@ from tests.support.processes.commands import kill_all
 
 STARTED_S = 200.0
 POLL_S = 0.05
+NEWS_S = 0.5
+"""How long a pod that ends still gets connections: shorter than `edge.withdrawSeconds` of any test."""
 
 _REFERENCE = re.compile(r"\$\(([A-Za-z_][A-Za-z0-9_]*)\)")
 
@@ -55,7 +57,7 @@ class Pod:
         labels = template["metadata"]["labels"]
         self.component: str = labels["app.kubernetes.io/component"]
         self.model: str = labels.get("headwater.dev/model", "")
-        self.terminating = False
+        self._terminating_at: float | None = None
         self._node = node
         self._spec: Object = template["spec"]
         (self._container,) = self._spec["containers"]
@@ -135,7 +137,7 @@ class Pod:
 
     async def start(self) -> None:
         """Start its container; like a kubelet, without waiting for anything in it."""
-        self.terminating = False
+        self._terminating_at = None
         self._mount()
         environment = self.environment
         words = [self._placed(self._expanded(word, environment)) for word in self._container["args"]]
@@ -203,6 +205,12 @@ class Pod:
             raise AssertionError(f"{self}: {kind} fails for {allowed_s:g} s: {self.tail()}") from error
 
     @property
+    def terminating(self) -> bool:
+        """Whether everybody knows by now that it ends: proxies hear of it `NEWS_S` later."""
+        since = self._terminating_at
+        return since is not None and asyncio.get_running_loop().time() > since + NEWS_S
+
+    @property
     def running(self) -> bool:
         """Whether its process runs."""
         return self._process is not None and self._process.returncode is None
@@ -215,7 +223,7 @@ class Pod:
         """Run its hook, send SIGTERM, and wait for its end within its grace period; returns the exit code. Fails beyond it."""
         process = self._process
         assert process is not None
-        self.terminating = True
+        self._terminating_at = asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(self._spec.get("terminationGracePeriodSeconds", 30)):
                 hook = self._container.get("lifecycle", {}).get("preStop", {}).get("exec", {}).get("command")

@@ -12,7 +12,10 @@ import msgspec
 import pytest
 import yaml
 
+from headwater.events.ports import AccessDenied
+from headwater.ops.config.nats import NatsSettings
 from headwater.ops.nats.config import Wanted, kubernetes_secret
+from headwater.ops.nats.connect import open_connection
 from tests.deploy.kubelet import Node, Pod, installed
 from tests.deploy.rendered import LAYOUTS, Object, template
 
@@ -101,17 +104,22 @@ async def key_of(node: Node, *options: str) -> str:
     return found[0]
 
 
-async def replaced_under_load(node: Node, pods: Sequence[Pod], answers: int, model: str = "sim") -> None:
-    """Each pod ends and is started again, one after the other, while clients send. Fails if a request does, or if anybody was denied a right."""
+async def ended_under_load(
+    node: Node, pods: Sequence[Pod], answers: int, model: str = "sim", *, replace: bool = True
+) -> None:
+    """Each pod ends, one after the other, while clients send; with `replace` it is started again. Fails if a request does, or if anybody was
+    denied a right.
+    """
     clients = Clients(node, await key_of(node), model)
     async with asyncio.TaskGroup() as group:
         group.create_task(clients.run())
         await clients.until_served(answers)
         for pod in pods:
             assert await pod.stop() in ENDED, f"{pod}: {pod.tail()}"
-            await pod.start()
-            for probe in ("startupProbe", "readinessProbe"):
-                await pod.until(probe)
+            if replace:
+                await pod.start()
+                for probe in ("startupProbe", "readinessProbe"):
+                    await pod.until(probe)
             await clients.until_served(answers)
         clients.stop()
     assert not clients.failures
@@ -120,11 +128,19 @@ async def replaced_under_load(node: Node, pods: Sequence[Pod], answers: int, mod
     assert not denied, denied
 
 
-async def test_a_release_serves_while_a_worker_and_an_edge_are_replaced(tmp_path: Path) -> None:
-    values = f"nats: {{keysSecretName: {KEYS}}}\nedge: {{withdrawSeconds: 1}}\nmodelDefaults: {{router: {{replicas: 1}}}}"
+async def test_a_release_serves_while_a_worker_and_an_edge_end(tmp_path: Path) -> None:
+    """And its server knows strangers from its pods, by the Secret's keys."""
+    values = f"""
+nats: {{keysSecretName: {KEYS}}}
+edge: {{withdrawSeconds: 1}}
+modelDefaults: {{router: {{replicas: 1}}}}
+"""
     node = Node(tmp_path, template(LAYOUTS["simulated"], text=values), {KEYS: keys()})
     async with installed(node):
-        await replaced_under_load(node, (node.of("decode")[0], node.of("edge")[0]), 4)
+        (server,) = node.of("nats")
+        await ended_under_load(node, (node.of("decode")[0], node.of("edge")[0]), 4, replace=False)
+        with pytest.raises(AccessDenied):
+            await open_connection(NatsSettings(f"nats://{server.address}:4222"), "observer", "stranger")
 
 
 @pytest.mark.soak
@@ -139,7 +155,7 @@ models: {qwen: {engine: sim, modelArtifacts: {uri: ""}, prefill: {replicas: 2}, 
     node = Node(tmp_path, template(LAYOUTS["nats-three"], text=values), secrets)
     secrets[TLS] = certificate(tmp_path, [pod.address for pod in node.of("nats")])
     async with installed(node):
-        await replaced_under_load(node, node.pods, 8, "Qwen/Qwen3-8B")
+        await ended_under_load(node, node.pods, 8, "Qwen/Qwen3-8B")
 
 
 @pytest.mark.soak

@@ -4,6 +4,7 @@ import re
 import subprocess
 from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -43,6 +44,25 @@ def is_follower(owner: Object, container: Object) -> bool:
 def test_helm_finds_nothing_wrong() -> None:
     done = helm("lint", str(CHART_FOLDER), "--strict")
     assert done.returncode == 0, done.stdout
+
+
+def test_a_packaged_chart_is_whole(tmp_path: Path) -> None:
+    """What it has from elsewhere in the repository is in the archive; and its notes name what there is, and a command that exists."""
+    assert helm("package", str(CHART_FOLDER), "--destination", str(tmp_path)).returncode == 0
+    (archive,) = tmp_path.iterdir()
+    values = ("--values", str(LAYOUTS["monitoring"]))
+    done = helm("template", "headwater", str(archive), *values)
+    assert [one for one in yaml.load_all(done.stdout, yaml.CSafeLoader) if one] == rendered("monitoring")
+    done = helm("install", "headwater", str(archive), *values, "--dry-run=client", "--namespace", "llm")
+    notes = done.stdout.partition("NOTES:")[2]
+    names = {identity(one) for one in rendered("monitoring")}
+    command = re.search(r"exec deploy/(\S+) -- headwater (.*)", notes)
+    assert command
+    assert ("Deployment", command[1]) in names
+    parse(command[2].split())
+    service = re.search(r"port-forward svc/(\S+) (\d+) &", notes)
+    assert service
+    assert ("Service", service[1]) in names
 
 
 @pytest.mark.parametrize("version", [NEWEST, pytest.param(OLDEST, marks=pytest.mark.soak)])

@@ -56,7 +56,7 @@ class Pod:
         self.address = address
         labels = template["metadata"]["labels"]
         self.component: str = labels["app.kubernetes.io/component"]
-        self.model: str = labels.get("headwater.dev/model", "")
+        self.model: str = labels.get("headwater-model", "")
         self._terminating_at: float | None = None
         self._node = node
         self._spec: Object = template["spec"]

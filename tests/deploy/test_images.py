@@ -8,7 +8,9 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
 
+import headwater
 from headwater.engines import registry
 from tests.deploy.rendered import CHART, DEPLOY, ROOT, TOOLS, template
 from tests.packaging.test_distribution import sources
@@ -34,6 +36,13 @@ def test_an_image_runs_as_the_charts_user(path: Path) -> None:
     values = (CHART / "values.yaml").read_text()
     assert f"runAsUser: {user.removeprefix('USER ').partition(':')[0]}\n" in values
     assert 'ENTRYPOINT ["tini", "--"]' in words
+
+
+def test_chart_images_and_package_are_of_one_version() -> None:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert (
+        chart["version"] == chart["appVersion"] == BAKE["variable"]["TAG"]["default"] == headwater.__version__
+    )
 
 
 def test_each_engine_that_the_chart_deploys_has_an_image() -> None:

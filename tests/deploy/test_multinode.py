@@ -1,13 +1,15 @@
-"""A group of a LeaderWorkerSet with real vLLM on a CPU: its leader and its follower as the chart starts them."""
+"""Real vLLM: what it says to the arguments of each layout, and a group of a LeaderWorkerSet on a CPU, as the chart starts it."""
 
+import re
 from pathlib import Path
 
 import httpx
 import pytest
 import yaml
 
+from headwater.engines.engine import EngineUnavailable
 from tests.deploy.kubelet import Node, installed
-from tests.deploy.rendered import LAYOUTS, template
+from tests.deploy.rendered import LAYOUTS, pod_templates, template
 from tests.deploy.test_processes import key_of
 from tests.deploy.test_values import merged
 from tests.support.engines.multimodal import tiny_vision_model
@@ -34,6 +36,20 @@ models:
       headwaterArgs: [--kv-cache-mib=64]
       args: []
 """
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_vllm_accepts_its_arguments(layout: str) -> None:
+    """By its own parser: what `parallelism` and `args` of a layout become."""
+    from headwater.engines.vllm import config
+
+    for _, pod in pod_templates(template(LAYOUTS[layout])):
+        words = pod["spec"]["containers"][0]["args"]
+        if "vllm" in words and "--" in words:
+            native = [re.sub(r"\$\(LWS_\w+\)", "1", word) for word in words[words.index("--") + 1 :]]
+            config.parse(native)
+    with pytest.raises(EngineUnavailable):
+        config.parse(["--tensor-parallel=2x"])
 
 
 async def test_the_ranks_of_both_nodes_answer(tmp_path: Path) -> None:

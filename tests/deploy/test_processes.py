@@ -33,9 +33,9 @@ CHAT = {"messages": [{"role": "user", "content": "Where does a river begin? " * 
 CLIENTS = 4
 
 
-def keys() -> dict[str, str]:
+def keys(ns: str = "default") -> dict[str, str]:
     """The data of the Secret that `headwater nats-config --kubernetes` makes."""
-    manifest = msgspec.json.decode(kubernetes_secret(Wanted("default"), KEYS, {})["secret.yaml"])
+    manifest = msgspec.json.decode(kubernetes_secret(Wanted(ns), KEYS, {})["secret.yaml"])
     data: dict[str, str] = manifest["stringData"]
     return data
 
@@ -156,6 +156,22 @@ models: {qwen: {engine: sim, modelArtifacts: {uri: ""}, prefill: {replicas: 2}, 
     secrets[TLS] = certificate(tmp_path, [pod.address for pod in node.of("nats")])
     async with installed(node):
         await ended_under_load(node, node.pods, 8, "Qwen/Qwen3-8B")
+
+
+@pytest.mark.soak
+async def test_a_release_uses_servers_that_are_there_already(tmp_path: Path) -> None:
+    """Those of another release, by the names that the layout has for them, in a namespace of NATS of its own."""
+    values = yaml.safe_load(LAYOUTS["external-nats"].read_text())
+    values["models"] = {name: simulated(model) for name, model in values["models"].items()}
+    servers = template(LAYOUTS["nats-three"], text="nats: {tlsSecretName: ''}")
+    named = [one for one in servers if one["metadata"]["labels"]["app.kubernetes.io/component"] == "nats"]
+    node = Node(
+        tmp_path, [*template(text=yaml.safe_dump(values)), *named], {KEYS: keys(values["fleetNamespace"])}
+    )
+    for number, pod in enumerate(node.of("nats")):
+        node.addresses[f"nats-{number}.nats.messaging"] = pod.address
+    async with installed(node):
+        await ended_under_load(node, node.of("decode")[:1], 4, "Qwen/Qwen3-8B")
 
 
 @pytest.mark.soak

@@ -17,7 +17,7 @@ app.kubernetes.io/name: headwater
 app.kubernetes.io/instance: {{ .root.Release.Name }}
 app.kubernetes.io/component: {{ .component }}
 {{- with .model }}
-headwater.dev/model: {{ . }}
+headwater-model: {{ . }}
 {{- end }}
 {{- end }}
 

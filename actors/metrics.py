@@ -43,6 +43,11 @@ _VOIDED = Counter(
     "Decisions withdrawn because no worker accepted their request",
     ["pool"],
 )
+_TRAFFIC_SHARE = Gauge(
+    "headwater_router_traffic_share",
+    "Shares of new requests by revision and by policy, as an operator or a roll-out has set them",
+    ["pool", "subject", "name"],
+)
 _ENGINE_WEIGHT = Gauge(
     "headwater_router_engine_weight", "Engine weights that an operator has set", ["pool", "engine"]
 )
@@ -155,6 +160,7 @@ class RouterMetrics:
         self.diverged = _DIVERGED.labels(pool)
         self._pool = pool
         self._weighted: dict[str, float] = {}
+        self._shares: dict[tuple[str, str], float] = {}
         self._workers: dict[tuple[str, str], int] = {}
         # Shown as 0 from the start: the first of a kind is an increase, too.
         for reason in QUEUE_REASONS:
@@ -181,6 +187,16 @@ class RouterMetrics:
         for engine, weight in weights.items():
             _ENGINE_WEIGHT.labels(self._pool, engine).set(weight)
         self._weighted = dict(weights)
+
+    def set_traffic_shares(self, shares: dict[tuple[str, str], float]) -> None:
+        """Show these shares by (subject, name). Those of names that have none any more are removed."""
+        if shares == self._shares:
+            return
+        for key in self._shares.keys() - shares.keys():
+            _TRAFFIC_SHARE.remove(self._pool, *key)
+        for key, share in shares.items():
+            _TRAFFIC_SHARE.labels(self._pool, *key).set(share)
+        self._shares = shares
 
     def waited(self, priority: int, seconds: float) -> None:
         """A query got a worker. Clients choose priorities, so only the sign is a label."""

@@ -239,6 +239,13 @@ class LogFollower:
                 Counter((one.role, "draining" if one.draining else one.state) for one in members)
             )
         metrics.set_engine_weights(self.state.loads.engine_weights)
+        metrics.set_traffic_shares(
+            {
+                (subject, name): share
+                for subject, split in self.state.loads.splits.items()
+                for name, share in split.event.shares.items()
+            }
+        )
 
 
 # Snapshots, taken when they are due, while queries are answered.

@@ -110,6 +110,7 @@ class Switch:
         self._say(
             f"{rollout.to}: {rollout.share:g} % since position {present.position}, for {rollout.hold_s:g} s at least"
         )
+        began_s = clock.monotonic_s()
         reader = _Reader(self._ports, await self._ports.pool_log(self._pool), present)
         answers: Answers | None = None
         wants_answers = any(name == ANSWERS for name, _ in rollout.gates)
@@ -123,7 +124,7 @@ class Switch:
                 if done is not None:
                     return done
                 continue
-            held_s = (clock.wall_ns() - present.since_ns) / 1e9
+            held_s = max(reader.held_s, clock.monotonic_s() - began_s)
             waits = [one for one in verdicts if one.outcome == "open"]
             if held_s >= rollout.hold_s and waits and wants_answers and answers is None:
                 answers = await self._answers(rollout)
@@ -226,6 +227,12 @@ class _Reader:
         self._decided = present.position
         self._requested = -1
         self._evidence = Evidence(subject, present.position)
+        self._newest_ns = present.since_ns
+
+    @property
+    def held_s(self) -> float:
+        """Seconds from the step's beginning to the newest request that was read, by the log server's clock: this machine's may differ."""
+        return (self._newest_ns - self._since_ns) / 1e9
 
     async def read(self) -> Evidence:
         """The evidence up to now; as before while the logs cannot be read."""
@@ -251,6 +258,7 @@ class _Reader:
                 for event in record.batch.events:
                     self._evidence.request(event)
                 self._requested = record.position
+                self._newest_ns = max(self._newest_ns, record.stored_ns)
 
 
 # The commands.

@@ -8,20 +8,24 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from headwater.actors.bus import MemoryBus
 from headwater.actors.router.follower import SnapshotKeeper
-from headwater.actors.runtime.persistence import Ports
+from headwater.actors.runtime.persistence import Ports, SnapshotReader
 from headwater.events.memory import MemoryBlobs, MemoryLog, MemoryTable
 from headwater.events.ports import Entry, LogUnavailable
 from headwater.events.snapshot_cache import MemoryCache
 from headwater.events.snapshot_store import Policy, Snapshot, SnapshotStore, Tail, due
 from headwater.router.fold.state import RouterState
 from headwater.schemas.encoding import seal
-from headwater.schemas.subjects import snapshot_name
+from headwater.schemas.events.fleet import TrafficSplit, WorkerJoined
+from headwater.schemas.subjects import pool_subject, snapshot_name
+from tests.support.data.examples import batch
 from tests.support.data.story import fold, story
 from tests.support.ports.snapshots import StoppingBlobs
 from tests.support.worlds.clock import ManualClock, running, settle
+from tests.support.worlds.memory import memory_world
 from tests.unit.events.test_store import everything
 
 POLICY = Policy(fold_s=1.0, records=100, age_s=30.0, share=0.1)
@@ -56,6 +60,31 @@ def test_more_of_anything_but_cost_never_makes_it_less_due(
     """A threshold that is passed stays passed."""
     if due(POLICY, Tail(records, fold_s, age_s, cost_s)):
         assert due(POLICY, Tail(records + 1, fold_s + 1, age_s + 1, cost_s))
+
+
+async def test_a_snapshot_of_an_earlier_release_is_completed_from_the_log() -> None:
+    """What that release did not read of the fleet's events: revisions, and the traffic split."""
+    ports = memory_world(ManualClock())
+    log = await ports.pool_log("p")
+    events = (
+        WorkerJoined("w1", 1, "m", "sim", "both", 16, 1_000, 256, revision="r1"),
+        TrafficSplit("revision", {"r1": 1.0}, 0),
+    )
+    subject = pool_subject("ns", "p", "fleet", "w1")
+    await log.append(Entry(subject, seal(batch(*events))))
+    whole = RouterState()
+    async for piece in log.read(0, follow=False):
+        for record in piece.records:
+            whole.apply(record)
+    earlier = whole.snapshot()
+    del earlier.facts["version"], earlier.facts["loads"]["splits"]
+    del earlier.facts["loads"]["workers"]["w1"]["revision"]
+    await SnapshotStore(ports.blobs, "p").save(earlier, log.bounds)
+    with capture_logs() as logs:
+        restored = await SnapshotReader(ports, "p").restore(log)
+    assert restored is not None
+    assert restored.digest() == whole.digest()
+    assert [one["made_by"] for one in logs if one["event"] == "snapshot_completed"] == [1]
 
 
 class Case:

@@ -1,9 +1,11 @@
 """Traffic splits as an operator gives them to a router: what it answers, stores, and publishes again after a gap; and events it does not know."""
 
+import asyncio
 from typing import Any
 
 import msgspec
 import pytest
+from prometheus_client import REGISTRY
 from structlog.testing import capture_logs
 
 from headwater.actors.worker.control_client import request_split
@@ -51,6 +53,13 @@ def test_a_split_is_stored_folded_by_every_router_and_removed_again() -> None:
         assert told.since_ns > 0
         for router in stage.routers.values():
             await until(lambda router=router: router.state.loads.shares("revision") == {"new": 1.0})  # type: ignore[misc]
+        metrics = {
+            (*sample.labels.values(),): sample.value
+            for metric in REGISTRY.collect()
+            for sample in metric.samples
+            if sample.name == "headwater_router_traffic_share"
+        }
+        assert metrics == {(POOL, "revision", "new"): 1.0}
         for number in range(10):
             decision = await asked(stage, f"a{number}-0-1")
             assert (decision.worker, decision.revision) == ("w2", "new")
@@ -75,6 +84,23 @@ def test_a_split_that_names_another_one_is_refused() -> None:
         assert late.split == first.split
         assert len(events_of(await stage.records(), TrafficSplit)) == 1
         assert (await split(stage, {"old": 1.0}, first.position)).reply.status == 200
+
+    play(run)
+
+
+def test_of_two_commands_at_once_one_is_carried_out() -> None:
+    """Both are written, as neither was stored when the other came; the fold takes one, and the other's sender is told."""
+
+    async def run(stage: Stage) -> None:
+        await mixed(stage, 2)
+        await split(stage, None)
+        told = await asyncio.gather(split(stage, {"new": 1.0}), split(stage, {"old": 1.0}))
+        assert sorted(one.reply.status for one in told) == [200, 409]
+        assert len(events_of(await stage.records(), TrafficSplit)) == 2
+        [done] = [one for one in told if one.reply.status == 200]
+        assert done.split is not None
+        for router in stage.routers.values():
+            await until(lambda router=router: router.state.loads.shares("revision") == done.split.shares)  # type: ignore[misc]
 
     play(run)
 

@@ -72,9 +72,11 @@ def test_a_conversation_does_not_change_its_revision() -> None:
 
 def test_a_split_that_was_overtaken_changes_nothing() -> None:
     """Of two that replace the same one only the first counts, on every fold."""
-    state = fleet(
-        {"old": 1.0}, TrafficSplit("revision", {"new": 1.0}, 0), TrafficSplit("revision", {"new": 2.0}, 4)
-    )
+    late = TrafficSplit("revision", {"new": 1.0}, 0)
+    state = fleet({"old": 1.0}, late)
+    assert state.loads.shares("revision") == {"old": 1.0}
+    for after, shares in ((4, {"new": 2.0}), (4, {"new": 3.0}), (0, {"new": 4.0})):
+        state.apply(record(state.position + 1, TrafficSplit("revision", shares, after)))
     assert state.loads.shares("revision") == {"new": 2.0}
     assert state.loads.splits["revision"].position == 6
 

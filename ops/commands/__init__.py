@@ -28,6 +28,7 @@ COMMANDS: Final = {
             "slurm": "write a fleet's file as a job for Slurm",
             "systemd": "write a fleet's file as units of systemd",
             "compose": "write a fleet's file for Docker Compose",
+            "kubernetes": "write a fleet's file as values of the Helm chart",
         },
     ),
     "operate": (

@@ -1,4 +1,4 @@
-"""Commands that run a fleet from its file, and write it for other supervisors: Slurm, systemd, Docker Compose."""
+"""Commands that run a fleet from its file, and write it for other supervisors: Slurm, systemd, Docker Compose, Kubernetes."""
 
 from pathlib import Path
 from typing import Annotated
@@ -125,6 +125,17 @@ def render_compose(
     return 0
 
 
+@command
+def render_kubernetes(file: Fleet, /) -> int:
+    """Print values of the Helm chart: `headwater kubernetes render fleet.toml > values.yaml; helm install … -f values.yaml`."""
+    from headwater.ops.launch import kubernetes
+    from headwater.ops.launch.fleet_file import read_fleet
+
+    print(kubernetes.render(read_fleet(Path(file))), end="")
+    return 0
+
+
 slurm = group("slurm", None, render=render_slurm)
 systemd = group("systemd", None, render=render_systemd)
 compose = group("compose", None, render=render_compose)
+kubernetes = group("kubernetes", None, render=render_kubernetes)

@@ -52,6 +52,8 @@ def render(fleet: FleetFile, *, registry: str, tag: str) -> str:
         inside = _in_container(process, bool(fleet.nats_hosts))
         configs[process.name] = {"content": inside.config().replace("$", "$$")}
         services[process.name] = _service(inside, f"{registry}/headwater-", tag, drain)
+        if fleet.nats_hosts:
+            services[process.name]["depends_on"] = ["nats"]
         if process.kind == "edge":
             port = int(process.settings.get("http.port", 8000)) + published
             services[process.name]["ports"] = [f"127.0.0.1:{port}:8000"]
@@ -90,7 +92,6 @@ def _service(process: HostProcess, images: str, tag: str, drain: int) -> dict[st
         "image": f"{images}{image.replace('_', '-')}:{tag}",
         "command": [process.kind, "--config", CONFIG_PATH, *process.after],
         "configs": [{"source": process.name, "target": CONFIG_PATH}],
-        "depends_on": ["nats"],
         "restart": "unless-stopped",
         "stop_grace_period": f"{drain + STOP_MARGIN_S}s",
         "read_only": True,

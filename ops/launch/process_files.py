@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from headwater.ops.config.processes import all_settings, settings_below, value_at
+from headwater.ops.config.processes import PoolOperator, all_settings, settings_below, value_at
 from headwater.ops.launch import hosts
 from headwater.ops.launch.fleet_file import FleetFile
 from headwater.ops.start import plan
@@ -33,6 +33,10 @@ class HostProcess(NamedTuple):
 def processes_of(fleet: FleetFile, host: str) -> Iterator[HostProcess]:
     """A host's processes in the order in which they start, workers one by one. Raises `ConfigError`."""
     wanted = hosts.plan_host(fleet, host, remote=True)
+    if host == fleet.host_names[0]:
+        # With limited rights only the operator may create streams.
+        pools = PoolOperator(nats=wanted.nats, streams=wanted.streams, log=wanted.log)
+        yield _process(fleet, "pools", pools, ("--watch",))
     for router in wanted.routers:
         yield _process(fleet, "router", router)
     for edge in wanted.edges:
@@ -69,7 +73,7 @@ def _process(fleet: FleetFile, kind: str, process: Any, after: tuple[str, ...] =
         for key, reference in references_of(fleet).items()
         if all_settings()[key].path[0] in process._fields
     }
-    return HostProcess(process.name, kind, settings, references, after)
+    return HostProcess(getattr(process, "name", kind), kind, settings, references, after)
 
 
 def references_of(fleet: FleetFile) -> dict[str, Mapping[str, str]]:

@@ -126,9 +126,9 @@ def render(fleet: FleetFile, host: str, *, command: str) -> dict[str, str]:
         if environment:
             files[f"{CONFIG_DIR[1:]}/{process.name}.env"] = environment
         if process.after:
-            # Arguments of the engine's own differ by instance, which a template cannot have.
-            files[f"etc/systemd/system/headwater-engine@{process.name}.service.d/arguments.conf"] = (
-                f"[Service]\nExecStart=\nExecStart={command} engine --config {CONFIG_DIR}/%i.toml "
+            # They differ by instance, which a template cannot have.
+            files[f"etc/systemd/system/headwater-{process.kind}@{process.name}.service.d/arguments.conf"] = (
+                f"[Service]\nExecStart=\nExecStart={command} {process.kind} --config {CONFIG_DIR}/%i.toml "
                 f"{' '.join(map(_quote, process.after))}\n"
             )
     files["etc/systemd/system/headwater.target"] = _TARGET.format(units=" ".join(units))

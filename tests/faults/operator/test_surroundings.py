@@ -110,6 +110,7 @@ STARTS: dict[str, list[Start]] = {
     "slurm": [Start(("render", "HOSTS"), says="#SBATCH --nodes=1")],
     "systemd": [Start(("render", "FLEET", "--out", "FOLDER/units"), says="headwater.target")],
     "compose": [Start(("render", "FLEET"), says="services:")],
+    "kubernetes": [Start(("render", "FLEET"), says="modelArtifacts:")],
     "tracer": [
         Start(
             (*CLIENT, "--otlp", "http://127.0.0.1:9", "--data-dir", "FOLDER/tracer"), serves="--metrics-port"

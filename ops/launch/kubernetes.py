@@ -1,0 +1,177 @@
+"""A fleet's file as values of the Helm chart `deploy/helm/headwater`: hosts are the cluster's to choose, so only their numbers count.
+
+What the chart takes from Secrets, keys and certificates among it, is not in a fleet's file: see its guide.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from headwater.ops.config.processes import EdgeProcess, EngineProcess, RouterProcess, setting
+from headwater.ops.config.setting import ConfigError
+from headwater.ops.launch import hosts
+from headwater.ops.launch.fleet_file import FleetFile, PoolOfModel, Processes, Workers, settings_in
+from headwater.ops.launch.process_files import references_of
+
+ROLES: Final = {"both": "decode", "decode": "decode", "prefill": "prefill", "encode": "encode"}
+"""The chart's group of workers of each role: workers that do both are `decode` without `prefill`."""
+
+NAME_MAX: Final = 16
+"""Characters of a model's name in the chart, which is a part of longer names."""
+
+PIPELINE_PARALLEL: Final = ("--pipeline-parallel-size", "-pp", "--pp-size", "--pp")
+
+TENSOR_PARALLEL: Final = ("--tensor-parallel-size", "-tp", "--tp-size", "--tp")
+
+URI_SCHEMES: Final = ("s3://", "gs://", "az://", "https://")
+
+
+def render(fleet: FleetFile) -> str:
+    """The values, as YAML. Raises `ConfigError` for what the chart does not have."""
+    import yaml
+
+    found = references_of(fleet)
+    if found:
+        raise ConfigError(
+            f"kubernetes: {next(iter(found))} is a reference; in a cluster it comes from a Secret: leave it out, and name the Secret in "
+            "the chart's values"
+        )
+    values: dict[str, Any] = {"fleetNamespace": fleet.namespace}
+    shared = hosts.shared_settings(fleet)
+    values["logLevel"] = shared.log.level
+    if fleet.nats.url:
+        values["nats"] = {"enabled": False, "url": fleet.nats.url}
+    elif len(fleet.nats_hosts) > 1:
+        values["nats"] = {"replicas": len(fleet.nats_hosts)}
+    values["edge"] = _edge(fleet)
+    values["models"] = {}
+    for model, pool in fleet.pools.items():
+        name = hosts.short_name(model).replace("_", "-")[:NAME_MAX].rstrip("-")
+        if name in values["models"]:
+            raise ConfigError(
+                f"kubernetes: pools {model}: another one has its name in Kubernetes, {name}, too"
+            )
+        values["models"][name] = _model(fleet, model, pool)
+    text: str = yaml.safe_dump(values, sort_keys=False, width=120)
+    return f"# Written by `headwater kubernetes render`, for: helm install NAME deploy/helm/headwater -f FILE\n{text}"
+
+
+def _number(fleet: FleetFile, wanted: Processes | Workers) -> int:
+    return wanted.count * len(wanted.hosts or fleet.host_names)
+
+
+def _words(kind: Any, *tables: dict[str, Any], without: Sequence[str] = ()) -> list[str]:
+    """Settings of the processes of a kind as words of their command lines; a later table wins."""
+    merged: dict[str, Any] = {}
+    for table in tables:
+        merged |= table
+    return [
+        word
+        for key, value in merged.items()
+        if setting(key).path[0] in kind._fields and key not in without
+        for word in setting(key).words(value)
+    ]
+
+
+def _edge(fleet: FleetFile) -> dict[str, Any]:
+    own = settings_in(fleet.edges.settings, "edges.settings")
+    hosts.foreign(EdgeProcess, own, "edges.settings")
+    made: dict[str, Any] = {"replicas": _number(fleet, fleet.edges)}
+    if "http.port" in own:
+        made["service"] = {"port": own["http.port"]}
+    shared = settings_in(fleet.settings, "settings")
+    # A pod has an address of its own, and the chart says how it logs and drains.
+    words = _words(EdgeProcess, shared, own, without=("http.port", "http.host", "log.level", "drain_timeout"))
+    if words:
+        made["args"] = words
+    if "drain_timeout" in shared:
+        made["drainSeconds"] = int(shared["drain_timeout"])
+    return made
+
+
+def _model(fleet: FleetFile, model: str, pool: PoolOfModel) -> dict[str, Any]:
+    engines = {one.engine for one in pool.workers}
+    if len(engines) > 1:
+        raise ConfigError(
+            f"kubernetes: pools.{model}: workers of {' and '.join(sorted(engines))}; the chart gives a model one engine"
+        )
+    place = f"pools.{model}"
+    shared = settings_in(fleet.settings, "settings")
+    of_pool = settings_in(pool.settings, f"{place}.settings")
+    made: dict[str, Any] = {
+        "engine": engines.pop(),
+        "modelArtifacts": {"name": model, "uri": _uri(pool.model or model, place)},
+        "router": {"replicas": _routers(fleet, pool)},
+    }
+    routers = settings_in(pool.routers.settings, f"{place}.routers.settings")
+    if "router.policy" in routers:
+        made["router"]["policy"] = routers["router.policy"]
+    words = _words(RouterProcess, shared, of_pool, routers, without=("router.policy", "log.level"))
+    if words:
+        made["router"]["args"] = words
+    for number, workers in enumerate(pool.workers):
+        role = ROLES[workers.role]
+        if role in made:
+            raise ConfigError(
+                f"kubernetes: {place}.workers[{number}]: the chart gives a model one group of {role} workers; a second one needs another pool"
+            )
+        own = settings_in(workers.settings, f"{place}.workers[{number}].settings")
+        settings = {**shared, **of_pool, **own}
+        _take(made, settings, workers)
+        made[role] = _workers(fleet, workers, settings)
+    made.setdefault("decode", {"replicas": 0})
+    return made
+
+
+def _routers(fleet: FleetFile, pool: PoolOfModel) -> int:
+    return pool.routers.count * len(pool.routers.hosts or fleet.nats_hosts or fleet.host_names)
+
+
+def _take(made: dict[str, Any], settings: dict[str, Any], workers: Workers) -> None:
+    """Move what the chart has as a model's values there."""
+    for key, name in (("worker.block_size", "blockSize"), ("worker.max_model_len", "maxModelLen")):
+        if key in settings:
+            made[name] = settings.pop(key)
+    if workers.nodes > 1:
+        made["multinode"] = True
+
+
+def _workers(fleet: FleetFile, workers: Workers, settings: dict[str, Any]) -> dict[str, Any]:
+    words = list(workers.arguments)
+    pipeline = next((word for word in words if word in PIPELINE_PARALLEL), "")
+    if pipeline:
+        raise ConfigError(
+            f"kubernetes: {pipeline}: the chart has tensor parallelism over nodes, and not this; leave it out, or write a values file by hand"
+        )
+    made: dict[str, Any] = {"replicas": _number(fleet, workers) // workers.nodes}
+    parallelism = {}
+    for flag in TENSOR_PARALLEL:
+        if flag in words[:-1]:
+            at = words.index(flag)
+            parallelism["tensor"] = int(words[at + 1])
+            del words[at : at + 2]
+    if workers.nodes > 1:
+        parallelism["workers"] = workers.nodes
+    if parallelism:
+        made["parallelism"] = parallelism
+    if words:
+        made["args"] = words
+    own = _words(EngineProcess, settings, without=("log.level", "drain_timeout"))
+    if own:
+        made["headwaterArgs"] = own
+    if "drain_timeout" in settings:
+        made["drainSeconds"] = int(settings["drain_timeout"])
+    return made
+
+
+def _uri(model: str, place: str) -> str:
+    """The chart's address of a model. Raises `ConfigError` for a folder, which a cluster does not have."""
+    if model.startswith(URI_SCHEMES):
+        return model
+    if model.count("/") == 1 and not model.startswith((".", "/", "~")):
+        return f"hf://{model}"
+    if "/" not in model:
+        # A name only: of an engine that loads nothing, or to be completed.
+        return ""
+    raise ConfigError(
+        f"kubernetes: {place}.model {model}: a folder of a machine; give ORG/NAME of a hub or a bucket, or put it into a volume (pvc://)"
+    )

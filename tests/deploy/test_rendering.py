@@ -98,7 +98,7 @@ def test_the_overlays_are_what_helm_renders() -> None:
 
 @pytest.mark.parametrize(
     "layout",
-    [pytest.param(name, marks=pytest.mark.soak if at % 4 else ()) for at, name in enumerate(LAYOUTS)],
+    [pytest.param(name, marks=pytest.mark.soak if at % 8 else ()) for at, name in enumerate(LAYOUTS)],
 )
 def test_kustomize_builds_what_helm_renders(layout: str) -> None:
     done = subprocess.run(

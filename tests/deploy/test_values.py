@@ -209,41 +209,44 @@ def test_the_schema_has_exactly_the_values() -> None:
     assert known == wanted, known ^ wanted
 
 
+REFUSED = [
+    ("edge: {replica: 2}", "replica"),
+    ("edge: {replicas: two}", "edge/replicas"),
+    ("nats: {replicas: 2}", "nats/replicas"),
+    ("nats: {enabled: false}", "nats.url: give the URLs"),
+    ("nats: {url: 'nats://x:1'}", "set nats.enabled to false"),
+    ("nats: {streamReplicas: 3}", "1 servers cannot keep more copies"),
+    ("nats: {storage: {size: 5Gi}}", "nats.storage.size: 5Gi"),
+    ("edge: {auth: none}", "edge/auth"),
+    ("edge: {auth: oidc}", "edge.oidc.issuer: edge.auth has oidc"),
+    ("edge: {oidc: {issuer: 'https://x'}}", "need `oidc` in edge.auth"),
+    ("console: {enabled: true}", "console.tokensSecretName"),
+    ("admin: {enabled: true}", "admin.tokensSecretName"),
+    ("models: {M: {}}", "M"),
+    ("models: {m: {}}", "models.m.modelArtifacts.uri: say where the weights are"),
+    ("models: {m: {modelArtifacts: {uri: 'ftp://x', name: m}}}", "uri"),
+    ("models: {m: {modelArtifacts: {uri: 'hf://x/y'}}}", "models.m.modelArtifacts.name"),
+    ("models: {m: {modelArtifacts: {uri: 'pvc://x', name: m}}}", "give pvc://CLAIM/"),
+    ("models: {m: {modelArtifacts: {uri: 'pvc://x/y', name: m, revision: z}}}", "modelArtifacts.revision"),
+    ("models: {m: {engine: sim, decode: {args: [--x]}}}", "no arguments of its own"),
+    ("models: {m: {engine: sim, decode: {replicas: 0}, prefill: {replicas: 1}}}", "need decode workers"),
+    ("models: {m: {engine: sim, disaggregatedSet: true}}", "needs prefill workers"),
+    ("models: {a: {engine: sim}, b: {engine: sim}}", "have the same modelArtifacts.name"),
+    ("models: {a-name-of-more-than-16: {engine: sim}}", "more than 16 characters"),
+    ("models: {m: {modelArtifacts: {name: m, uri: 'hf://m/m'}, decode: {parallelism: {tensor: 2, workers: 2}}}}", "need `multinode: true`"),
+    ("models: {m: {modelArtifacts: {name: m, uri: 'hf://m/m'}, multinode: true, decode: {parallelism: {tensor: 3, workers: 2}}}}", "cannot be divided"),
+    ("models: {m: {modelArtifacts: {name: m, uri: 'hf://m/m'}, decode: {parallelism: {data: 2}}}}", "dataLocal must be data / workers"),
+    ("models: {m: {engine: sglang, modelArtifacts: {name: m, uri: 'hf://m/m'}, multinode: true, decode: {parallelism: {data: 2, workers: 2}}}}", "vLLM's only"),
+    ("models: {m: {engine: sglang, modelArtifacts: {name: m, uri: 'hf://m/m'}, multinode: true, prefill: {replicas: 1}, decode: {parallelism: {tensor: 2, workers: 2}}}}", "have one node each"),
+    ("models: {m: {engine: tensorrt_llm, modelArtifacts: {name: m, uri: 'hf://m/m'}, prefill: {replicas: 1}}}", "tensorrt_llm is deployed without roles"),
+    ("fullnameOverride: a-prefix-of-more-than-thirty-characters", "more than 30 characters"),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("values", "words"),
-    [
-        ("edge: {replica: 2}", "replica"),
-        ("edge: {replicas: two}", "edge/replicas"),
-        ("nats: {replicas: 2}", "nats/replicas"),
-        ("nats: {enabled: false}", "nats.url: give the URLs"),
-        ("nats: {url: 'nats://x:1'}", "set nats.enabled to false"),
-        ("nats: {streamReplicas: 3}", "1 servers cannot keep more copies"),
-        ("nats: {storage: {size: 5Gi}}", "nats.storage.size: 5Gi"),
-        ("edge: {auth: none}", "edge/auth"),
-        ("edge: {auth: oidc}", "edge.oidc.issuer: edge.auth has oidc"),
-        ("edge: {oidc: {issuer: 'https://x'}}", "need `oidc` in edge.auth"),
-        ("console: {enabled: true}", "console.tokensSecretName"),
-        ("admin: {enabled: true}", "admin.tokensSecretName"),
-        ("models: {M: {}}", "M"),
-        ("models: {m: {}}", "models.m.modelArtifacts.uri: say where the weights are"),
-        ("models: {m: {modelArtifacts: {uri: 'ftp://x', name: m}}}", "uri"),
-        ("models: {m: {modelArtifacts: {uri: 'hf://x/y'}}}", "models.m.modelArtifacts.name"),
-        ("models: {m: {modelArtifacts: {uri: 'pvc://x', name: m}}}", "give pvc://CLAIM/"),
-        ("models: {m: {modelArtifacts: {uri: 'pvc://x/y', name: m, revision: z}}}", "modelArtifacts.revision"),
-        ("models: {m: {engine: sim, decode: {args: [--x]}}}", "no arguments of its own"),
-        ("models: {m: {engine: sim, decode: {replicas: 0}, prefill: {replicas: 1}}}", "need decode workers"),
-        ("models: {m: {engine: sim, disaggregatedSet: true}}", "needs prefill workers"),
-        ("models: {a: {engine: sim}, b: {engine: sim}}", "have the same modelArtifacts.name"),
-        ("models: {a-name-of-more-than-16: {engine: sim}}", "more than 16 characters"),
-        ("models: {m: {modelArtifacts: {name: m, uri: 'hf://m/m'}, decode: {parallelism: {tensor: 2, workers: 2}}}}", "need `multinode: true`"),
-        ("models: {m: {modelArtifacts: {name: m, uri: 'hf://m/m'}, multinode: true, decode: {parallelism: {tensor: 3, workers: 2}}}}", "cannot be divided"),
-        ("models: {m: {modelArtifacts: {name: m, uri: 'hf://m/m'}, decode: {parallelism: {data: 2}}}}", "dataLocal must be data / workers"),
-        ("models: {m: {engine: sglang, modelArtifacts: {name: m, uri: 'hf://m/m'}, multinode: true, decode: {parallelism: {data: 2, workers: 2}}}}", "vLLM's only"),
-        ("models: {m: {engine: sglang, modelArtifacts: {name: m, uri: 'hf://m/m'}, multinode: true, prefill: {replicas: 1}, decode: {parallelism: {tensor: 2, workers: 2}}}}", "have one node each"),
-        ("models: {m: {engine: tensorrt_llm, modelArtifacts: {name: m, uri: 'hf://m/m'}, prefill: {replicas: 1}}}", "tensorrt_llm is deployed without roles"),
-        ("fullnameOverride: a-prefix-of-more-than-thirty-characters", "more than 30 characters"),
-    ],
-)  # fmt: skip
+    [pytest.param(*one, marks=pytest.mark.soak if at % 3 else ()) for at, one in enumerate(REFUSED)],
+)
 def test_a_wrong_value_is_named_with_its_remedy(values: str, words: str) -> None:
     assert words in refusal(values)
 

@@ -181,14 +181,9 @@ async def open_ports(
         yield Ports(
             ns=ns,
             bus=NatsBus(core),
-            leases=JetStreamTable(store, subjects.lease_bucket(ns)),
-            cards=JetStreamTable(store, subjects.card_bucket(ns)),
-            api_keys=JetStreamTable(store, subjects.api_key_bucket(ns)),
-            secrets=JetStreamTable(store, subjects.secret_bucket(ns)),
             blobs=blobs,
-            stored=JetStreamTable(store, subjects.stored_bucket(ns)),
-            videos=JetStreamTable(store, subjects.video_bucket(ns)),
             requests=requests,
+            **_tables(store, ns),
             pool_log=pool_log,
             clock=clock,
             ids=unique_ids(clock.wall_ns),
@@ -198,6 +193,19 @@ async def open_ports(
         )
     finally:
         await _close(clients)
+
+
+def _tables(store: Connection, ns: str) -> dict[str, JetStreamTable]:
+    """The namespace's tables, by their field of `Ports`."""
+    buckets = {
+        "leases": subjects.lease_bucket(ns),
+        "cards": subjects.card_bucket(ns),
+        "api_keys": subjects.api_key_bucket(ns),
+        "secrets": subjects.secret_bucket(ns),
+        "stored": subjects.stored_bucket(ns),
+        "videos": subjects.video_bucket(ns),
+    }
+    return {field: JetStreamTable(store, bucket) for field, bucket in buckets.items()}
 
 
 async def _close(clients: list[Connection]) -> None:

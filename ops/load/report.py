@@ -197,6 +197,8 @@ def drawn(result: ServeReport) -> str:
         panel("Time to first token", "ms", p50=at("ttft_ms", "p50"), p99=at("ttft_ms", "p99")),
         panel("Time per output token", "ms", p50=at("itl_ms", "p50"), p99=at("itl_ms", "p99")),
     ]
+    # Answers of one token have no time per token, and where all failed there is nothing.
+    panels = [one for one in panels if any(float(value or 0) for row in one.rows for value in row.values)]
     conditions = (
         f"{result.url}, {result.api}, {result.points[0].requests} requests at each point, seed {result.seed}"
     )

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
+from xml.etree import ElementTree
 
 import pytest
 
@@ -95,6 +96,25 @@ async def test_a_server_that_refuses_ignore_eos_is_told_how_to_measure(tmp_path:
     assert (code, found["points"][0]["short_answers"]) == (0, 4)
     assert found["calibration"] == {"per_word": 2.0, "fixed": 5.0, "known": True}
     assert found["points"][0]["prompt_tokens"] == pytest.approx(4_000, abs=8)
+
+
+async def test_a_sweep_in_which_all_fail_is_drawn_too(tmp_path: Path) -> None:
+    """The picture has a title and no panels; one of answers of one token has none of times between tokens."""
+    plot = tmp_path / "plot.svg"
+    for fails, titles in ((True, []), (False, ["Output tokens per second", "Time to first token"])):
+        seen: list[int] = []
+
+        def answer(body: dict[str, Any], fails: bool = fails, seen: list[int] = seen) -> Answer:
+            seen.append(1)
+            return (503, [{"error": {"message": "full"}}]) if fails and len(seen) > 2 else (200, pieces(1))
+
+        async with server(answer) as url:
+            code = await serve(
+                url, Traffic(requests=3), Arrivals(concurrency=(1, 2)), Target(), Output(plot=str(plot))
+            )
+        assert code == int(fails)
+        texts = [node.text for node in ElementTree.fromstring(plot.read_text()).iter() if node.text]
+        assert [text for text in texts if text.startswith(("Output", "Time"))] == titles
 
 
 async def test_a_failed_request_fails_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

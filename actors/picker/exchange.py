@@ -8,7 +8,6 @@ whole (BUFFERED), or not at all. Responses pass through unread.
 """
 
 from collections.abc import Iterator
-from time import perf_counter
 from typing import Any, Final
 
 import structlog
@@ -171,7 +170,7 @@ class Exchange:
 
     async def _choose(self, *, whole: bool) -> tuple[Message, Message]:
         """Pick, and say so to the gateway. Without the `whole` body the endpoint is the next in turn. Raises `ApiError`."""
-        began = perf_counter()
+        began_s = self._picker.clock.monotonic_s()
         body = b"".join(self._parts)
         asked = Asked(self._method, self._path, self._headers, body, self._subset)
         try:
@@ -186,7 +185,7 @@ class Exchange:
         self._pick = pick
         self._forget_body()
         PICKER_PICKS.labels("decided" if pick.decided is not None else "undecided").inc()
-        PICKER_SECONDS.observe(perf_counter() - began)
+        PICKER_SECONDS.observe(self._picker.clock.monotonic_s() - began_s)
         if pick.decided is not None:
             decision = pick.decided.decision
             _log.debug(

@@ -103,7 +103,7 @@ class Picker:
         self._access = access
         self._endpoints = endpoints
         self._seal = seal
-        self._clock = serving.workers.ports.clock
+        self.clock = serving.workers.ports.clock
         self.sees_responses = False
         """Set once a gateway has said that a response began: they all do, or are all configured not to."""
 
@@ -160,7 +160,7 @@ class Picker:
         trace = trace_of({"headers": asked.headers})
         dispatcher = Dispatcher(self._serving.workers, card.pool, hints, trace)
         messages = ChoiceMessages(spec, prepared.prompts[0], card.block_size, dispatcher)
-        saga, effects = step(Saga(spec), Opened("", self._clock.monotonic_s()))
+        saga, effects = step(Saga(spec), Opened("", self.clock.monotonic_s()))
         while True:
             event: SagaEvent
             match _awaited(effects):
@@ -171,15 +171,15 @@ class Picker:
                     ask = msgspec.structs.replace(ask, constraints=constraints)
                     event = await messages.query_router(ask, [])
                 case PauseSearch() as pause:
-                    await self._clock.sleep(pause.seconds)
-                    event = RetryDue(pause.number, self._clock.monotonic_s())
+                    await self.clock.sleep(pause.seconds)
+                    event = RetryDue(pause.number, self.clock.monotonic_s())
                 case Dispatch() as leg:
                     attempt = leg.attempt
                     if saga.decision is not None and self._endpoints.of(attempt.worker, asked.subset):
                         return saga.decision
                     # It joined after the query was made.
                     reason = f"worker {attempt.worker} has no endpoint that the gateway allows"
-                    now_s = self._clock.monotonic_s()
+                    now_s = self.clock.monotonic_s()
                     event = LegRefused(attempt.number, reason, True, False, "", now_s)
             saga, effects = step(saga, event)
 

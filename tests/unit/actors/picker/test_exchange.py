@@ -14,6 +14,7 @@ from headwater.actors.picker.exchange import CHUNK_BYTES, Exchange, served_by, s
 from headwater.actors.picker.pick import Asked, Pick
 from headwater.schemas.constraints import NO_CONSTRAINTS, NO_PREFERENCES
 from headwater.schemas.events.route import Decision, Weights
+from tests.support.worlds.clock import ManualClock
 
 MADE = (1, 0, 0, 0, "x-0-1", 4, 6, 0, 0, 0, 0, NO_CONSTRAINTS, NO_PREFERENCES, Weights(), 0, "w", 1, ())
 PICK = Pick(("10.0.0.1:80", "10.0.0.2:80"), b"sealed", Picked("x", "p", Decision(*MADE)))
@@ -30,6 +31,7 @@ class Decided:
 
     def __init__(self, error: Exception | None = None) -> None:
         self.sees_responses = False
+        self.clock = ManualClock()
         self.asked: list[Asked] = []
         self.withdrawn: list[Pick] = []
         self._error = error

@@ -1,0 +1,49 @@
+"""`headwater up --picker-port`: a picker beside the fleet, whose workers have the edge as their endpoint."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
+from envoy.service.ext_proc.v3 import external_processor_pb2_grpc as ext_proc_grpc
+
+from headwater.ops.process.sockets import free_port
+from tests.support.processes.fleet import fleet
+
+pytestmark = [pytest.mark.processes, pytest.mark.soak, pytest.mark.timeout(120)]
+
+
+async def endpoint_of(port: int) -> str:
+    """The endpoint that a picker names for a request without a body."""
+    message = ext_proc.ProcessingRequest()
+    message.request_headers.end_of_stream = True
+    for key, value in ((":method", "GET"), (":path", "/v1/models")):
+        message.request_headers.headers.headers.add(key=key, raw_value=value.encode())
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        call = ext_proc_grpc.ExternalProcessorStub(channel).Process()
+        await call.write(message)
+        answer: Any = await call.read()
+        await call.done_writing()
+    lb = answer.dynamic_metadata.fields["envoy.lb"].struct_value
+    return str(lb.fields["x-gateway-destination-endpoint"].string_value)
+
+
+async def test_up_starts_a_picker_and_keeps_it(tmp_path: Path) -> None:
+    """It has metrics as other processes, and is started again when it dies."""
+    port = free_port(0)
+    async with fleet(tmp_path, "--engine", "sim", "--picker-port", str(port)) as up:
+        edge = up.url.removeprefix("http://")
+        assert "picker-0" in (tmp_path / "data" / "prometheus-targets.json").read_text()
+        for life in range(2):
+            async with asyncio.timeout(30):
+                while True:
+                    try:
+                        if await endpoint_of(port) == edge:
+                            break
+                    except grpc.aio.AioRpcError:
+                        pass
+                    await asyncio.sleep(0.1)
+            if not life:
+                up.kill(" picker ")

@@ -129,8 +129,10 @@ class Wanted(NamedTuple):
         return self.namespace if self.sites or self.hub else ""
 
 
-PINGS: Final = {"ping_interval": "5s", "ping_max": 2}
-"""A host that is cut off closes no connection. By default the server would notice that of clients and leaf nodes after six minutes."""
+PINGS: Final = {"ping_interval": "10s", "ping_max": 3}
+"""A host that is cut off closes no connection. By default the server would notice that of clients and leaf nodes after six minutes. A process that
+computes or is suspended for seconds keeps its connection.
+"""
 
 ROUTE_PINGS: Final = {"ping_interval": "2s", "ping_max": 2}
 """The same of the other servers of a cluster, over which all tokens between hosts pass. What TCP retransmits by itself comes after up to twice the

@@ -185,6 +185,12 @@ async def test_nobody_mirrors_what_is_written_here(tmp_path: Path) -> None:
         await write_log(sites, MadeUpFleet(SITE, SystemClock()), 100)
         with pytest.raises(LogRefused, match="Give the site a namespace of its own"):
             await mirrored(sites)
+        async with connected(sites.here(), "operator", "test") as client:
+            # Made by mistake at the hub, it still takes nothing that is written at the site.
+            taken = (await api(client, f"STREAM.INFO.{subjects.request_stream(SITE)}"))["state"]["messages"]
+        async with connected(sites.there, "operator", "test") as client:
+            written = (await api(client, f"STREAM.INFO.{subjects.request_stream(SITE)}"))["state"]["messages"]
+        assert written > taken == 0
         with pytest.raises(ConfigError, match="a site has a name of its own"):
             await mirrors.mirror(
                 sites.here(), SMALL, SITE, asyncio.Event(), kv=False, requests=False, anew=False, watch=False

@@ -45,7 +45,7 @@ def test_the_interpreter_reaches_make(tmp_path: Path) -> None:
     step = workflow()["jobs"]["test"]["steps"][-1]
     assert step["env"]["PYTHON"] == "${{ steps.python.outputs.python-path }}"
     said_by = {"make": 'echo "$@"', "python3": "exit 1"}
-    for name in ("make", "git", "openssl", "npm", "chromium", "promtool", "python3"):
+    for name in ("make", "git", "openssl", "npm", "chromium", "promtool", "ip", "python3"):
         text = said_by.get(name, "")
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / name).chmod(0o755)

@@ -27,10 +27,11 @@ LISTEN = "import socket, time; s = socket.create_server(('0.0.0.0', 9000)); prin
 async def test_a_host_that_is_cut_off_costs_no_stream_a_token(
     tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """Its edge, its router and its decode worker are away for a while: answers pause, or continue elsewhere, and are whole."""
+    """Its edge, its router and its decode worker are away for a while, and each decode worker is killed: answers pause, continue elsewhere, and are whole."""
     seed = request.config.getoption("randomly_seed")
     shape = Shape(servers=1, answer_s=3.0, streams=3, round_trip_s=0.01)
-    report = await several_hosts(tmp_path, seconds=3.0, seed=seed, shape=shape, faults=[(0.5, "beta", 1.5)])
+    faults = [(0.4, "beta", 1.5), (2.2, "decode-1", 0.0), (2.8, "decode-3", 0.0)]
+    report = await several_hosts(tmp_path, seconds=3.2, seed=seed, shape=shape, faults=faults)
     print(report.text())
     assert not report.violations, report.text()
 
@@ -82,6 +83,7 @@ def test_an_address_that_is_not_reached_is_told_with_its_remedy(hosts: Network, 
 
 
 @pytest.mark.vllm
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("flags", "told"),
     [

@@ -131,6 +131,9 @@ def test_three_servers_know_each_other(tmp_path: Path, auth: str) -> None:
         text = (tmp_path / file).read_text()
         assert f'listen: "127.0.0.1:{4222 + number}"' in text
         assert text.count("@127.0.0.1:62") == 3
+        # Other servers are asked more often than clients whether they are still there.
+        assert '"ping_interval": "2s"' in text
+        assert 'ping_interval: "10s"' in text
         assert f"js/headwater-{number + 1}" in text
         accepted(tmp_path, file)
     if auth != "none":

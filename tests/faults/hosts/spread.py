@@ -142,7 +142,7 @@ class Spread(NamedTuple):
             words,
             vllm=vllm,
             host=host,
-            environ=OVER_TCP if vllm else None,
+            environ=OVER_TCP,
         )
         process.start()
         self.processes.append(process)
@@ -176,9 +176,17 @@ class Spread(NamedTuple):
 
 @asynccontextmanager
 async def spread(
-    folder: Path, network: Network, *, servers: int = 3, vllm: bool = False, workers: int = 4
+    folder: Path,
+    network: Network,
+    *,
+    servers: int = 3,
+    vllm: bool = False,
+    workers: int = 4,
+    edge: tuple[str, ...] = (),
 ) -> AsyncIterator[Spread]:
-    """Start it; inside, every edge serves every worker. `workers` are those with the simulated engine, half of them for each leg."""
+    """Start it; inside, every edge serves every worker. `workers` are those with the simulated engine, half of them for each leg, and `edge` are
+    further flags of the edges.
+    """
     hosts = network.hosts
     async with AsyncExitStack() as stack:
         kept, keys = await _servers(stack, folder, hosts[:servers])
@@ -201,7 +209,7 @@ async def spread(
             if workers:
                 made.route(host, f"router-{host.number}", SIM_POOL)
             listen = ("--host", host.address, "--port", str(EDGE_PORT), "--auth", "keys", *POLICIES)
-            made.keep(host, f"edge-{host.number}", "edge", *listen)
+            made.keep(host, f"edge-{host.number}", "edge", *listen, *edge)
         if vllm:
             pool = await made.vllm_pool()
             for host in hosts[::2]:

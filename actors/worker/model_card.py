@@ -7,8 +7,8 @@ expires `CARD_TTL_S` after the last worker of the pool has ended.
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping
-from typing import Final, NamedTuple
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Final, NamedTuple, TypeVar
 
 import structlog
 from msgspec.structs import replace
@@ -18,7 +18,7 @@ from headwater.actors.runtime.persistence import Ports
 from headwater.actors.runtime.tables import CardTable, LeaseTable
 from headwater.engines.engine import Engine, EngineInfo, EngineUnavailable
 from headwater.engines.model_files import ModelFiles
-from headwater.events.ports import LogError
+from headwater.events.ports import LogError, LogUnavailable
 from headwater.schemas import subjects
 from headwater.schemas.names import REVISION_MAX, pool_name
 from headwater.schemas.tables import MIGRATIONS_MAX, MediaSupport, ModelCard
@@ -29,8 +29,13 @@ CARD_TTL_S: Final = 900
 KEEP_S: Final = 3.0
 """Seconds between two looks at the card and its files."""
 
+RETRY_S: Final = 1.0
+"""Seconds between two attempts of a worker that starts while the store does not answer."""
+
 LOST_WAIT_S: Final = 10.0
 """How long a worker that starts waits for the lost card of a pool that has workers."""
+
+T = TypeVar("T")
 
 _log = structlog.get_logger("headwater.worker")
 
@@ -75,13 +80,35 @@ class CardKeeper:
         return self._own
 
     async def publish(self) -> ModelCard:
-        """Store the files that are missing and write the card. Publishing the same card again changes nothing.
+        """Store the files that are missing and write the card, as soon as the store takes them. Publishing the same card again changes nothing.
 
         Raises `EngineUnavailable`: see `check`.
         """
+        return await self._once_available(self._publish)
+
+    async def check(self) -> None:
+        """Compare with what live workers serve, as soon as that can be read.
+
+        Raises `EngineUnavailable` for another model in this pool, or other blocks of this model.
+        """
+        await self._once_available(self._check)
+
+    async def _once_available(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        """The engine has loaded, perhaps for minutes: while NATS elects leaders, or is away, it waits."""
+        reported = False
+        while True:
+            try:
+                return await attempt()
+            except LogUnavailable as error:
+                if not reported:
+                    _log.warning("model_card_awaited", pool=self._own.pool, reason=str(error))
+                    reported = True
+                await self._ports.clock.sleep(RETRY_S)
+
+    async def _publish(self) -> ModelCard:
         await self._store_files()
         while True:
-            await self.check()
+            await self._check()
             found = await self._table.get_model_entry(self._own.pool)
             present, revision = found if found is not None else (None, None)
             if present is not None and difference(self._own, present):
@@ -97,8 +124,7 @@ class CardKeeper:
                 self._last = card
                 return card
 
-    async def check(self) -> None:
-        """Compare with what live workers serve. Raises `EngineUnavailable` for another model in this pool, or other blocks of this model."""
+    async def _check(self) -> None:
         own = self._own
         waited_s = 0.0
         while True:

@@ -299,7 +299,7 @@ async def while_it_starts(make: Callable[[], Awaitable[None]]) -> None:
 
 
 async def _pool_there(store: Connection, ns: str, pool: str, replicas: int, sizes: StreamSizes) -> None:
-    """Make the pool's stream, or wait for the operator to make it: a worker loaded its model for minutes."""
+    """Make the pool's stream, or wait for the operator to make it, or for NATS to elect its leaders: a worker loaded its model for minutes."""
     logged_in = store.logged_in
     patience_s = OPERATOR_S if logged_in else 0.0
     reported = False
@@ -309,7 +309,7 @@ async def _pool_there(store: Connection, ns: str, pool: str, replicas: int, size
                 store, ns, pool, replicas=replicas, alter=not logged_in, patience_s=patience_s, sizes=sizes
             )
             return
-        except StreamMissing as error:
+        except (StreamMissing, LogUnavailable) as error:
             if not reported:
                 _log.error("pool_stream_awaited", pool=pool, reason=str(error))
                 reported = True

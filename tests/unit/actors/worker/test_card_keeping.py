@@ -6,10 +6,13 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from headwater.actors.runtime.tables import CardTable, ModelCardChange
-from headwater.actors.worker.model_card import CARD_TTL_S
-from headwater.ops.sim.fleet import POOL
+from headwater.actors.worker.model_card import CARD_TTL_S, Served, publish_card
+from headwater.engines.sim.engine import SimEngine
+from headwater.events.ports import LogUnavailable
+from headwater.ops.sim.fleet import FILES, MODEL, POOL, SETTINGS
 from headwater.schemas import subjects
 from headwater.schemas.tables import ModelCard
 from tests.support.engines.controlled import ControlledSim
@@ -173,3 +176,40 @@ def test_a_card_ends_after_the_last_of_its_workers(end: Any) -> None:
         assert await card_of(stage) is None
 
     play(run)
+
+
+@pytest.mark.parametrize("what", ["cards", "blobs"])
+def test_a_worker_that_has_loaded_waits_for_the_store(what: str) -> None:
+    """While leaders are elected, for as long as that takes: an engine loads for minutes, and would load again."""
+
+    async def run(stage: Stage) -> None:
+        _, ports = stage.world("w2")
+        store = _Electing(getattr(ports, what))
+        stores: dict[str, Any] = {what: store}
+        ports = ports._replace(**stores)
+        engine = SimEngine(SETTINGS, ports.clock)
+        info = await engine.start()
+        with capture_logs() as logs:
+            publishing = asyncio.create_task(publish_card(ports, Served(MODEL, FILES), engine, info))
+            await asyncio.sleep(20)
+            assert not publishing.done()
+            store.has_leader = True
+            card = await publishing
+        assert await card_of(stage) == card
+        assert [one["event"] for one in logs] == ["model_card_awaited"]
+        assert "temporarily unavailable" in logs[0]["reason"]
+
+    play(run)
+
+
+class _Electing:
+    """A store whose servers elect a leader: it answers nothing yet."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self.has_leader = False
+
+    def __getattr__(self, name: str) -> Any:
+        if not self.has_leader:
+            raise LogUnavailable("JetStream system temporarily unavailable")
+        return getattr(self._store, name)

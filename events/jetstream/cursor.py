@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import structlog
@@ -81,6 +81,10 @@ def parse_ack(reply: str) -> tuple[int, int, int, int]:
     return int(parts[start]), int(parts[start + 1]), int(parts[start + 2]), int(parts[start + 3])
 
 
+SHORTER_S: Final = 30.0
+"""For so long a stream with replicas may seem to end before what was read: a server that was cut off, or catches up, answers for it."""
+
+
 class _Lost(Exception):
     """The consumer has to be re-created; not visible to the reader."""
 
@@ -120,6 +124,7 @@ class Cursor:
         self._failure: str = ""
         self._wake = asyncio.Event()
         self._created = ""
+        self._shorter_since_s = 0.0
         self._report_idle = False
         self._idle = False
         self.opened = 0
@@ -200,8 +205,18 @@ class Cursor:
         info = await api(self._client, f"STREAM.INFO.{self._stream}")
         created = str(info["created"])
         before, self._created = self._created or created, created
-        if created != before or (self.opened and int(info["state"]["last_seq"]) < after):
+        if created != before:
             raise StreamReplaced(f"{self._stream} was created {created}, before that {before}")
+        last = int(info["state"]["last_seq"])
+        if not self.opened or last >= after:
+            self._shorter_since_s = 0.0
+            return
+        reason = f"{self._stream} ends at {last}, and {after} was read"
+        now_s = asyncio.get_running_loop().time()
+        self._shorter_since_s = self._shorter_since_s or now_s
+        if int(info["config"]["num_replicas"]) > 1 and now_s - self._shorter_since_s < SHORTER_S:
+            raise _Lost(reason)
+        raise StreamReplaced(reason)
 
     async def _take(self) -> list[RawMessage]:
         loop = asyncio.get_running_loop()

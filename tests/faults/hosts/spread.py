@@ -38,6 +38,8 @@ VLLM: Final = (
     *("--engine", "vllm", "--workers", "1", "--served-model-name", VLLM_MODEL),
     *("--max-model-len", "1024", "--kv-cache-mib", "64"),
 )
+ANSWER: Final = 'Publish Violation - Subject "_INBOX_'
+
 OVER_TCP: Final = {"UCX_TLS": "tcp"}
 """These hosts share a kernel, and UCX would find its ways to copy between their processes."""
 
@@ -169,9 +171,9 @@ class Spread(NamedTuple):
         await asyncio.gather(*(process.stop() for process in self.processes))
 
     def denied(self) -> list[str]:
-        """What the servers denied to anyone."""
+        """What the servers denied to anyone, except for answers: the right to give one is lost with the connection that the question came on."""
         lines = [line for server in self.servers for line in server.log.read_text().splitlines()]
-        return [line for line in lines if "Violation" in line]
+        return [line for line in lines if "Violation" in line and ANSWER not in line]
 
 
 @asynccontextmanager

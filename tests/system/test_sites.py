@@ -222,3 +222,35 @@ async def test_a_fleet_serves_without_its_hub(tmp_path: Path, capsys: pytest.Cap
                 await sites.hub.restart()
         assert sites.hub.violations() == []
         assert sites.site.violations() == []
+
+
+async def test_new_pools_are_mirrored_while_it_watches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also after the site did not answer for a while; it ends when it is told to."""
+    monkeypatch.setattr(mirrors, "LOOK_S", 0.1)
+    stop = asyncio.Event()
+    async with hub_and_site(tmp_path, "none") as sites:
+        await write_log(sites, MadeUpFleet(SITE, SystemClock()), 100)
+        watching = asyncio.create_task(
+            mirrors.mirror(
+                sites.here(HUB), SMALL, SITE, stop, kv=False, requests=False, anew=False, watch=True
+            )
+        )
+        told = ""
+        async with asyncio.timeout(60):
+            while f"{LOG}: " not in told:
+                await asyncio.sleep(0.05)
+                told += capsys.readouterr().out
+            sites.site.kill()
+            while "not now: " not in told:
+                await asyncio.sleep(0.05)
+                told += capsys.readouterr().out
+            await sites.site.restart()
+            async with ports_of(sites.there, "operator", "test", streams=SMALL) as ports:
+                await ports.pool_log("new")
+            while f"created {subjects.pool_stream(SITE, 'new')}" not in told:
+                await asyncio.sleep(0.05)
+                told += capsys.readouterr().out
+            stop.set()
+            assert await watching == 0

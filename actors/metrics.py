@@ -46,7 +46,7 @@ _VOIDED = Counter(
 _TRAFFIC_SHARE = Gauge(
     "headwater_router_traffic_share",
     "Shares of new requests by revision and by policy, as an operator or a roll-out has set them",
-    ["pool", "subject", "name"],
+    ["pool", "of", "name"],
 )
 _ENGINE_WEIGHT = Gauge(
     "headwater_router_engine_weight", "Engine weights that an operator has set", ["pool", "engine"]
@@ -189,7 +189,7 @@ class RouterMetrics:
         self._weighted = dict(weights)
 
     def set_traffic_shares(self, shares: dict[tuple[str, str], float]) -> None:
-        """Show these shares by (subject, name). Those of names that have none any more are removed."""
+        """Show these shares by (subject, name), which are few. Those of names that have none any more are removed."""
         if shares == self._shares:
             return
         for key in self._shares.keys() - shares.keys():

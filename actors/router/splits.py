@@ -33,6 +33,9 @@ from headwater.schemas.events.fleet import SplitSubject, TrafficSplit
 from headwater.schemas.events.splits import ShareStatus, SplitReply, SplitRequest
 from headwater.schemas.messages.control import ControlReply
 
+SHARES_MAX: Final = 64
+"""Names in a split at most: each is in the record of every decision."""
+
 NOT_DRAWN: Final = "direct"
 """The policy of requests that name their worker."""
 
@@ -144,6 +147,8 @@ def find_invalid_split(event: TrafficSplit, loads: Loads, present: Split | None)
     for name, share in sorted(event.shares.items()):
         if not (math.isfinite(share) and share >= 0):
             return f"the share of {name} is {share:g}: it must be a finite number, and not negative"
+    if len(event.shares) > SHARES_MAX:
+        return f"it names {len(event.shares)}, and at most {SHARES_MAX} may have a share: leave out those that are gone"
     if not event.shares:
         return ""
     positive = {name for name, share in event.shares.items() if share > 0}

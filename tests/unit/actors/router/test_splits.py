@@ -53,13 +53,8 @@ def test_a_split_is_stored_folded_by_every_router_and_removed_again() -> None:
         assert told.since_ns > 0
         for router in stage.routers.values():
             await until(lambda router=router: router.state.loads.shares("revision") == {"new": 1.0})  # type: ignore[misc]
-        metrics = {
-            (*sample.labels.values(),): sample.value
-            for metric in REGISTRY.collect()
-            for sample in metric.samples
-            if sample.name == "headwater_router_traffic_share"
-        }
-        assert metrics == {(POOL, "revision", "new"): 1.0}
+        labels = {"pool": POOL, "of": "revision", "name": "new"}
+        assert REGISTRY.get_sample_value("headwater_router_traffic_share", labels) == 1.0
         for number in range(10):
             decision = await asked(stage, f"a{number}-0-1")
             assert (decision.worker, decision.revision) == ("w2", "new")

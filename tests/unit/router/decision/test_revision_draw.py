@@ -200,6 +200,7 @@ def test_policies_get_their_shares() -> None:
         ),
         (TrafficSplit("revision", {"new": math.nan}, 0), "the share of new is nan"),
         (TrafficSplit("revision", {"new": 0.0}, 0), "every share is 0"),
+        (TrafficSplit("revision", {f"r{n}": 1.0 for n in range(65)}, 0), "it names 65, and at most 64 may"),
         (TrafficSplit("revision", {"new": 1.0, "old": 0.0}, 0), "no worker of new takes requests"),
         (TrafficSplit("policy", {"oracle": 1.0}, 0), "unknown policy oracle: available are kv, "),
         (TrafficSplit("policy", {"direct": 1.0}, 0), "unknown policy direct"),

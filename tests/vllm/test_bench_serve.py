@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from headwater.engines.vllm.forkserver import ENVIRONMENT
+from headwater.ops.process.signals import die_with_parent
 from headwater.ops.process.sockets import free_port
 from tests.support.engines import tiny_model
 from tests.support.processes import zygote
@@ -64,6 +65,8 @@ async def own_server(model: Path, log: Path) -> AsyncIterator[str]:
             stderr=output,
             env=ENVIRON,
             start_new_session=True,
+            # A test run that is killed leaves no server behind.
+            preexec_fn=die_with_parent,
         )
     url = f"http://127.0.0.1:{port}"
     try:

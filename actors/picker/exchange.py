@@ -11,10 +11,6 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 import structlog
-from envoy.config.core.v3.base_pb2 import HeaderValue, HeaderValueOption
-from envoy.extensions.filters.http.ext_proc.v3.processing_mode_pb2 import ProcessingMode
-from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
-from envoy.type.v3.http_status_pb2 import HttpStatus
 from google.protobuf.struct_pb2 import Struct
 
 from headwater.actors.edge.apis.error_formats import respond_error
@@ -23,6 +19,7 @@ from headwater.actors.http.asgi import Headers
 from headwater.actors.http.body import UNCOUNTED_BYTES, Bodies
 from headwater.actors.http.errors import ApiError
 from headwater.actors.metrics import PICKER_DIVERTED, PICKER_PICKS, PICKER_SECONDS
+from headwater.actors.picker import messages as ext_proc
 from headwater.actors.picker.endpoints import Subset
 from headwater.actors.picker.pick import Asked, Pick, Picker
 from headwater.schemas.failure import failure_place
@@ -57,7 +54,7 @@ class Exchange:
         self._method = self._path = ""
         self._headers: Headers = []
         self._subset: Subset = None
-        self._request_mode = self._response_mode = ProcessingMode.FULL_DUPLEX_STREAMED
+        self._request_mode = self._response_mode = ext_proc.FULL_DUPLEX_STREAMED
         self._parts: list[bytes] = []
         self._bytes = self._counted = 0
         self._pick: Pick | None = None
@@ -116,14 +113,14 @@ class Exchange:
                 self._headers.append((header.key.encode(), value))
         self._subset = subset_of(message.metadata_context.filter_metadata)
         mode = self._request_mode
-        if message.request_headers.end_of_stream or mode in (ProcessingMode.NONE, ProcessingMode.STREAMED):
+        if message.request_headers.end_of_stream or mode in (ext_proc.NONE, ext_proc.STREAMED):
             return [await self._picked_by_headers()]
-        if mode in (ProcessingMode.BUFFERED, ProcessingMode.BUFFERED_PARTIAL):
+        if mode in (ext_proc.BUFFERED, ext_proc.BUFFERED_PARTIAL):
             return [Response(request_headers=ext_proc.HeadersResponse())]
         return []
 
     async def _take_body(self, body: Message) -> list[Message]:
-        if self._request_mode != ProcessingMode.FULL_DUPLEX_STREAMED:
+        if self._request_mode != ext_proc.FULL_DUPLEX_STREAMED:
             if self._pick is not None:
                 return [Response(request_body=ext_proc.BodyResponse())]
             self._parts = [body.body]
@@ -212,7 +209,7 @@ class Exchange:
 
     def _pass(self, body: Message) -> Message:
         answer = ext_proc.BodyResponse()
-        if self._response_mode == ProcessingMode.FULL_DUPLEX_STREAMED:
+        if self._response_mode == ext_proc.FULL_DUPLEX_STREAMED:
             piece = ext_proc.StreamedBodyResponse(body=body.body, end_of_stream=body.end_of_stream)
             mutation = ext_proc.BodyMutation(streamed_response=piece)
             answer = ext_proc.BodyResponse(response=ext_proc.CommonResponse(body_mutation=mutation))
@@ -259,9 +256,9 @@ def _mutation(pick: Pick) -> Message:
         # Not even one that is forged gets to the edge.
         removed.append(HEADER.decode())
     options = [
-        HeaderValueOption(
-            header=HeaderValue(key=key, raw_value=value),
-            append_action=HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD,
+        ext_proc.HeaderValueOption(
+            header=ext_proc.HeaderValue(key=key, raw_value=value),
+            append_action=ext_proc.OVERWRITE_IF_EXISTS_OR_ADD,
         )
         for key, value in added
     ]
@@ -293,7 +290,7 @@ async def _immediate(path: str, error: ApiError) -> Message:
 
     async def send(message: dict[str, Any]) -> None:
         if message["type"] == "http.response.start":
-            answer.status.CopyFrom(HttpStatus(code=message["status"]))
+            answer.status.CopyFrom(ext_proc.HttpStatus(code=message["status"]))
             for name, value in message["headers"]:
                 # Envoy counts the bytes itself.
                 if name != b"content-length":

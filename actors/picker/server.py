@@ -5,18 +5,18 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import grpc
-from envoy.service.ext_proc.v3 import external_processor_pb2_grpc as ext_proc_grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health
 
 from headwater.actors.http.body import Bodies
 from headwater.actors.metrics import PICKER_STREAMS
+from headwater.actors.picker import messages
 from headwater.actors.picker.exchange import Exchange
 from headwater.actors.picker.pick import Picker
 from headwater.schemas.addresses import host_port
 
 LIVENESS: Final = "liveness"
-READINESS: Final = ("readiness", "envoy.service.ext_proc.v3.ExternalProcessor", "inference-extension", "")
+READINESS: Final = ("readiness", messages.SERVICE, "inference-extension", "")
 """The names under which gateways and orchestrators ask whether the picker is ready; "": for the whole server."""
 
 MESSAGE_BYTES_MAX: Final = 4 << 20
@@ -48,7 +48,13 @@ class PickerServer:
             ("grpc.max_send_message_length", -1),
         ]
         self._servers = [grpc.aio.server(options=options)]
-        ext_proc_grpc.add_ExternalProcessorServicer_to_server(_Processor(picker, bodies), self._servers[0])
+        method = grpc.stream_stream_rpc_method_handler(
+            _Processor(picker, bodies).process,
+            request_deserializer=messages.ProcessingRequest.FromString,
+            response_serializer=messages.ProcessingResponse.SerializeToString,
+        )
+        service = grpc.method_handlers_generic_handler(messages.SERVICE, {messages.METHOD: method})
+        self._servers[0].add_generic_rpc_handlers((service,))
         if address.health_port:
             self._servers.append(grpc.aio.server(options=options[:1]))
         for server in self._servers:
@@ -96,7 +102,7 @@ class _Processor:
         self._picker = picker
         self._bodies = bodies
 
-    async def Process(self, _: object, context: Any) -> None:  # noqa: N802 (the protocol's name)
+    async def process(self, _: object, context: Any) -> None:
         """Answer a stream. Reading and writing by hand takes two thirds of the time that iterators take."""
         exchange = Exchange(self._picker, self._bodies)
         aborted = True

@@ -14,7 +14,7 @@ from headwater.ops.process.actor import Host, run_one
 from headwater.ops.process.edge import certificate
 from headwater.ops.process.sockets import bind
 
-PACKAGES = {"grpc": "grpcio", "grpc_health": "grpcio-health-checking", "envoy": "xds-protos"}
+PACKAGES = {"grpc": "grpcio", "grpc_health": "grpcio-health-checking", "google.protobuf": "protobuf"}
 """What the picker needs besides Headwater: modules, and the packages that have them."""
 
 

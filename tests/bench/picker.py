@@ -22,10 +22,8 @@ from typing import Any, Final
 
 import grpc
 import msgspec
-from envoy.extensions.filters.http.ext_proc.v3.processing_mode_pb2 import ProcessingMode
-from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
-from envoy.service.ext_proc.v3 import external_processor_pb2_grpc as ext_proc_grpc
 
+from headwater.actors.picker import messages as ext_proc
 from headwater.ops.bench.report import Measure, Report, cpu_seconds, percentile, show
 from tests.gateway.stage import Stage, stage
 from tests.support.processes.restarted import kept_router, until_ready
@@ -52,7 +50,7 @@ SEED: Final = 7
 def messages(number: int) -> list[ext_proc.ProcessingRequest]:
     """One request as Envoy sends it: headers, then the whole body."""
     first = ext_proc.ProcessingRequest()
-    first.protocol_config.request_body_mode = ProcessingMode.BUFFERED
+    first.protocol_config.request_body_mode = ext_proc.BUFFERED
     for key, value in (
         (":method", "POST"),
         (":path", "/v1/chat/completions"),
@@ -71,7 +69,7 @@ def messages(number: int) -> list[ext_proc.ProcessingRequest]:
 async def pick(stub: Any, number: int) -> tuple[float, str]:
     """When the endpoint of one request was known, and the endpoint."""
     first, second = messages(number)
-    call = stub.Process()
+    call = stub()
     await call.write(first)
     await call.read()
     await call.write(second)
@@ -135,7 +133,7 @@ async def picks(folder: Path, rate: float, seconds: float) -> list[Measure]:
             await stack.enter_async_context(grpc.aio.insecure_channel(target, options=options))
             for _ in range(CONNECTIONS)
         ]
-        stubs = [ext_proc_grpc.ExternalProcessorStub(channel) for channel in channels]
+        stubs = [ext_proc.stub(channel) for channel in channels]
         await _began(stubs[0])
         await at_rate(stubs, rate / 4, WARM_S)
         processes = {
@@ -162,7 +160,7 @@ async def picks(folder: Path, rate: float, seconds: float) -> list[Measure]:
 
 async def _began(stub: Any) -> None:
     """Have the picker see a response, as of any gateway: from then on it withdraws what has none."""
-    call = stub.Process()
+    call = stub()
     await call.write(ext_proc.ProcessingRequest(response_headers=ext_proc.HttpHeaders()))
     await call.read()
     await call.done_writing()

@@ -6,9 +6,8 @@ from typing import Any
 
 import grpc
 import pytest
-from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
-from envoy.service.ext_proc.v3 import external_processor_pb2_grpc as ext_proc_grpc
 
+from headwater.actors.picker import messages as ext_proc
 from headwater.ops.process.sockets import free_port
 from tests.support.processes.fleet import fleet
 
@@ -22,7 +21,7 @@ async def endpoint_of(port: int) -> str:
     for key, value in ((":method", "GET"), (":path", "/v1/models")):
         message.request_headers.headers.headers.add(key=key, raw_value=value.encode())
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        call = ext_proc_grpc.ExternalProcessorStub(channel).Process()
+        call = ext_proc.stub(channel)()
         await call.write(message)
         answer: Any = await call.read()
         await call.done_writing()

@@ -3,13 +3,12 @@
 from typing import Any
 
 import pytest
-from envoy.extensions.filters.http.ext_proc.v3.processing_mode_pb2 import ProcessingMode
-from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 
 from headwater.actors.edge.saga.picked import Picked
 from headwater.actors.http.body import Bodies
 from headwater.actors.http.errors import overloaded
 from headwater.actors.http.limits import BodyLimits
+from headwater.actors.picker import messages as ext_proc
 from headwater.actors.picker.exchange import CHUNK_BYTES, Exchange, served_by, subset_of
 from headwater.actors.picker.pick import Asked, Pick
 from headwater.schemas.constraints import NO_CONSTRAINTS, NO_PREFERENCES
@@ -20,9 +19,9 @@ MADE = (1, 0, 0, 0, "x-0-1", 4, 6, 0, 0, 0, 0, NO_CONSTRAINTS, NO_PREFERENCES, W
 PICK = Pick(("10.0.0.1:80", "10.0.0.2:80"), b"sealed", Picked("x", "p", Decision(*MADE)))
 HEADERS = (":method", "POST"), (":path", "/v1/chat/completions?a=b"), ("accept", "*/*")
 FULL, BUFFERED, NONE = (
-    ProcessingMode.FULL_DUPLEX_STREAMED,
-    ProcessingMode.BUFFERED,
-    ProcessingMode.NONE,
+    ext_proc.FULL_DUPLEX_STREAMED,
+    ext_proc.BUFFERED,
+    ext_proc.NONE,
 )
 
 

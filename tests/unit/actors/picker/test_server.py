@@ -79,6 +79,6 @@ def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch, pair: tuple[st
     """Packages, with the command that installs them; one of certificate and key, with their flags."""
     with pytest.raises(ConfigError, match="--picker-tls-cert and --picker-tls-key"):
         process.check_picker(PickerSettings(tls_cert=pair[0]))
-    monkeypatch.setattr(process, "PACKAGES", {"no_such_module": "xds-protos"})
-    with pytest.raises(ConfigError, match=r"xds-protos is missing: pip install 'headwater\[picker\]'"):
+    monkeypatch.setattr(process, "PACKAGES", {"no_such_module": "some-package"})
+    with pytest.raises(ConfigError, match=r"some-package is missing: pip install 'headwater\[picker\]'"):
         process.check_picker(PickerSettings())

@@ -290,6 +290,10 @@ def _turn_down(saga: Saga, cause: Cause, reason: str, effects: Effects) -> Saga:
     """The worker did not take its leg. `spent`: no other worker can use its hand-off either."""
     saga = _detach(saga, effects)
     if cause == "spent":
+        attempt, holder = saga.attempt, saga.holder
+        if holder is not None:
+            pair = (f"{holder.worker}.{holder.epoch}", f"{attempt.worker}.{attempt.epoch}")
+            saga = replace(saga, unfetched=(*saga.unfetched, pair))
         return _drop_handoff(saga, cause, reason, effects)
     return _go(saga, cause, effects, reason)
 
@@ -365,7 +369,9 @@ def _on_prefilled(saga: Saga, handoff: Handoff | None, now_s: float, effects: Ef
     )
     effects.append(RecordEvent(prefilled))
     origin = f"No worker decodes the prompt that worker {attempt.worker} prefilled"
-    placement = Placement(now_s + MOVE_S_MAX, gone=saga.gone, origin=origin)
+    here = f"{attempt.worker}.{attempt.epoch}"
+    exclude = tuple(dict.fromkeys(other for place, other in saga.unfetched if place == here))
+    placement = Placement(now_s + MOVE_S_MAX, exclude=exclude, gone=saga.gone, origin=origin)
     saga = replace(saga, holder=holder, prefilled_by=attempt.worker, placement=placement)
     return _ask_router(saga, now_s, effects)
 

@@ -187,6 +187,8 @@ class Saga(msgspec.Struct, frozen=True):
     prefilled_by: str = ""
     given_up: bool = False
     """Was a prefilled prompt given up because no worker decoded, and none has taken the request since?"""
+    unfetched: tuple[tuple[str, str], ...] = ()
+    """Holders of its KV, and the workers that could not have it from them, as incarnations: their hosts may not reach each other."""
     migrations: int = 0
     died_with: tuple[str, ...] = ()
     gone: tuple[str, ...] = ()

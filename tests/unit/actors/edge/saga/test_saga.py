@@ -464,3 +464,18 @@ def test_a_prompt_that_nobody_decodes_is_computed_again_once() -> None:
         Routed(number, decision("decode", "w2"), 0.0, 3.0), LegAccepted(number, 3.0), saga=saga
     )
     assert (saga.state, saga.given_up) == ("decode", False)
+
+
+def test_a_worker_that_could_not_have_the_kv_of_another_is_not_sent_to_it_again() -> None:
+    """Their hosts may not reach each other while the edge reaches both: another one decodes, unless there is none."""
+    saga, _ = run(*CLAIMING, LegRefused(2, "worker w1, which keeps its KV, is gone", True, True, "", 1.0))
+    assert (saga.state, saga.migrations) == ("routing", 1)
+    again = Frame(FrameEntry(3, 0, (), "handoff", handoff=HANDOFF), 2.0)
+    saga, effects = run(Routed(3, decision("prefill"), 0.0, 2.0), LegAccepted(3, 2.0), again, saga=saga)
+    [query] = [effect for effect in effects if isinstance(effect, AskRouter)]
+    assert query.constraints.leg == "decode"
+    assert query.constraints.exclude == ("w2.1",)
+    saga, effects = run(RouterRefused(4, RouteRefused("no other"), 0.0, 2.0), RetryDue(4, 2.1), saga=saga)
+    [query] = [effect for effect in effects if isinstance(effect, AskRouter)]
+    assert query.constraints.exclude == ()
+    assert saga.migrations == 1

@@ -134,6 +134,8 @@ STARTS: dict[str, list[Start]] = {
         Start(("--out", "FOLDER/keys", "--store", "FOLDER/store")),
         Start(("--kubernetes", "keys", "--out", "FOLDER/secret")),
     ],
+    # A site's servers have that name as their domain, and are leaf nodes: this server has none.
+    "mirror": [Start(("site-a", *CLIENT), code=2, says="site site-a does not answer")],
     "config": [Start(("show", "--config", "FILE"), says="sim-f"), Start(("reference",), says="http.port")],
     "completion": [Start(("bash",), says="complete")],
     "warm": [Start((), says="compiled")],

@@ -85,6 +85,8 @@ def plan_host(fleet: FleetFile, host: str, *, remote: bool = False) -> MachinePl
         tracer=_one(fleet, "tracer", TracerProcess, host, nats, remote),
         picker=_one(fleet, "picker", PickerProcess, host, nats, remote),
         wanted_workers=wanted_workers(fleet),
+        has_picker=fleet.picker.count > 0,
+        address=fleet.host(host).address if fleet.hosts else "",
         started_by="launch",
     )
 

@@ -93,7 +93,8 @@ class MachinePlan(NamedTuple):
     """What one machine runs of a fleet: the settings of each process.
 
     Ports of metrics, and what follows from a server that is started here, are added when they are started. `wanted_workers` is the
-    number of workers of the whole fleet, without which it is not ready. `followers` are parts of workers of other machines.
+    number of workers of the whole fleet, without which it is not ready; `has_picker`: it has an endpoint picker, here or elsewhere, so that
+    workers tell which edge is beside them, at this machine's `address` where that edge listens on all. `followers` are parts of workers of other machines.
     """
 
     data_dir: str
@@ -112,6 +113,8 @@ class MachinePlan(NamedTuple):
     tracer: TracerProcess | None = None
     picker: PickerProcess | None = None
     wanted_workers: int = 0
+    has_picker: bool = False
+    address: str = ""
     started_by: str = "up"
 
 
@@ -165,6 +168,10 @@ class Machine:
         self._check()
         self._prepare_engines()
         address = self._choose_address()
+        if wanted.has_picker and wanted.edges:
+            host = wanted.address or reachable(address[0])
+            endpoint = host_port(host, address[1])
+            self._engines = [plan.with_endpoint(one, endpoint) for one in self._engines]
         self._write_targets()
         if wanted.server is not None:
             await self._start_nats(wanted.server)

@@ -71,6 +71,7 @@ def plan_of(settings: LocalFleetSettings) -> MachinePlan:
         else None,
         tracer=tracer if settings.trace.otlp else None,
         picker=picker if settings.picker.port else None,
+        has_picker=bool(settings.picker.port),
     )
 
 

@@ -8,7 +8,7 @@ import argparse
 import asyncio
 import sys
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -197,21 +197,15 @@ class MadeUpFleet:
 
 async def write(client: Connection, fleet: MadeUpFleet, events: int, say: Callable[[str], None]) -> int:
     """Publish until the logs have so many events; returns the number of messages."""
-    began, done, count, said = time.monotonic(), 0, 0, 0
-    unacknowledged: Counter[str] = Counter()
+    began, done, count = time.monotonic(), 0, 0
     for message in fleet.messages():
         count += 1
         done += message.events
         last = done >= events
-        # The pool's log and the request log are different streams; ".pool." and ".req." follow the namespace.
-        stream = message.subject.split(".")[2]
-        unacknowledged[stream] += 1
-        if last or unacknowledged[stream] == SYNC_MESSAGES:
-            # The server's queue of a stream is bounded, and it drops what does not fit: wait until it is empty.
+        if last or count % SYNC_MESSAGES == 0:
+            # The server's queue of a stream is bounded: wait until it is empty.
             await client.request(message.subject, message.data, timeout=60)
-            unacknowledged[stream] = 0
-            if last or count // (50 * SYNC_MESSAGES) != said:
-                said = count // (50 * SYNC_MESSAGES)
+            if count % (50 * SYNC_MESSAGES) == 0:
                 say(
                     f"{done:,} events in {count:,} messages, {done / (time.monotonic() - began):,.0f} events/s"
                 )

@@ -1,10 +1,12 @@
 """`headwater up --picker-port`: a picker beside the fleet, whose workers have the edge as their endpoint."""
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
 import grpc
+import httpx
 import pytest
 
 from headwater.actors.picker import messages as ext_proc
@@ -29,6 +31,13 @@ async def endpoint_of(port: int) -> str:
     return str(lb.fields["x-gateway-destination-endpoint"].string_value)
 
 
+def metrics_of(folder: Path) -> str:
+    """The picker's address of metrics."""
+    targets = json.loads((folder / "data" / "prometheus-targets.json").read_text())
+    (found,) = [one["targets"][0] for one in targets if one["labels"]["name"] == "picker-0"]
+    return str(found)
+
+
 async def test_up_starts_a_picker_and_keeps_it(tmp_path: Path) -> None:
     """It has metrics as other processes, and is started again when it dies."""
     port = free_port(0)
@@ -44,5 +53,10 @@ async def test_up_starts_a_picker_and_keeps_it(tmp_path: Path) -> None:
                     except grpc.aio.AioRpcError:
                         pass
                     await asyncio.sleep(0.1)
+            async with httpx.AsyncClient() as client:
+                text = (await client.get(f"http://{metrics_of(tmp_path)}/metrics")).text
+            # A request that it cannot decide goes to the next endpoint in turn, and is counted.
+            assert 'headwater_picker_picks_total{outcome="undecided"}' in text
+            assert "headwater_picker_pick_seconds" in text
             if not life:
                 up.kill(" picker ")

@@ -77,4 +77,4 @@ async def test_text_that_a_process_prints_is_put_into_log_lines(tmp_path: Path) 
             while b"Stack for <Task" not in log.read_bytes():
                 await asyncio.sleep(0.02)
     printed = [line for line in log_lines(log) if line["logger"] == "stderr"]
-    assert {(line["kind"], line["child"], line["pid"]) for line in printed} == {("router", "router", pid)}
+    assert {(line["kind"], line["child"], line["pid"]) for line in printed} == {("router", "router-0", pid)}

@@ -42,9 +42,9 @@ HAPPENED = {
     "further tenants count together": 'sum(headwater_edge_tenant_requests_total{tenant="other"})',
 }
 ELSEWHERE = re.compile(
-    "headwater_(edge_(media|encode|video|stored|stripped)|worker_(media|images|embedding)|router_(engine_weight|traffic_share|unknown_events)|tracer)"
+    "headwater_(edge_(media|encode|video|stored|stripped)|worker_(media|images|embedding)|router_(engine_weight|traffic_share|unknown_events)|tracer|picker)"
 )
-"""Metrics of media, videos, stored responses, engine weights and traces, which this fleet has none of."""
+"""Metrics of media, videos, stored responses, engine weights, traces and picks, which this fleet has none of."""
 
 
 def conditions(folder: Path) -> dict[str, str]:

@@ -158,28 +158,28 @@ def console_pid(port: str) -> int:
     raise RuntimeError("the console's process was not found")
 
 
-async def measure(rate: float, seconds: float, turns: int, tokens: int, workers: int, clients: int) -> None:
+async def measure(given: argparse.Namespace) -> None:
     """Run and print."""
     print(
-        f"{machine()}; {workers} simulated workers with default step times, {rate:g} requests/s of {tokens} tokens "
-        f"from {clients} processes"
+        f"{machine()}; {given.workers} simulated workers with default step times, {given.edges} edges, {given.rate:g} requests/s of "
+        f"{given.tokens} tokens from {given.clients} processes"
     )
-    with ProcessPoolExecutor(clients, mp_context=multiprocessing.get_context("spawn")) as pool:
-        await _measure(pool, rate, seconds, turns, tokens, workers, clients)
+    with ProcessPoolExecutor(given.clients, mp_context=multiprocessing.get_context("spawn")) as pool:
+        report(await _turns(pool, given))
 
 
-async def _measure(
-    pool: Executor, rate: float, seconds: float, turns: int, tokens: int, workers: int, clients: int
-) -> None:
-    async with temporary_fleet({"fleet.workers": workers, "console.port": 18001}) as fleet:
+async def _turns(pool: Executor, given: argparse.Namespace) -> dict[bool, list[Turn]]:
+    """The turns without and with a page."""
+    settings = {"fleet.workers": given.workers, "processes.edges": given.edges, "console.port": 18001}
+    found: dict[bool, list[Turn]] = {False: [], True: []}
+    async with temporary_fleet(settings) as fleet:
         pid = console_pid(fleet.console_url.rpartition(":")[2])
 
         async def load() -> tuple[list[float], list[float], int]:
-            return await run_loads(pool, clients, fleet.url, rate, tokens, seconds)
+            return await run_loads(pool, given.clients, fleet.url, given.rate, given.tokens, given.seconds)
 
         await load()
-        found: dict[bool, list[Turn]] = {False: [], True: []}
-        for number in range(2 * turns):
+        for number in range(2 * given.turns):
             followed = bool(number % 2)
             async with page(fleet.console_url) if followed else contextlib.nullcontext():
                 spent, began = cpu_s(pid), time.perf_counter()
@@ -187,8 +187,8 @@ async def _measure(
                 share = (cpu_s(pid) - spent) / (time.perf_counter() - began)
             found[followed].append(Turn(gaps, firsts, share, failed))
             # A history is followed for a while after its page has gone.
-            await asyncio.sleep(35 if followed else 0)
-    report(found)
+            await asyncio.sleep(35 if followed and number + 1 < 2 * given.turns else 0)
+    return found
 
 
 def report(found: dict[bool, list[Turn]]) -> None:
@@ -220,5 +220,5 @@ if __name__ == "__main__":
     parser.add_argument("--tokens", type=int, default=8)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--clients", type=int, default=1, help="processes that send the requests")
-    given = parser.parse_args()
-    asyncio.run(measure(given.rate, given.seconds, given.turns, given.tokens, given.workers, given.clients))
+    parser.add_argument("--edges", type=int, default=1, help="edges, which share the port")
+    asyncio.run(measure(parser.parse_args()))

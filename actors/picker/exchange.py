@@ -13,12 +13,12 @@ from typing import Any, Final
 import structlog
 from google.protobuf.struct_pb2 import Struct
 
+from headwater.actors import metrics
 from headwater.actors.edge.apis.error_formats import respond_error
 from headwater.actors.edge.saga.picked import HEADER
 from headwater.actors.http.asgi import Headers
 from headwater.actors.http.body import UNCOUNTED_BYTES, Bodies
 from headwater.actors.http.errors import ApiError
-from headwater.actors.metrics import PICKER_DIVERTED, PICKER_PICKS, PICKER_SECONDS
 from headwater.actors.picker import messages as ext_proc
 from headwater.actors.picker.endpoints import Subset
 from headwater.actors.picker.pick import Asked, Pick, Picker
@@ -84,7 +84,7 @@ class Exchange:
                 case _:
                     return []
         except ApiError as error:
-            PICKER_PICKS.labels("shed" if error.status == 429 else "refused").inc()
+            metrics.PICKER_PICKS.labels("shed" if error.status == 429 else "refused").inc()
             _log.info("pick_refused", path=self._path, status=error.status, reason=error.logged)
             self._answered = True
             return [await _immediate(self._path, error)]
@@ -181,8 +181,8 @@ class Exchange:
             pick = self._picker.next_in_turn(self._subset)
         self._pick = pick
         self._forget_body()
-        PICKER_PICKS.labels("decided" if pick.decided is not None else "undecided").inc()
-        PICKER_SECONDS.observe(self._picker.clock.monotonic_s() - began_s)
+        metrics.PICKER_PICKS.labels("decided" if pick.decided is not None else "undecided").inc()
+        metrics.PICKER_SECONDS.observe(self._picker.clock.monotonic_s() - began_s)
         if pick.decided is not None:
             decision = pick.decided.decision
             _log.debug(
@@ -204,7 +204,7 @@ class Exchange:
         attempt = pick.decided.decision.request if pick.decided is not None else ""
         _log.debug("pick_served", attempt=attempt, picked=pick.endpoints[0], served=served)
         if served and served != pick.endpoints[0]:
-            PICKER_DIVERTED.inc()
+            metrics.PICKER_DIVERTED.inc()
             _log.warning("pick_diverted", attempt=attempt, picked=pick.endpoints, served=served)
 
     def _pass(self, body: Message) -> Message:

@@ -8,8 +8,8 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health
 
+from headwater.actors import metrics
 from headwater.actors.http.body import Bodies
-from headwater.actors.metrics import PICKER_STREAMS
 from headwater.actors.picker import messages
 from headwater.actors.picker.exchange import Exchange
 from headwater.actors.picker.pick import Picker
@@ -106,12 +106,12 @@ class _Processor:
         """Answer a stream. Reading and writing by hand takes two thirds of the time that iterators take."""
         exchange = Exchange(self._picker, self._bodies)
         aborted = True
-        PICKER_STREAMS.inc()
+        metrics.PICKER_STREAMS.inc()
         try:
             while (message := await context.read()) is not grpc.aio.EOF:
                 for answer in await exchange.take(message):
                     await context.write(answer)
             aborted = False
         finally:
-            PICKER_STREAMS.dec()
+            metrics.PICKER_STREAMS.dec()
             exchange.end(aborted=aborted)

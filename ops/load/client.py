@@ -15,6 +15,7 @@ import httptools
 import msgspec
 
 from headwater.ops.config.setting import ConfigError
+from headwater.schemas.addresses import host_port
 
 CAUSE_MAX: Final = 200
 """Characters of a failure's message that are kept."""
@@ -267,8 +268,8 @@ class LoadClient:
         self._timeout_s = timeout_s
         self._idle: list[_Connection] = []
         default = 443 if address.secure else 80
-        host = address.host if ":" not in address.host else f"[{address.host}]"
-        self._host = host if address.port == default else f"{host}:{address.port}"
+        named = host_port(address.host, address.port)
+        self._host = named.removesuffix(f":{default}") if address.port == default else named
         self._key = f"authorization: Bearer {key}\r\n" if key else ""
         self._context = ssl.create_default_context() if address.secure else None
 

@@ -5,9 +5,11 @@ Where users have limited permissions, only the operator may create streams.
 
 import asyncio
 import contextlib
+import os
+import signal
 import socket
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -57,11 +59,26 @@ def compile_kernels(say: Callable[[str], object] = lambda text: logs.say(f"{text
     notice.daemon = True
     notice.start()
     try:
-        _call_kernels()
+        with _interrupted_at_once():
+            _call_kernels()
     finally:
         notice.cancel()
         # `up` forks right after this, and a thread that still ends may hold a lock for ever in the child.
         notice.join()
+
+
+@contextlib.contextmanager
+def _interrupted_at_once() -> Iterator[None]:
+    """Let Ctrl-C end the process within the block: as an exception it may be lost in a callback of the compiler, which then fails."""
+    outside_a_loop = threading.current_thread() is threading.main_thread()
+    if not outside_a_loop or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    signal.signal(signal.SIGINT, lambda number, _: os._exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _call_kernels() -> None:

@@ -36,7 +36,7 @@ FOREIGN_FLAGS = {
     # aiperf, guidellm and vLLM's benchmark
     "--goodput", "--itl-ms", "--ttft-ms", "--use-server-token-count",
     # of other tools, and of modules outside the command line
-    "--batch", "--signal", "--system", "--home-dir", "--now", "--dist", "--hypothesis-profile", "--randomly-seed", "--migration-limit", "--help", "--version", "--ref", "--strict", "--burst", "--events", "--minutes", "--period", "--rate",
+    "--batch", "--signal", "--clients", "--system", "--home-dir", "--now", "--dist", "--hypothesis-profile", "--randomly-seed", "--migration-limit", "--help", "--version", "--ref", "--strict", "--burst", "--events", "--minutes", "--period", "--rate",
     "--rounds", "--write-docs",
 }  # fmt: skip
 FOREIGN_NAMES = {

@@ -489,6 +489,7 @@ class Generator:
             user=given.user,
             session=given.session,
             priority=given.priority,
+            opening=request.opening,
         )
 
     def _omit_tools(self, request: GenerationRequest) -> None:

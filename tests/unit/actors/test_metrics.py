@@ -20,7 +20,9 @@ SET = r"\.(inc|dec|set|observe|time)\b"
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_a_name_says_its_kind_and_unit(row: MetricRow) -> None:
-    assert re.fullmatch(r"headwater_(edge|router|worker|engine|shadow|tracer|log)_[a-z_]+[a-z]", row.name)
+    assert re.fullmatch(
+        r"headwater_(edge|router|worker|engine|shadow|tracer|picker|log)_[a-z_]+[a-z]", row.name
+    )
     assert row.name.endswith("_total") == (row.kind == "counter")
     assert (row.kind == "histogram") <= (row.unit == "seconds"), "a histogram of something without a unit"
     assert not re.search(r"_(ms|millis|percent|count|sum|bucket|seconds_\w+_seconds)(_|$)", row.name)

@@ -24,6 +24,7 @@ On stop
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -241,7 +242,7 @@ class RouterActor(Actor):
     async def send(self, message: Message, query: RouteQuery, reply: RouteReply) -> None:
         """See `QueryHandler`."""
         self.requests.errors += isinstance(reply, RouteRefused)
-        if isinstance(reply, Decision):
+        if isinstance(reply, Decision) and self.log.is_enabled_for(logging.DEBUG):
             self.log.debug(
                 "route_decided",
                 attempt=query.request,

@@ -115,7 +115,7 @@ def with_fields(base: Any, values: Mapping[str, Any]) -> Any:
     return with_values(base, own) if own else base
 
 
-def foreign(kind: Any, values: Mapping[str, Any], place: str) -> None:
+def refuse_foreign(kind: Any, values: Mapping[str, Any], place: str) -> None:
     """Refuse settings that a kind of process does not have. Raises `ConfigError`."""
     for key in values:
         if setting(key).path[0] not in kind._fields:
@@ -159,7 +159,7 @@ def server_plan(fleet: FleetFile, host: str) -> ServerPlan:
 # Processes of a kind, numbered over all hosts.
 
 
-def spread(fleet: FleetFile, wanted: Processes, host: str) -> range:
+def numbers_on(fleet: FleetFile, wanted: Processes, host: str) -> range:
     """The numbers of a host's processes among those of all hosts."""
     hosts = wanted.hosts or fleet.host_names
     if host not in hosts:
@@ -177,12 +177,12 @@ def processes(fleet: FleetFile, field: str, kind: Any, host: str, *, resolve: bo
     if field != "edges" and wanted.count > 1:
         raise ConfigError(f"{field}.count: a host has one; name several `hosts` for several")
     values = settings_in(wanted.settings, f"{field}.settings", resolve=resolve)
-    foreign(kind, values, f"{field}.settings")
+    refuse_foreign(kind, values, f"{field}.settings")
     shared = settings_in(fleet.settings, "settings", resolve=resolve)
     base = with_fields(kind(), {**shared, **values})
     if kind is TracerProcess:
         base = base._replace(data_dir=fleet.folder_of(host))
-    for number in spread(fleet, wanted, host):
+    for number in numbers_on(fleet, wanted, host):
         yield base._replace(name=f"{field.removesuffix('s')}-{number}")
 
 
@@ -200,11 +200,11 @@ def routers(fleet: FleetFile, host: str, *, resolve: bool) -> Iterator[RouterPro
         if not wanted.hosts:
             wanted = msgspec.structs.replace(wanted, hosts=fleet.nats_hosts or fleet.host_names)
         own = settings_in(wanted.settings, f"{place}.routers.settings", resolve=resolve)
-        foreign(RouterProcess, own, f"{place}.routers.settings")
+        refuse_foreign(RouterProcess, own, f"{place}.routers.settings")
         of_pool = settings_in(pool.settings, f"{place}.settings", resolve=resolve)
         base: RouterProcess = with_fields(RouterProcess(for_model=model), {**shared, **of_pool, **own})
         prefix = "router" if len(fleet.pools) == 1 else f"router-{short_name(model)}"
-        for number in spread(fleet, wanted, host):
+        for number in numbers_on(fleet, wanted, host):
             yield base._replace(name=f"{prefix}-{number}")
 
 
@@ -250,7 +250,7 @@ def _groups_of(
     shared = settings_in(fleet.settings, "settings", resolve=resolve)
     of_pool = settings_in(pool.settings, f"{place.rpartition('.')[0]}.settings", resolve=resolve)
     own = settings_in(workers.settings, f"{place}.settings", resolve=resolve)
-    foreign(EngineProcess, own, f"{place}.settings")
+    refuse_foreign(EngineProcess, own, f"{place}.settings")
     base: EngineProcess = with_fields(EngineProcess(), {**shared, **of_pool, **own})
     loads = registry.traits_of(workers.engine).loads != "nothing"
     base = base._replace(

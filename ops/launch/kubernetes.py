@@ -74,7 +74,7 @@ def _words(kind: Any, *tables: dict[str, Any], without: Sequence[str] = ()) -> l
 
 def _edge(fleet: FleetFile) -> dict[str, Any]:
     own = settings_in(fleet.edges.settings, "edges.settings")
-    hosts.foreign(EdgeProcess, own, "edges.settings")
+    hosts.refuse_foreign(EdgeProcess, own, "edges.settings")
     made: dict[str, Any] = {"replicas": _number(fleet, fleet.edges)}
     if "http.port" in own:
         made["service"] = {"port": own["http.port"]}
@@ -116,7 +116,7 @@ def _model(fleet: FleetFile, model: str, pool: PoolOfModel) -> dict[str, Any]:
             )
         own = settings_in(workers.settings, f"{place}.workers[{number}].settings")
         settings = {**shared, **of_pool, **own}
-        _take(made, settings, workers)
+        _move_to_model(made, settings, workers)
         made[role] = _workers(fleet, workers, settings)
     made.setdefault("decode", {"replicas": 0})
     return made
@@ -126,7 +126,7 @@ def _routers(fleet: FleetFile, pool: PoolOfModel) -> int:
     return pool.routers.count * len(pool.routers.hosts or fleet.nats_hosts or fleet.host_names)
 
 
-def _take(made: dict[str, Any], settings: dict[str, Any], workers: Workers) -> None:
+def _move_to_model(made: dict[str, Any], settings: dict[str, Any], workers: Workers) -> None:
     """Move what the chart has as a model's values there."""
     for key, name in (("worker.block_size", "blockSize"), ("worker.max_model_len", "maxModelLen")):
         if key in settings:

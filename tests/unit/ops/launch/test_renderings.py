@@ -128,17 +128,6 @@ def test_a_job_contains_its_fleet_and_asks_for_its_nodes() -> None:
     assert done.returncode == 0, done.stderr
 
 
-SHELLCHECK = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}:/usr/bin:/usr/local/bin") or ""
-
-
-@pytest.mark.skipif(not SHELLCHECK, reason="shellcheck is not installed")
-def test_a_job_has_no_faults_that_shellcheck_knows() -> None:
-    path = FLEETS / "multi-node.toml"
-    script = slurm.render(read_fleet(path), path.read_text(), SlurmOptions())
-    done = subprocess.run([SHELLCHECK, "-"], input=script, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout
-
-
 def test_what_cannot_be_rendered_is_refused() -> None:
     several = read_fleet(FLEETS / "multi-node.toml")
     with pytest.raises(ConfigError, match="compose: runs the fleet of one machine"):

@@ -1,4 +1,4 @@
-# Edges, routers, the operator, console, admin port and tracer; NATS's server; simulated engines.
+# Edges, routers, the operator, console, admin port, tracer and picker; NATS's server; simulated engines.
 # From the repository's root: docker buildx bake --file deploy/images/docker-bake.json control
 FROM python:3.12-slim AS build
 WORKDIR /src
@@ -15,7 +15,7 @@ RUN apt-get update \
     && install --directory --owner=10001 --group=10001 /data
 COPY --from=build /wheels /wheels
 # The kernels are compiled for the processor that the image is built on; on another one each pod compiles them at its start.
-RUN pip install --no-cache-dir "$(ls /wheels/headwater-*.whl)[media,models,otel]" && headwater warm
+RUN pip install --no-cache-dir "$(ls /wheels/headwater-*.whl)[media,models,otel,picker]" && headwater warm
 USER 10001:10001
 ENTRYPOINT ["tini", "--"]
 CMD ["headwater", "--help"]

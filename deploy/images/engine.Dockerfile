@@ -14,7 +14,8 @@ SHELL ["/bin/bash", "-o", "pipefail", "-c"]
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends tini \
     && rm -rf /var/lib/apt/lists/* \
-    && useradd --uid 10001 --user-group --create-home headwater
+    && useradd --uid 10001 --user-group --create-home headwater \
+    && install --directory --owner=10001 --group=10001 /models
 COPY --from=build /wheels /wheels
 # What the vendor installed is a constraint: a conflict ends the build, and no package of the engine is replaced.
 RUN python3 -m pip list --format=freeze | grep --invert-match --ignore-case '^headwater' > /wheels/constraints.txt \

@@ -5,6 +5,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from headwater import __version__
 from headwater.ops.config.command import command, group
 from headwater.ops.config.setting import ConfigError, Flag
 
@@ -113,9 +114,12 @@ def render_compose(
     /,
     *,
     registry: Annotated[
-        str, Meta(description="where the images are: the part of their names before /headwater-")
-    ] = "localhost",
-    tag: Annotated[str, Meta(description="tag of the images")] = "latest",
+        str,
+        Meta(
+            description="where the images are: what precedes /headwater in their names (default: this machine)"
+        ),
+    ] = "",
+    tag: Annotated[str, Meta(description="tag of the images")] = __version__,
 ) -> int:
     """Print a Compose file: `headwater compose render fleet.toml > compose.yaml; docker compose up`."""
     from headwater.ops.launch import compose

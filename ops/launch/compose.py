@@ -7,16 +7,24 @@ import json
 from typing import Any, Final
 
 from headwater.engines import registry as engine_registry
+from headwater.ops.config.edge import AdminSettings, ConsoleSettings
 from headwater.ops.config.setting import ConfigError
 from headwater.ops.launch import hosts
 from headwater.ops.launch.fleet_file import LOCAL, FleetFile
 from headwater.ops.launch.process_files import HostProcess, processes_of
 from headwater.ops.nats import server as nats_server
-from headwater.schemas.addresses import NATS_PORT
+from headwater.schemas.addresses import NATS_PORT, is_loopback
 
 STOP_MARGIN_S: Final = 30
 METRICS_PORT: Final = 9090
 """In its container every process has an address of its own."""
+
+OPERATORS: Final = {"console": ConsoleSettings().port, "admin": AdminSettings().port}
+"""Processes for operators, and their ports. What they demand beyond the loopback address is theirs to check."""
+
+CACHE: Final = "/var/cache/headwater"
+MODELS: Final = "/models"
+"""Folder of downloaded weights, which outlives a container."""
 
 CONFIG_PATH: Final = "/etc/headwater/config.toml"
 
@@ -24,7 +32,7 @@ LIVE: Final = f"import urllib.request as r; r.urlopen('http://127.0.0.1:{METRICS
 
 
 def render(fleet: FleetFile, *, registry: str, tag: str) -> str:
-    """The Compose file, as YAML's subset JSON in blocks. Images are `registry`/headwater-KIND:`tag`. Raises `ConfigError`."""
+    """The Compose file. Images are `registry`/headwater and `registry`/headwater-ENGINE with this tag. Raises `ConfigError`."""
     import yaml
 
     if fleet.hosts:
@@ -39,8 +47,8 @@ def render(fleet: FleetFile, *, registry: str, tag: str) -> str:
         }
         configs["nats"] = {"content": json.dumps(config, indent=2)}
         services["nats"] = {
-            "image": f"{registry}/headwater-control:{tag}",
-            "entrypoint": ["nats-server", "-c", "/etc/nats.conf"],
+            "image": _image("", registry, tag),
+            "command": ["nats-server", "-c", "/etc/nats.conf"],
             "configs": [{"source": "nats", "target": "/etc/nats.conf"}],
             "volumes": ["data:/data"],
             "restart": "unless-stopped",
@@ -48,12 +56,19 @@ def render(fleet: FleetFile, *, registry: str, tag: str) -> str:
             "stop_grace_period": "150s",
         }
     published = 0
+    left_out = []
     for process in processes_of(fleet, LOCAL):
+        if process.kind in OPERATORS and is_loopback(_host_of(process)):
+            left_out.append(process.name)
+            continue
         inside = _in_container(process, bool(fleet.nats_hosts))
         configs[process.name] = {"content": inside.config().replace("$", "$$")}
-        services[process.name] = _service(inside, f"{registry}/headwater-", tag, drain)
+        services[process.name] = _service(inside, registry, tag, drain)
         if fleet.nats_hosts:
             services[process.name]["depends_on"] = ["nats"]
+        if process.kind in OPERATORS:
+            port = process.settings.get(f"{process.kind}.port", OPERATORS[process.kind])
+            services[process.name]["ports"] = [f"127.0.0.1:{port}:{port}"]
         if process.kind == "edge":
             port = int(process.settings.get("http.port", 8000)) + published
             services[process.name]["ports"] = [f"127.0.0.1:{port}:8000"]
@@ -67,7 +82,15 @@ def render(fleet: FleetFile, *, registry: str, tag: str) -> str:
         "volumes": volumes,
     }
     text: str = yaml.safe_dump(document, sort_keys=False, width=120)
-    return f"# Written by `headwater compose render`.\n{text}"
+    notes = [
+        f"# Left out: {name}, which listens within its container only: set its host and a token file in the fleet's file.\n"
+        for name in left_out
+    ]
+    return f"# Written by `headwater compose render`.\n{''.join(notes)}{text}"
+
+
+def _host_of(process: HostProcess) -> str:
+    return str(process.settings.get(f"{process.kind}.host", "127.0.0.1"))
 
 
 def _in_container(process: HostProcess, has_nats: bool) -> HostProcess:
@@ -84,18 +107,24 @@ def _in_container(process: HostProcess, has_nats: bool) -> HostProcess:
     return process._replace(settings=settings)
 
 
-def _service(process: HostProcess, images: str, tag: str, drain: int) -> dict[str, Any]:
+def _image(engine: str, registry: str, tag: str) -> str:
+    """The image of an engine, "" for the one of everything else."""
+    name = f"headwater-{engine.replace('_', '-')}" if engine else "headwater"
+    return f"{registry}/{name}:{tag}" if registry else f"{name}:{tag}"
+
+
+def _service(process: HostProcess, registry: str, tag: str, drain: int) -> dict[str, Any]:
     # An engine that loads nothing needs no packages of its own.
     loads = process.kind == "engine" and engine_registry.traits_of(process.engine).loads != "nothing"
-    image = process.engine if loads else "control"
     made: dict[str, Any] = {
-        "image": f"{images}{image.replace('_', '-')}:{tag}",
-        "command": [process.kind, "--config", CONFIG_PATH, *process.after],
+        "image": _image(process.engine if loads else "", registry, tag),
+        "command": ["headwater", process.kind, "--config", CONFIG_PATH, *process.after],
+        "environment": {"HOME": "/tmp", "HEADWATER_CACHE_DIR": CACHE},
         "configs": [{"source": process.name, "target": CONFIG_PATH}],
         "restart": "unless-stopped",
         "stop_grace_period": f"{drain + STOP_MARGIN_S}s",
         "read_only": True,
-        "tmpfs": ["/tmp"],
+        "tmpfs": ["/tmp", CACHE],
         "security_opt": ["no-new-privileges:true"],
         "cap_drop": ["ALL"],
     }
@@ -106,13 +135,14 @@ def _service(process: HostProcess, images: str, tag: str, drain: int) -> dict[st
             "start_period": "30s",
         }
     if process.references:
-        made["environment"] = {
+        made["environment"] |= {
             variable: f"${{{reference['env']}:?set it in the environment or in .env}}"
             for variable, reference in process.references.items()
             if "env" in reference
         }
     if process.kind == "engine":
-        made["volumes"] = ["models:/root/.cache"]
+        made["volumes"] = [f"models:{MODELS}"]
+        made["environment"]["HF_HOME"] = MODELS
         made["shm_size"] = "8gb"
         made["stop_grace_period"] = f"{drain + 2 * STOP_MARGIN_S}s"
     if process.gpus:

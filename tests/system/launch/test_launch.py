@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ import pytest
 from headwater.engines import registry
 from headwater.ops.launch.fleet_file import FleetFile, read_fleet
 from headwater.ops.process.sockets import free_port
-from tests.support.processes.commands import launched
+from tests.support.processes.commands import kill_all, launched, spawn
+from tests.support.servers.nats import NatsServer
 
 FLEETS = Path(__file__).parents[3] / "deploy" / "fleets"
 
@@ -145,3 +147,37 @@ def test_the_simulator_stands_for_engines_that_are_known() -> None:
     for path in EXAMPLES:
         for pool in read_fleet(path).pools.values():
             assert {one.engine for one in pool.workers} <= set(registry.all_traits())
+
+
+@pytest.mark.timeout(60)
+async def test_a_process_tells_systemd_when_its_actor_is_ready_and_that_it_stops(
+    server: NatsServer, tmp_path: Path
+) -> None:
+    """As units of `Type=notify` want it: an edge is ready when it listens."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.bind(str(tmp_path / "notify"))
+        listener.setblocking(False)
+        port = free_port(0)
+        environ = {"NOTIFY_SOCKET": str(tmp_path / "notify")}
+        process = await spawn("edge", "--nats", server.url, "--port", str(port), environ=environ)
+        try:
+            told = await _until_told(listener, "READY=1")
+            assert "STOPPING=1" not in told
+            async with httpx.AsyncClient() as client:
+                assert (await client.get(f"http://127.0.0.1:{port}/v1/models")).status_code == 200
+            await _until_told(listener, "WATCHDOG=1")
+            os.kill(process.pid, signal.SIGTERM)
+            await _until_told(listener, "STOPPING=1")
+            async with asyncio.timeout(20):
+                await process.wait()
+        finally:
+            await kill_all(process)
+
+
+async def _until_told(listener: socket.socket, wanted: str) -> list[str]:
+    """Everything that systemd was told until then."""
+    told: list[str] = []
+    async with asyncio.timeout(30):
+        while wanted not in told:
+            told.append((await asyncio.get_running_loop().sock_recv(listener, 100)).decode())
+    return told

@@ -42,8 +42,8 @@ def test_compose_files_fit_the_specification(path: Path) -> None:
     schema = json.loads(Path(__file__).with_name("compose-spec.json").read_text())
     jsonschema.Draft7Validator(schema).validate(document)
     wanted = sum(one.count for pool in fleet.pools.values() for one in pool.workers)
-    commands = [one.get("command", [""])[0] for one in document["services"].values()]
-    assert commands.count("engine") == wanted
+    commands = [one["command"] for one in document["services"].values()]
+    assert sum(one[:2] == ["headwater", "engine"] for one in commands) == wanted
     for name, service in document["services"].items():
         for config in service["configs"]:
             assert config["source"] in document["configs"], name
@@ -136,3 +136,23 @@ def test_what_cannot_be_rendered_is_refused() -> None:
         slurm.render(read_fleet(FLEETS / "lora.toml"), "", SlurmOptions())
     with pytest.raises(ConfigError, match="--mounts: these are of a container"):
         slurm.render(several, "", SlurmOptions(mounts="/a:/a"))
+
+
+def test_images_of_a_compose_file_are_those_that_are_built() -> None:
+    """As `deploy/images` names them."""
+    bake = json.loads((FLEETS.parent / "images" / "docker-bake.json").read_text())
+    built = {tag.partition(":")[0] for target in bake["target"].values() for tag in target["tags"]}
+    document = yaml.safe_load(compose.render(read_fleet(FLEETS / "disaggregated.toml"), registry="", tag="t"))
+    used = {service["image"] for service in document["services"].values()}
+    assert used == {"headwater:t", "headwater-vllm:t"}
+    assert {image.partition(":")[0] for image in used} <= built
+
+
+def test_a_console_that_nobody_could_reach_is_left_out_of_a_compose_file() -> None:
+    text = WITH_REFERENCE + "[console]\n"
+    left_out = compose.render(parse_fleet(text, "f"), registry="", tag="t")
+    assert "# Left out: console-0" in left_out
+    assert "console-0" not in yaml.safe_load(left_out)["services"]
+    settings = 'settings.console.host = "0.0.0.0"\nsettings.console.token_file = "/tokens"\nsettings.console.port = 9001\n'
+    document = yaml.safe_load(compose.render(parse_fleet(text + settings, "f"), registry="", tag="t"))
+    assert document["services"]["console-0"]["ports"] == ["127.0.0.1:9001:9001"]

@@ -73,6 +73,7 @@ async def test_a_file_runs_two_models_behind_two_edges_of_one_port(tmp_path: Pat
             "five routers and edges", lambda found: _named(found, "router-", "edge-") == 5
         )
         assert {one["id"] for one in stats} >= {"router-alpha-1", "router-beta-0", "edge-0", "edge-1"}
+        assert listeners(int(fleet.url.rpartition(":")[2])) == 2
         for pid in fleet.pids("--name edge-0")[:1]:
             os.kill(pid, signal.SIGKILL)
         for _ in range(6):
@@ -82,6 +83,12 @@ async def test_a_file_runs_two_models_behind_two_edges_of_one_port(tmp_path: Pat
         os.kill(fleet.process.pid, signal.SIGTERM)
         async with asyncio.timeout(30):
             assert await fleet.process.wait() == 0
+
+
+def listeners(port: int) -> int:
+    """How many sockets of this machine listen on a port of IPv4."""
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return sum(row[1].endswith(f":{port:04X}") and row[3] == "0A" for row in rows)
 
 
 def _named(stats: list[dict[str, object]], *prefixes: str) -> int:

@@ -110,7 +110,7 @@ def _in_container(process: HostProcess, has_nats: bool) -> HostProcess:
 def _image(engine: str, registry: str, tag: str) -> str:
     """The image of an engine, "" for the one of everything else."""
     name = f"headwater-{engine.replace('_', '-')}" if engine else "headwater"
-    return f"{registry}/{name}:{tag}" if registry else f"{name}:{tag}"
+    return ":".join((f"{registry}/{name}" if registry else name, tag))
 
 
 def _service(process: HostProcess, registry: str, tag: str, drain: int) -> dict[str, Any]:

@@ -68,10 +68,10 @@ def render(fleet: FleetFile, *, registry: str, tag: str) -> str:
             services[process.name]["depends_on"] = ["nats"]
         if process.kind in OPERATORS:
             port = process.settings.get(f"{process.kind}.port", OPERATORS[process.kind])
-            services[process.name]["ports"] = [f"127.0.0.1:{port}:{port}"]
+            services[process.name]["ports"] = [_published(port, port)]
         if process.kind == "edge":
             port = int(process.settings.get("http.port", 8000)) + published
-            services[process.name]["ports"] = [f"127.0.0.1:{port}:8000"]
+            services[process.name]["ports"] = [_published(port, 8000)]
             published += 1
         if process.kind == "engine":
             volumes["models"] = {}
@@ -87,6 +87,11 @@ def render(fleet: FleetFile, *, registry: str, tag: str) -> str:
         for name in left_out
     ]
     return f"# Written by `headwater compose render`.\n{''.join(notes)}{text}"
+
+
+def _published(port: int, inside: int) -> dict[str, Any]:
+    """A container's port as one of this machine."""
+    return {"target": inside, "published": str(port), "host_ip": "127.0.0.1"}
 
 
 def _host_of(process: HostProcess) -> str:
@@ -110,7 +115,7 @@ def _in_container(process: HostProcess, has_nats: bool) -> HostProcess:
 def _image(engine: str, registry: str, tag: str) -> str:
     """The image of an engine, "" for the one of everything else."""
     name = f"headwater-{engine.replace('_', '-')}" if engine else "headwater"
-    return ":".join((f"{registry}/{name}" if registry else name, tag))
+    return f"{registry}/{name}:{tag}" if registry else f"{name}:{tag}"
 
 
 def _service(process: HostProcess, registry: str, tag: str, drain: int) -> dict[str, Any]:

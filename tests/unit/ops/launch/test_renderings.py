@@ -155,4 +155,6 @@ def test_a_console_that_nobody_could_reach_is_left_out_of_a_compose_file() -> No
     assert "console-0" not in yaml.safe_load(left_out)["services"]
     settings = 'settings.console.host = "0.0.0.0"\nsettings.console.token_file = "/tokens"\nsettings.console.port = 9001\n'
     document = yaml.safe_load(compose.render(parse_fleet(text + settings, "f"), registry="", tag="t"))
-    assert document["services"]["console-0"]["ports"] == ["127.0.0.1:9001:9001"]
+    assert document["services"]["console-0"]["ports"] == [
+        {"target": 9001, "published": "9001", "host_ip": "127.0.0.1"}
+    ]

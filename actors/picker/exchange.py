@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 import structlog
-from google.protobuf.struct_pb2 import Struct
 
 from headwater.actors import metrics
 from headwater.actors.edge.apis.error_formats import respond_error
@@ -29,6 +28,7 @@ NAMESPACE: Final = "envoy.lb"
 SERVED: Final = "x-gateway-destination-endpoint-served"
 SUBSET_NAMESPACE: Final = "envoy.lb.subset_hint"
 SUBSET: Final = "x-gateway-destination-endpoint-subset"
+DECISION: Final = HEADER.decode()
 
 ATTRIBUTES: Final = "envoy.filters.http.ext_proc"
 UPSTREAM: Final = "upstream.address"
@@ -124,9 +124,9 @@ class Exchange:
             if self._pick is not None:
                 return [Response(request_body=ext_proc.BodyResponse())]
             self._parts = [body.body]
-            common, metadata = await self._choose(whole=body.end_of_stream)
-            answer = ext_proc.BodyResponse(response=common)
-            return [Response(request_body=answer, dynamic_metadata=metadata)]
+            answer = Response()
+            _tell(answer, answer.request_body, await self._choose(whole=body.end_of_stream))
+            return [answer]
         if self._pick is not None:
             return list(_chunks(body.body, end=body.end_of_stream))
         self._parts.append(body.body)
@@ -162,11 +162,12 @@ class Exchange:
         self._counted, self._parts = 0, []
 
     async def _picked_by_headers(self, *, whole: bool = True) -> Message:
-        common, metadata = await self._choose(whole=whole)
-        return Response(request_headers=ext_proc.HeadersResponse(response=common), dynamic_metadata=metadata)
+        answer = Response()
+        _tell(answer, answer.request_headers, await self._choose(whole=whole))
+        return answer
 
-    async def _choose(self, *, whole: bool) -> tuple[Message, Message]:
-        """Pick, and say so to the gateway. Without the `whole` body the endpoint is the next in turn. Raises `ApiError`."""
+    async def _choose(self, *, whole: bool) -> Pick:
+        """Pick. Without the `whole` body the endpoint is the next in turn. Raises `ApiError`."""
         began_s = self._picker.clock.monotonic_s()
         body = b"".join(self._parts)
         asked = Asked(self._method, self._path, self._headers, body, self._subset)
@@ -188,7 +189,7 @@ class Exchange:
             _log.debug(
                 "pick_made", attempt=decision.request, worker=decision.worker, endpoints=pick.endpoints
             )
-        return _mutation(pick), _metadata(pick)
+        return pick
 
     # The response.
 
@@ -247,29 +248,26 @@ def status_of(message: Message) -> int:
     return 0
 
 
-def _mutation(pick: Pick) -> Message:
-    added = [(DESTINATION, ",".join(pick.endpoints).encode())]
-    removed = []
+def _tell(answer: Message, part: Message, pick: Pick) -> None:
+    """Write a pick into an answer whose `part` is that of the headers or of the body.
+
+    In place: a message that is given to another one's constructor is copied, at each level.
+    """
+    endpoints = ",".join(pick.endpoints)
+    answer.dynamic_metadata.fields[NAMESPACE].struct_value.fields[DESTINATION].string_value = endpoints
+    mutation = part.response.header_mutation
+    _set_header(mutation, DESTINATION, endpoints.encode())
     if pick.sealed:
-        added.append((HEADER.decode(), pick.sealed))
+        _set_header(mutation, DECISION, pick.sealed)
     else:
         # Not even one that is forged gets to the edge.
-        removed.append(HEADER.decode())
-    options = [
-        ext_proc.HeaderValueOption(
-            header=ext_proc.HeaderValue(key=key, raw_value=value),
-            append_action=ext_proc.OVERWRITE_IF_EXISTS_OR_ADD,
-        )
-        for key, value in added
-    ]
-    mutation = ext_proc.HeaderMutation(set_headers=options, remove_headers=removed)
-    return ext_proc.CommonResponse(header_mutation=mutation)
+        mutation.remove_headers.append(DECISION)
 
 
-def _metadata(pick: Pick) -> Message:
-    found = Struct()
-    found.fields[NAMESPACE].struct_value.fields[DESTINATION].string_value = ",".join(pick.endpoints)
-    return found
+def _set_header(mutation: Message, name: str, value: bytes) -> None:
+    option = mutation.set_headers.add()
+    option.header.key, option.header.raw_value = name, value
+    option.append_action = ext_proc.OVERWRITE_IF_EXISTS_OR_ADD
 
 
 def _chunks(body: bytes, *, end: bool) -> Iterator[Message]:

@@ -15,16 +15,17 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import grpc
 import msgspec
 
 from headwater.actors.picker import messages as ext_proc
 from headwater.ops.bench.report import Measure, Report, cpu_seconds, percentile, show
+from tests.bench.ext_proc_client import Connection, framed
 from tests.gateway.stage import Stage, stage
 from tests.support.processes.restarted import kept_router, until_ready
 
@@ -66,39 +67,38 @@ def messages(number: int) -> list[ext_proc.ProcessingRequest]:
     return [first, ext_proc.ProcessingRequest(request_body=body)]
 
 
-async def pick(stub: Any, number: int) -> tuple[float, str]:
-    """When the endpoint of one request was known, and the endpoint."""
+def request(number: int) -> tuple[bytes, bytes]:
+    """The messages of a request as they are sent."""
     first, second = messages(number)
-    call = stub()
-    await call.write(first)
-    await call.read()
-    await call.write(second)
-    answer = await call.read()
-    known = time.perf_counter()
-    # As Envoy does when its client leaves.
-    await call.done_writing()
-    assert await call.code() is grpc.StatusCode.OK
+    return framed(first.SerializeToString()), framed(second.SerializeToString())
+
+
+async def pick(connection: Connection, sent: tuple[bytes, bytes]) -> float:
+    """When the endpoint of one request was known."""
+    known, data = await connection.pick(*sent)
+    answer = ext_proc.ProcessingResponse.FromString(data)
     endpoint = answer.dynamic_metadata.fields["envoy.lb"].struct_value.fields[
         "x-gateway-destination-endpoint"
     ]
-    return known, endpoint.string_value
+    assert endpoint.string_value, answer
+    return known
 
 
-async def at_rate(stubs: list[Any], rate: float, seconds: float) -> tuple[list[float], float]:
+async def at_rate(
+    connections: list[Connection], rate: float, requests: list[tuple[bytes, bytes]]
+) -> tuple[list[float], float]:
     """Seconds from when each request was due until its endpoint was known; and requests per second until the last was answered."""
     free = asyncio.Semaphore(OPEN_MAX)
     began = time.perf_counter()
 
     async def one(number: int, due: float) -> float:
         try:
-            known, endpoint = await pick(stubs[number % len(stubs)], number)
-            assert endpoint
-            return known - due
+            return await pick(connections[number % len(connections)], requests[number]) - due
         finally:
             free.release()
 
     tasks: list[asyncio.Task[float]] = []
-    for number in range(int(rate * seconds)):
+    for number in range(len(requests)):
         due = began + number / rate
         wait = due - time.perf_counter()
         if wait > 0:
@@ -109,43 +109,42 @@ async def at_rate(stubs: list[Any], rate: float, seconds: float) -> tuple[list[f
     return times, len(times) / (time.perf_counter() - began)
 
 
-async def at_most(stubs: list[Any], seconds: float) -> float:
+async def at_most(
+    connections: list[Connection], requests: list[tuple[bytes, bytes]], seconds: float
+) -> float:
     """Requests per second of clients that begin the next at once."""
     until, done = time.perf_counter() + seconds, 0
 
-    async def client(stub: Any, number: int) -> None:
+    async def client(connection: Connection) -> None:
         nonlocal done
         while time.perf_counter() < until:
-            await pick(stub, number)
+            await pick(connection, requests[done % len(requests)])
             done += 1
 
-    await asyncio.gather(*(client(stubs[number % len(stubs)], number) for number in range(STREAMS)))
+    await asyncio.gather(*(client(connections[number % len(connections)]) for number in range(STREAMS)))
     return done / seconds
 
 
-async def picks(folder: Path, rate: float, seconds: float) -> list[Measure]:
-    """What one picker and one router do."""
-    async with stage(folder, pickers=1) as made, AsyncExitStack() as stack:
-        target = f"127.0.0.1:{made.ports[0]}"
-        # Each its own connection: gRPC would share one.
-        options = [("grpc.use_local_subchannel_pool", 1)]
-        channels = [
-            await stack.enter_async_context(grpc.aio.insecure_channel(target, options=options))
-            for _ in range(CONNECTIONS)
-        ]
-        stubs = [ext_proc.stub(channel) for channel in channels]
-        await _began(stubs[0])
-        await at_rate(stubs, rate / 4, WARM_S)
+async def picks(folder: Path, pickers: int, rate: float, seconds: float) -> list[Measure]:
+    """What pickers and one router do."""
+    async with stage(folder, pickers=pickers) as made, AsyncExitStack() as stack:
+        connections = []
+        for port in made.ports * CONNECTIONS:
+            connections.append(await Connection.open("127.0.0.1", port))
+            stack.callback(connections[-1].close)
+        await _began(made.ports)
+        requests = [request(number) for number in range(int(rate * seconds))]
+        await at_rate(connections, rate / 4, requests[: int(rate / 4 * WARM_S)])
         processes = {
-            "picker": made.pickers[0].pid,
-            "router": made.up.pids(" router ")[0],
+            **{f"picker {number}": one.pid for number, one in enumerate(made.pickers)},
+            "router": made.up.pids("router-0")[0],
             "NATS server": made.up.pids("nats-server")[0],
             "client": os.getpid(),
         }
         before = {name: cpu_seconds(pid) for name, pid in processes.items()}
-        times, reached = await at_rate(stubs, rate, seconds)
+        times, reached = await at_rate(connections, rate, requests)
         used = {name: cpu_seconds(pid) - before[name] for name, pid in processes.items()}
-        most = await at_most(stubs, seconds)
+        most = await at_most(connections, requests, seconds)
     return [
         Measure(f"picks at {rate:g}/s offered", reached, "picks/s", f"{rate:g}"),
         Measure("pick p50", 1e3 * percentile(times, 0.50), "ms"),
@@ -158,13 +157,15 @@ async def picks(folder: Path, rate: float, seconds: float) -> list[Measure]:
     ]
 
 
-async def _began(stub: Any) -> None:
-    """Have the picker see a response, as of any gateway: from then on it withdraws what has none."""
-    call = stub()
-    await call.write(ext_proc.ProcessingRequest(response_headers=ext_proc.HttpHeaders()))
-    await call.read()
-    await call.done_writing()
-    assert await call.code() is grpc.StatusCode.OK
+async def _began(ports: Sequence[int]) -> None:
+    """Have the pickers see a response, as of any gateway: from then on they withdraw what has none."""
+    for port in ports:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            call = ext_proc.stub(channel)()
+            await call.write(ext_proc.ProcessingRequest(response_headers=ext_proc.HttpHeaders()))
+            await call.read()
+            await call.done_writing()
+            assert await call.code() is grpc.StatusCode.OK
 
 
 async def hit_share(folder: Path, replicas: int, *flags: str) -> float:
@@ -211,7 +212,7 @@ async def measure(given: argparse.Namespace) -> Report:
     load = [os.getloadavg()[0]]
     if not given.no_picks:
         with tempfile.TemporaryDirectory() as folder:
-            measures += await picks(Path(folder), given.rate, given.seconds)
+            measures += await picks(Path(folder), given.pickers, given.rate, given.seconds)
     load.append(os.getloadavg()[0])
     if not given.no_hits:
         shares: dict[int, list[float]] = {1: [], 2: []}
@@ -232,7 +233,8 @@ async def measure(given: argparse.Namespace) -> Report:
         load.append(os.getloadavg()[0])
     conditions = {
         "prompts": f"{len(messages(0)[1].request_body.body)} bytes, {SYSTEMS} system prompts",
-        "connections": CONNECTIONS,
+        "pickers": given.pickers,
+        "connections": f"{CONNECTIONS} to each",
         "rounds": given.rounds,
         "conversations": f"{CONVERSATIONS} of {TURNS} turns, {AT_ONCE} at once, seed {SEED}",
         "load average": " ".join(f"{one:.1f}" for one in load),
@@ -244,6 +246,7 @@ def main() -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rate", type=float, default=1_000.0)
+    parser.add_argument("--pickers", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--no-hits", action="store_true")

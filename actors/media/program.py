@@ -32,13 +32,13 @@ from headwater.actors.media.request import (
     Reply,
 )
 from headwater.actors.media.sources import (
-    WebAccess,
     check_scheme,
     copy_file,
     decode_inline,
     fetch_web,
     scheme_of,
 )
+from headwater.engines.public_address import WebAccess
 
 
 def open_source(

@@ -11,57 +11,35 @@ import binascii
 import http.client
 import os
 import re
-import socket
 import ssl
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
-from functools import cache
 from ipaddress import IPv6Address, ip_address, ip_network
 from mmap import ACCESS_READ, mmap
 from pathlib import PurePosixPath
 from threading import Thread
-from typing import BinaryIO, Final, NamedTuple
-from urllib.parse import quote, unquote, unquote_to_bytes, urljoin, urlsplit
+from typing import BinaryIO, Final
+from urllib.parse import unquote, unquote_to_bytes, urljoin, urlsplit
 
 from headwater.actors.media.request import Encoding, FetchPolicy, MediaCode, MediaError
-from headwater.engines.public_address import may_connect
-from headwater.schemas.addresses import host_port
+from headwater.engines.public_address import (
+    PORTS,
+    REDIRECTS,
+    WebAccess,
+    WebUrl,
+    connect_first,
+    may_connect,
+    request_file,
+    request_target,
+)
 
 URL_CHARS_MAX: Final = 8192
 HOST_CHARS_MAX: Final = 253
 
-PORTS: Final = {"https": 443, "http": 80}
-
 _FORBIDDEN = re.compile(r"[\x00-\x20\x7f\\]")
 _LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
 _NUMBER = re.compile(r"\d+|0x[0-9a-f]*")
-_ASCII = "".join(map(chr, range(0x21, 0x7F)))
-
-
-class WebUrl(NamedTuple):
-    """An http or https URL. `host` is lower case without brackets; `target` is the path and query, as sent."""
-
-    scheme: str
-    host: str
-    port: int
-    target: str
-
-    @property
-    def is_address(self) -> bool:
-        """True if the host is an IP address."""
-        return ":" in self.host or self.host.rpartition(".")[2].isdigit()
-
-    @property
-    def host_header(self) -> str:
-        """The host as the request's header has it."""
-        whole = host_port(self.host, self.port)
-        return whole.rpartition(":")[0] if self.port == PORTS[self.scheme] else whole
-
-    @property
-    def origin(self) -> str:
-        """The URL for messages, without the path, which may contain secrets."""
-        return f"{self.scheme}://{self.host_header}"
 
 
 def scheme_of(text: str) -> str:
@@ -102,7 +80,7 @@ def parse_web_url(text: str, policy: FetchPolicy) -> WebUrl:
         scheme,
         _checked_host(host),
         port if port is not None else PORTS[scheme],
-        _target(parts.path, parts.query),
+        request_target(parts.path, parts.query),
     )
     if port is not None and url.port != PORTS[scheme] and url.port not in policy.ports:
         raise MediaError(
@@ -167,11 +145,6 @@ def _checked_host(host: str) -> str:
     return ".".join(labels)
 
 
-def _target(path: str, query: str) -> str:
-    target = quote(path or "/", safe=_ASCII) + (f"?{quote(query, safe=_ASCII)}" if query else "")
-    return target if target.startswith("/") else f"/{target}"
-
-
 def _matches(host: str, pattern: str) -> bool:
     pattern = pattern.lower().rstrip(".")
     if pattern.startswith("*."):
@@ -198,45 +171,13 @@ def _bad_host(reason: str) -> MediaError:
     return MediaError(MediaCode.BAD_HOST, f"The host in the URL of the media is invalid: {reason}.")
 
 
-# Web servers: names are resolved once per hop, and the socket is connected to the checked address.
+# Web servers: every hop's host is resolved once, and checked.
 
 CHUNK_BYTES: Final = 64 * 1024
 ADDRESSES_MAX: Final = 4
 """Addresses of a host that are tried, one after the other."""
 
-CONNECT_S: Final = 2.0
-"""Then the next address is tried: of a host whose IPv6 leads nowhere, say."""
-
-REDIRECTS: Final = (301, 302, 303, 307, 308)
-
 USER_AGENT: Final = "headwater-media"
-
-
-def resolve(host: str, port: int) -> list[str]:
-    """The addresses of a host, as the system's resolver returns them. Raises `OSError`."""
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(str(info[4][0]) for info in found))
-
-
-def connect(address: str, port: int) -> socket.socket:
-    """A TCP connection to an IP address, within `CONNECT_S` seconds. Raises `OSError`."""
-    connected = socket.create_connection((address, port), CONNECT_S)
-    connected.settimeout(None)  # the alarm bounds everything else
-    return connected
-
-
-@cache
-def trusted() -> ssl.SSLContext:
-    """The system's certificate authorities. Read once: that takes tens of milliseconds."""
-    return ssl.create_default_context()
-
-
-class WebAccess(NamedTuple):
-    """How hosts are resolved and connected to, and which certificates are trusted. Tests have one of their own."""
-
-    resolve: Callable[[str, int], list[str]] = resolve
-    connect: Callable[[str, int], socket.socket] = connect
-    tls: Callable[[], ssl.SSLContext] = trusted
 
 
 def fetch_web(text: str, policy: FetchPolicy, network: WebAccess, bytes_max: int, out: BinaryIO) -> None:
@@ -255,8 +196,11 @@ def fetch_web(text: str, policy: FetchPolicy, network: WebAccess, bytes_max: int
 def _get(url: WebUrl, policy: FetchPolicy, network: WebAccess, bytes_max: int, out: BinaryIO) -> str:
     """One request; returns where a redirect leads, or "" once the body is written."""
     try:
-        with _connected(url, _addresses(url, policy, network), network) as connected:
-            response = _ask(url, connected)
+        addresses = _addresses(url, policy, network)
+        with (
+            connect_first(url, addresses, network) as connected,
+            request_file(url, connected, USER_AGENT) as response,
+        ):
             if response.status in REDIRECTS:
                 return _location(url, response)
             if response.status != 200:
@@ -301,38 +245,6 @@ def _resolved(url: WebUrl, network: WebAccess) -> list[str]:
 
     Thread(target=run, daemon=True).start()
     return found.result()
-
-
-def _connected(url: WebUrl, addresses: Sequence[str], network: WebAccess) -> socket.socket:
-    """A connection to the first address that accepts one. A certificate must be for the URL's host."""
-    for number, address in enumerate(addresses, 1):
-        try:
-            plain = network.connect(address, url.port)
-        except OSError:
-            if number == len(addresses):
-                raise
-            continue
-        if url.scheme == "http":
-            return plain
-        return network.tls().wrap_socket(plain, server_hostname=url.host)
-    raise AssertionError("a host without addresses was rejected before")
-
-
-def _ask(url: WebUrl, connected: socket.socket) -> http.client.HTTPResponse:
-    connection = http.client.HTTPConnection(url.host, url.port)
-    connection.auto_open = 0  # a second connection would resolve the name again
-    connection.sock = connected
-    connection.putrequest("GET", url.target, skip_host=True, skip_accept_encoding=True)
-    for name, value in (
-        ("Host", url.host_header),
-        ("User-Agent", USER_AGENT),
-        ("Accept", "*/*"),
-        ("Accept-Encoding", "identity"),
-        ("Connection", "close"),
-    ):
-        connection.putheader(name, value)
-    connection.endheaders()
-    return connection.getresponse()
 
 
 def _location(url: WebUrl, response: http.client.HTTPResponse) -> str:

@@ -11,6 +11,7 @@ import zipfile
 import zlib
 from collections import Counter
 from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path, PurePosixPath
 from typing import IO, NamedTuple
@@ -19,18 +20,20 @@ import structlog
 
 from headwater.engines.lora_files import sources
 from headwater.engines.lora_files.sources import (
-    CHUNK_BYTES,
     FILES,
     Budget,
     LoraError,
     LoraPolicy,
-    Origin,
     Source,
     SourceMissing,
+    chunks,
     origin,
 )
 
 MEMBERS_MAX = 10_000
+
+FETCHES_MAX = 32
+"""Adapters that are fetched at once; further ones wait, within their own time limit."""
 
 
 def unpack(archive: Path, into: Path, budget: Budget, source: str) -> list[str]:
@@ -57,10 +60,7 @@ def unpack(archive: Path, into: Path, budget: Budget, source: str) -> list[str]:
                 if home not in (None, path.parent) or (into / path.name).exists():
                     raise LoraError(400, f"{source} contains more than one adapter")
                 home = path.parent
-                with (into / path.name).open("xb") as file:
-                    while chunk := stream.read(CHUNK_BYTES):
-                        budget.spend(len(chunk))
-                        file.write(chunk)
+                budget.save(chunks(stream), into / path.name)
     except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError) as error:
         # zipfile raises RuntimeError for a required password or an unknown compression method.
         raise LoraError(400, f"{source} cannot be unpacked: {error}") from error
@@ -121,6 +121,8 @@ class LoraCache:
         self._fetching: dict[tuple[str, str], asyncio.Task[LoraFolder]] = {}
         self._locked: dict[str, int] = {}
         self._users: Counter[str] = Counter()
+        # Of its own: slow sources must not occupy the threads that others of this process use.
+        self._threads = ThreadPoolExecutor(FETCHES_MAX, "adapters")
 
     async def fetch(self, source: str, digest: str = "") -> LoraFolder:
         """Fetch the adapter at `source`; with a known `digest` from the cache, where it is there.
@@ -180,7 +182,8 @@ class LoraCache:
         budget = Budget(self.policy.bytes_max)
         try:
             async with asyncio.timeout(self.policy.fetch_s):
-                await _fetch_files(source, staging, self.policy, budget)
+                loop = asyncio.get_running_loop()
+                await loop.run_in_executor(self._threads, _fetch_files, source, staging, self.policy, budget)
                 found = await asyncio.to_thread(self._store, staging, source, digest)
         except TimeoutError as error:
             raise LoraError(
@@ -265,24 +268,24 @@ class LoraCache:
                 _log.info("adapter_dropped_from_cache", digest=path.name)
 
 
-async def _fetch_files(source: Source, staging: Path, policy: LoraPolicy, budget: Budget) -> None:
+def _fetch_files(source: Source, staging: Path, policy: LoraPolicy, budget: Budget) -> None:
     """Fetch both files of the adapter into `staging`."""
-    place: Origin = origin(source, policy)
+    place = origin(source, policy, budget)
     seen: list[str] = []
     if source.archive and source.scheme != "hf":
         packed = staging / ".archive"
-        await place.save("", packed, budget)
+        place.save("", packed)
         budget.reset()
-        seen = await asyncio.to_thread(unpack, packed, staging, budget, source.text)
+        seen = unpack(packed, staging, budget, source.text)
         packed.unlink()
     else:
         for name in sources.FILES:
             try:
-                await place.save(name, staging / name, budget)
+                place.save(name, staging / name)
             except SourceMissing:
                 if name == sources.CONFIG:
                     raise
-                seen = await place.names()
+                seen = place.names()
     if not (staging / sources.WEIGHTS).exists():
         raise sources.no_weights(source.text, seen)
     if not (staging / sources.CONFIG).exists():

@@ -3,35 +3,43 @@
 An adapter's weights generate answers for the fleet's users, and fetching one makes a worker access an address named by a
 client. So only listed sources are allowed: folders, hosts, organisations of a hub.
 
-The address of a web server is checked when the socket is created. This covers names that resolve to private addresses, names that resolve
+A web server is connected to at an address that was checked. This covers names that resolve to private addresses, names that resolve
 differently the second time, numeric addresses, and every hop of a redirect.
+
+Fetching blocks, in a thread: a `Budget` ends it.
 """
 
 import hashlib
+import os
+import shutil
 import socket
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+import stat
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from http.client import HTTPException, HTTPResponse, IncompleteRead
+from importlib import import_module
 from ipaddress import ip_network
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import IO, Any, NamedTuple
 from urllib.parse import unquote, urljoin, urlsplit
 
 import msgspec
 
 from headwater.engines.engine import EngineError, EngineUnavailable
 from headwater.engines.limits import LORA_CACHE_MIB, LORA_FETCH_S, LORA_MIB
-from headwater.engines.public_address import Network, may_connect
+from headwater.engines.public_address import (
+    PORTS,
+    REDIRECTS,
+    Network,
+    WebAccess,
+    WebUrl,
+    connect_first,
+    may_connect,
+    request_file,
+    request_target,
+    resolve,
+)
 from headwater.schemas.addresses import host_port
-
-if TYPE_CHECKING:
-    import aiohttp
-
-
-import asyncio
-import os
-import shutil
-import stat
-from typing import Protocol
 
 
 class LoraError(EngineError):
@@ -52,7 +60,6 @@ class SourceMissing(LoraError):
 # Allowed sources.
 
 SCHEMES = ("file", "http", "https", "s3", "hf")
-PORTS = {"http": 80, "https": 443}
 ARCHIVES = (".tar.gz", ".tgz", ".tar", ".zip")
 
 
@@ -181,16 +188,17 @@ def _bad(text: str, why: str) -> LoraError:
     return LoraError(400, f"source {text} is not valid: {why}")
 
 
-# The byte budget of fetching one adapter, shared by all its readers, including threads.
+# The bounds of fetching one adapter.
 
 
 class Budget:
-    """Remaining bytes. An archive counts twice: compressed and decompressed."""
+    """Remaining bytes, and the connection in use. An archive counts twice: compressed and decompressed."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._left = limit
         self._given_up = False
+        self._connection: socket.socket | None = None
 
     def spend(self, count: int) -> None:
         """Count bytes read. Raises `LoraError` beyond the limit, or after `cancel`."""
@@ -202,13 +210,32 @@ class Budget:
         if self._given_up:
             raise LoraError(502, "it was cancelled")
 
+    def save(self, chunks: Iterable[Any], to: Path) -> None:
+        """Write these bytes to the new file `to`, counted as they arrive."""
+        with to.open("xb") as file:
+            for chunk in chunks:
+                self.spend(len(chunk))
+                file.write(chunk)
+
     def reset(self) -> None:
         """Reset to the full limit."""
         self._left = self._limit
 
+    def watch(self, connection: socket.socket) -> None:
+        """Have `cancel` end this connection, in place of the one before."""
+        if self._connection is not None:
+            self._connection.close()
+        # A copy, which is of the same connection: TLS takes the socket itself over.
+        self._connection = connection.dup()
+        if self._given_up:
+            self.cancel()
+
     def cancel(self) -> None:
-        """Make every reading thread end soon: a thread cannot be cancelled directly."""
+        """Make the reading thread end soon: a thread cannot be cancelled directly."""
         self._given_up = True
+        if self._connection is not None:
+            with suppress(OSError), self._connection as connection:
+                connection.shutdown(socket.SHUT_RDWR)
 
 
 # Validation of an adapter's two files in PEFT's layout, and its rank.
@@ -222,6 +249,12 @@ CONFIG_BYTES_MAX = 1 << 20
 HEADER_BYTES_MAX = 64 << 20
 """The largest header of an adapter's safetensors file."""
 CHUNK_BYTES = 1 << 20
+
+
+def chunks(file: IO[bytes] | HTTPResponse) -> Iterator[bytes]:
+    """What is left of a file, in pieces."""
+    while chunk := file.read(CHUNK_BYTES):
+        yield chunk
 
 
 class Peft(NamedTuple):
@@ -265,7 +298,7 @@ def digest(folder: Path) -> str:
     for name in FILES:
         one = hashlib.sha256()
         with (folder / name).open("rb") as file:
-            while chunk := file.read(CHUNK_BYTES):
+            for chunk in chunks(file):
                 one.update(chunk)
         whole.update(name.encode() + b"\0" + one.digest())
     return whole.hexdigest()
@@ -315,210 +348,156 @@ def _rank_of_weights(path: Path) -> int:
     return rank
 
 
-# Files over HTTP(S), from public addresses only: a worker's private network must stay out of reach.
+# Reading the files of a source.
 
 REDIRECTS_MAX = 5
 CONNECT_S = 10.0
+"""Shared by the addresses of a host, which are tried one after the other."""
 SILENCE_S = 30.0
 
+USER_AGENT = "headwater"
 
-class HttpOrigin:
-    """Files below a base URL, or an archive at it. A redirect must lead to an allowed source."""
 
-    def __init__(self, source: Source, policy: LoraPolicy) -> None:
+class Origin:
+    """One source: files below it, or an archive at it."""
+
+    def __init__(self, source: Source, policy: LoraPolicy, budget: Budget) -> None:
         self._source = source
         self._policy = policy
+        self._budget = budget
 
-    async def save(self, name: str, to: Path, budget: Budget) -> None:
-        """See `Origin.save`."""
-        url = self._source.text.rstrip("/") + (f"/{name}" if name else "")
-        async with _session(self._policy) as (session, refused):
-            for _ in range(REDIRECTS_MAX + 1):
-                try:
-                    onward = await _get(session, url, to, budget)
-                except (OSError, _client_error()) as error:
-                    if refused:
-                        raise LoraError(403, _not_public(url, refused[0])) from error
-                    raise LoraError(502, f"{url}: {error}") from error
-                if not onward:
-                    return
-                url = urljoin(url, onward)
-                self._policy.admit(url)
-        raise LoraError(502, f"{self._source.text} redirects more than {REDIRECTS_MAX} times")
-
-    async def names(self) -> list[str]:
-        """See `Origin.names`: a web server has no listing."""
-        return []
-
-
-@asynccontextmanager
-async def _session(policy: LoraPolicy) -> AsyncIterator[tuple["aiohttp.ClientSession", list[str]]]:
-    """A session for one file, and the addresses that were rejected."""
-    aiohttp = _aiohttp()
-    refused: list[str] = []
-
-    def make(info: Any) -> socket.socket:
-        family, kind, protocol, _, address = info
-        if not may_connect(address[0], policy.networks):
-            refused.append(address[0])
-            raise PermissionError(f"{address[0]} is not a public address")
-        return socket.socket(family, kind, protocol)
-
-    timeout = aiohttp.ClientTimeout(total=None, connect=CONNECT_S, sock_read=SILENCE_S)
-    connector = aiohttp.TCPConnector(socket_factory=make, limit=1)
-    # Without the environment's proxies: with one, the checked address would be the proxy's.
-    async with aiohttp.ClientSession(
-        connector=connector, timeout=timeout, trust_env=False, auto_decompress=False
-    ) as session:
-        yield session, refused
-
-
-async def _get(session: "aiohttp.ClientSession", url: str, to: Path, budget: Budget) -> str:
-    """Save the file at `url`; returns the target of a redirect instead."""
-    headers = {"accept-encoding": "identity"}
-    async with session.get(url, allow_redirects=False, headers=headers) as response:
-        if response.status in (301, 302, 303, 307, 308) and "location" in response.headers:
-            return response.headers["location"]
-        if response.status in (404, 410):
-            raise SourceMissing(url)
-        if response.status != 200:
-            raise LoraError(502, f"{url} answers {response.status} {response.reason}")
-        with to.open("xb") as file:
-            async for chunk in response.content.iter_chunked(CHUNK_BYTES):
-                budget.spend(len(chunk))
-                file.write(chunk)
-    return ""
-
-
-def _not_public(url: str, address: str) -> str:
-    return f"{url} is at {address}, which is not a public address; --lora-networks allows further networks"
-
-
-def _client_error() -> type[Exception]:
-    error: type[Exception] = _aiohttp().ClientError
-    return error
-
-
-def _aiohttp() -> Any:
-    try:
-        import aiohttp
-    except ImportError as error:
-        raise EngineUnavailable("adapters over HTTP need aiohttp: pip install 'headwater[lora]'") from error
-    return aiohttp
-
-
-# Files from a folder, a bucket or a hub.
-
-
-class Origin(Protocol):
-    """One source."""
-
-    async def save(self, name: str, to: Path, budget: Budget) -> None:
+    def save(self, name: str, to: Path) -> None:
         """Write the file `name` of the adapter to `to`, which must not exist; "" is the source itself.
 
-        Raises `SourceMissing` where there is none, `LoraError` for other errors.
+        Raises `SourceMissing` where there is none, `LoraError` for other errors, `EngineUnavailable` for a missing package.
         """
-        ...
+        raise NotImplementedError
 
-    async def names(self) -> list[str]:
+    def names(self) -> list[str]:
         """Names of all files, where they can be listed, for error messages. Never fails."""
-        ...
+        return []  # a web server has no listing, and that of a bucket needs another permission than reading it
 
 
-def origin(source: Source, policy: LoraPolicy) -> Origin:
-    """The reader of a source that `policy` admitted. Raises `EngineUnavailable` naming a missing package."""
-    match source.scheme:
-        case "file":
-            return FolderOrigin(source, policy)
-        case "s3":
-            return BucketOrigin(source)
-        case "hf":
-            return HubOrigin(source)
-        case _:
-            return HttpOrigin(source, policy)
+def origin(source: Source, policy: LoraPolicy, budget: Budget) -> Origin:
+    """The reader of a source that `policy` admitted."""
+    kinds: dict[str, type[Origin]] = {"file": FolderOrigin, "s3": BucketOrigin, "hf": HubOrigin}
+    return kinds.get(source.scheme, HttpOrigin)(source, policy, budget)
 
 
-class FolderOrigin:
+class FolderOrigin(Origin):
     """A local folder, or one that all machines mount."""
 
-    def __init__(self, source: Source, policy: LoraPolicy) -> None:
-        self._path = Path(source.path)
-        self._policy = policy
-
-    async def save(self, name: str, to: Path, budget: Budget) -> None:
+    def save(self, name: str, to: Path) -> None:
         """See `Origin.save`. A link may not lead out of the allowed folders."""
-        path = self._path / name if name else self._path
+        path = Path(self._source.path, name)
         # Links are resolved and checked again: the folder's files may be links themselves.
         self._policy.admit(str(path.resolve()))
-        await asyncio.to_thread(_copy, path, to, budget)
+        try:
+            # Does not wait for a writer if it is a pipe.
+            handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise SourceMissing(str(path)) from error
+        except OSError as error:
+            raise LoraError(502, f"{path}: {error.strerror}") from error
+        with os.fdopen(handle, "rb") as file:
+            if not stat.S_ISREG(os.fstat(handle).st_mode):
+                raise LoraError(400, f"{path} is not a regular file")
+            self._budget.save(chunks(file), to)
 
-    async def names(self) -> list[str]:
+    def names(self) -> list[str]:
         """See `Origin.names`."""
-        return os.listdir(self._path) if self._path.is_dir() else []
+        return os.listdir(self._source.path) if os.path.isdir(self._source.path) else []
 
 
-class BucketOrigin:
+class HttpOrigin(Origin):
+    """A web server. A redirect must lead to an allowed source, and every host must be at an allowed address."""
+
+    def save(self, name: str, to: Path) -> None:
+        """See `Origin.save`."""
+        url = self._source.text.rstrip("/") + (f"/{name}" if name else "")
+        for _ in range(REDIRECTS_MAX + 1):
+            onward = self._get(url, to)
+            if not onward:
+                return
+            url = urljoin(url, onward)
+            self._policy.admit(url)
+        raise LoraError(502, f"{self._source.text} redirects more than {REDIRECTS_MAX} times")
+
+    def _get(self, text: str, to: Path) -> str:
+        """Save the file at this URL; returns the target of a redirect instead."""
+        refused: list[str] = []
+        try:
+            url = _web_url(text)
+            with self._connected(url, refused) as link, request_file(url, link, USER_AGENT) as response:
+                if response.status in REDIRECTS and (onward := response.getheader("location")):
+                    return onward
+                if response.status in (404, 410):
+                    raise SourceMissing(text)
+                if response.status != 200:
+                    raise LoraError(502, f"{text} answers {response.status} {response.reason}")
+                self._budget.save(chunks(response), to)
+                if response.length:
+                    raise IncompleteRead(b"", response.length)
+        except (OSError, HTTPException, ValueError) as error:
+            if refused:
+                reason = (
+                    f"{refused[0]}, which is not a public address; --lora-networks allows further networks"
+                )
+                raise LoraError(403, f"{text} is at {reason}") from error
+            raise LoraError(502, f"{text}: {error}") from error
+        return ""
+
+    def _connected(self, url: WebUrl, refused: list[str]) -> socket.socket:
+        """A connection to an allowed address of the host; the others are added to `refused`."""
+        addresses = resolve(url.host, url.port)
+        refused += [one for one in addresses if not may_connect(one, self._policy.networks)]
+        allowed = [one for one in addresses if one not in refused]
+
+        def connect(address: str, port: int) -> socket.socket:
+            made = socket.create_connection((address, port), CONNECT_S / len(allowed))
+            made.settimeout(SILENCE_S)
+            self._budget.watch(made)
+            return made
+
+        return connect_first(url, allowed, WebAccess(connect=connect))
+
+
+def _web_url(text: str) -> WebUrl:
+    """A URL that was admitted. Raises `ValueError` for a name that DNS cannot have."""
+    parts = urlsplit(text)
+    host = (parts.hostname or "").rstrip(".").encode("idna").decode()
+    return WebUrl(parts.scheme, host, parts.port or PORTS[parts.scheme], request_target(parts.path))
+
+
+class BucketOrigin(Origin):
     """Objects of an S3 bucket. Keys and endpoint come from AWS's own environment variables."""
 
-    def __init__(self, source: Source) -> None:
-        try:
-            import obstore
-            from obstore.store import S3Store
-        except ImportError as error:
-            raise EngineUnavailable("adapters on S3 need obstore: pip install 'headwater[lora]'") from error
-        self._obstore: Any = obstore
-        self._source = source
-        self._store: Any = S3Store(source.host)
-
-    async def save(self, name: str, to: Path, budget: Budget) -> None:
+    def save(self, name: str, to: Path) -> None:
         """See `Origin.save`."""
+        obstore, stores = _package("obstore", "on S3"), _package("obstore.store", "on S3")
         key = "/".join(part for part in (self._source.path.strip("/"), name) if part)
         try:
-            result = await self._obstore.get_async(self._store, key)
-            with to.open("xb") as file:
-                async for chunk in result.stream(min_chunk_size=CHUNK_BYTES):
-                    budget.spend(len(chunk))
-                    file.write(chunk)
+            found = obstore.get(stores.S3Store(self._source.host), key)
+            self._budget.save(found.stream(min_chunk_size=CHUNK_BYTES), to)
         except FileNotFoundError as error:
             raise SourceMissing(f"s3://{self._source.host}/{key}") from error
-        except self._obstore.exceptions.BaseError as error:
+        except obstore.exceptions.BaseError as error:
             raise LoraError(502, f"s3://{self._source.host}/{key}: {error}") from error
 
-    async def names(self) -> list[str]:
-        """See `Origin.names`: listing a bucket requires another permission than reading it."""
-        return []
 
-
-class HubOrigin:
+class HubOrigin(Origin):
     """A repository of a Hugging Face hub. Token and endpoint come from its library's own settings."""
 
-    def __init__(self, source: Source) -> None:
-        try:
-            import huggingface_hub
-            from huggingface_hub import errors
-        except ImportError as error:
-            raise EngineUnavailable(
-                "adapters of a hub need huggingface_hub: pip install 'headwater[lora]'"
-            ) from error
-        self._hub: Any = huggingface_hub
-        self._errors: Any = errors
-        name, _, revision = source.path.partition("/@")
-        self._source = source
-        self._repository = f"{source.host}/{name}"
-        self._revision = revision or None
-
-    async def save(self, name: str, to: Path, budget: Budget) -> None:
+    def save(self, name: str, to: Path) -> None:
         """See `Origin.save`. The size is requested first, as the library reads a whole file."""
-        await asyncio.to_thread(self._save, name, to, budget)
-
-    def _save(self, name: str, to: Path, budget: Budget) -> None:
-        hub, errors = self._hub, self._errors
+        hub = _package("huggingface_hub", "of a hub")
+        errors = _package("huggingface_hub.errors", "of a hub")
+        repository, revision = self._repository()
         folder = to.parent / ".hub"
         try:
-            url = hub.hf_hub_url(self._repository, name, revision=self._revision)
-            size = hub.get_hf_file_metadata(url).size
-            budget.spend(size or 0)
-            got = hub.hf_hub_download(self._repository, name, revision=self._revision, local_dir=str(folder))
+            size = hub.get_hf_file_metadata(hub.hf_hub_url(repository, name, revision=revision)).size
+            self._budget.spend(size or 0)
+            got = hub.hf_hub_download(repository, name, revision=revision, local_dir=str(folder))
             if os.path.getsize(got) != size:
                 raise LoraError(502, f"{self._source.text}: {name} does not have the announced size")
             os.rename(got, to)
@@ -529,33 +508,30 @@ class HubOrigin:
             raise SourceMissing(f"{name} in {self._source.text}") from error
         except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError) as error:
             raise SourceMissing(f"{self._source.text} (or it needs a token: HF_TOKEN)") from error
-        except (errors.HfHubHTTPError, ValueError, OSError) as error:
+        except LoraError:
+            raise
+        except Exception as error:  # connections fail with errors of whichever HTTP client the library has
             raise LoraError(502, f"{self._source.text}: {error}") from error
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
-    async def names(self) -> list[str]:
+    def names(self) -> list[str]:
         """See `Origin.names`."""
+        repository, revision = self._repository()
+        hub = _package("huggingface_hub", "of a hub")
         try:
-            return await asyncio.to_thread(
-                self._hub.HfApi().list_repo_files, self._repository, revision=self._revision
-            )
-        except (self._errors.HfHubHTTPError, OSError, ValueError):
-            return []  # only used for a better message
+            return list(hub.HfApi().list_repo_files(repository, revision=revision))
+        except Exception:
+            return []
+
+    def _repository(self) -> tuple[str, str | None]:
+        name, _, revision = self._source.path.partition("/@")
+        return f"{self._source.host}/{name}", revision or None
 
 
-def _copy(path: Path, to: Path, budget: Budget) -> None:
+def _package(name: str, where: str) -> Any:
     try:
-        # Does not wait for a writer if it is a pipe.
-        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise SourceMissing(str(path)) from error
-    except OSError as error:
-        raise LoraError(502, f"{path}: {error.strerror}") from error
-    with os.fdopen(handle, "rb") as read:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise LoraError(400, f"{path} is not a regular file")
-        with to.open("xb") as file:
-            while chunk := read.read(CHUNK_BYTES):
-                budget.spend(len(chunk))
-                file.write(chunk)
+        return import_module(name)
+    except ImportError as error:
+        package = name.partition(".")[0]
+        raise EngineUnavailable(f"adapters {where} need {package}: pip install 'headwater[lora]'") from error

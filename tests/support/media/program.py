@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 
 from headwater.actors.media import program
-from headwater.actors.media.sources import WebAccess
+from headwater.engines.public_address import WebAccess
 
 FOLDER = Path(sys.argv[1])
 

@@ -3,6 +3,8 @@
 import asyncio
 import fcntl
 import os
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -58,22 +60,29 @@ class Slow:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.copies = 0
-        self.go = asyncio.Event()
+        self.go = threading.Event()
         plain = FolderOrigin.save
 
-        async def save(origin: FolderOrigin, *arguments: Any) -> None:
+        def save(origin: FolderOrigin, *arguments: Any) -> None:
             self.copies += 1
-            await self.go.wait()
-            await plain(origin, *arguments)
+            self.go.wait()
+            plain(origin, *arguments)
 
         monkeypatch.setattr(FolderOrigin, "save", save)
 
 
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[Slow]:
+    """Folders that are slow. What still waits goes on when the test ends."""
+    made = Slow(monkeypatch)
+    yield made
+    made.go.set()
+
+
 async def test_those_who_want_the_same_wait_for_one_download(
-    cache: LoraCache, source: Path, monkeypatch: pytest.MonkeyPatch
+    cache: LoraCache, source: Path, slow: Slow
 ) -> None:
     """It goes on when one of them gives up; and when it fails all are told and the next tries again."""
-    slow = Slow(monkeypatch)
     folder = make_adapter(source / "one")
     waiting = [asyncio.ensure_future(cache.fetch(str(folder))) for _ in range(3)]
     await asyncio.sleep(0)
@@ -92,11 +101,9 @@ async def test_those_who_want_the_same_wait_for_one_download(
     assert (await cache.fetch(str(source / "two"))).rank == 4
 
 
-async def test_a_source_that_is_too_slow_is_given_up(
-    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("slow")
+async def test_a_source_that_is_too_slow_is_given_up(tmp_path: Path, source: Path) -> None:
     """With the setting that says how long; nothing is left of it."""
-    Slow(monkeypatch)
     cache = files(tmp_path / "cache", source, fetch_s=0.05)
     with pytest.raises(LoraError, match=r"within 0\.05 s \(--lora-fetch-s\)"):
         await cache.fetch(str(make_adapter(source / "one")))

@@ -1,12 +1,16 @@
 """Adapters from a web server, a bucket and a hub: real clients against servers of this test."""
 
+import asyncio
+import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from select import select
 
 import pytest
 from huggingface_hub import constants
 
-from headwater.engines.lora_files import LoraCache, LoraError, SourceMissing
+from headwater.engines.lora_files import LoraCache, LoraError, SourceMissing, sources
 from headwater.engines.lora_files.sources import CONFIG, FILES, WEIGHTS
 from tests.support.data.lora_archives import archive_of, kept
 from tests.support.engines.adapters import files, make_adapter
@@ -114,6 +118,57 @@ async def test_a_redirect_to_a_private_address_is_refused_where_all_hosts_are_al
         await cache.fetch(server.url)
 
 
+async def test_of_a_hosts_addresses_the_allowed_ones_are_connected_to(
+    cache: LoraCache, server: FileServer, adapter: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A host that has a private address too is asked at the others; it is resolved once for each request."""
+    put(server, "/a/one", adapter)
+    answers = [["169.254.169.254", "127.0.0.1"], ["127.0.0.1"], ["169.254.169.254"]]
+    monkeypatch.setattr(sources, "resolve", lambda host, port: answers.pop(0))
+    assert (await cache.fetch(f"{server.url}/a/one")).rank == 4
+    assert len(answers) == 1
+    with pytest.raises(LoraError, match=r"169\.254\.169\.254, which is not a public address"):
+        await cache.fetch(f"{server.url}/a/one")
+
+
+async def test_a_body_that_breaks_off_is_no_file(
+    cache: LoraCache, server: FileServer, adapter: dict[str, bytes], tmp_path: Path
+) -> None:
+    """However well the part of it could be read."""
+    put(server, "/a/one", adapter)
+    server.breaks[f"/a/one/{WEIGHTS}"] = 1
+    with pytest.raises(LoraError, match="IncompleteRead") as caught:
+        await cache.fetch(f"{server.url}/a/one")
+    assert caught.value.status == 502
+    assert kept(tmp_path) == []
+
+
+@pytest.mark.parametrize("begin", [b"", b"HTTP/1.1 200 OK\r\nX-Long: "])
+async def test_a_server_that_never_ends_its_answer_is_left(tmp_path: Path, begin: bytes) -> None:
+    """Its connection is closed when the time for the adapter is over, however much it keeps sending."""
+    left = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def drip() -> None:
+            connected, _ = listener.accept()
+            with connected:
+                connected.sendall(begin)
+                while not (select([connected], [], [], 0.02)[0] and not connected.recv(65536)):
+                    if begin:
+                        connected.sendall(b"a")
+            left.set()
+
+        thread = threading.Thread(target=drip)
+        thread.start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        cache = files(tmp_path / "cache", url, networks=LOOPBACK, fetch_s=0.2)
+        with pytest.raises(LoraError, match="--lora-fetch-s"):
+            await cache.fetch(f"{url}/a")
+        assert await asyncio.to_thread(left.wait, 10)
+        thread.join()
+    assert kept(tmp_path) == []
+
+
 async def test_a_body_without_end_is_cut_at_the_limit(
     server: FileServer, adapter: dict[str, bytes], tmp_path: Path
 ) -> None:
@@ -176,3 +231,13 @@ async def test_a_hub(
         await small.fetch("hf://org/name")
     with pytest.raises(LoraError, match="--lora-sources"):
         await cache.fetch("hf://other/name")
+
+
+async def test_a_hub_that_is_not_reachable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library's errors of connections are of its own HTTP client."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", f"http://127.0.0.1:{port}/{{filename}}")
+    with pytest.raises(LoraError, match="hf://org/name: ") as caught:
+        await files(tmp_path / "cache", "hf://org").fetch("hf://org/name")
+    assert caught.value.status == 502

@@ -13,7 +13,6 @@ import os
 import re
 import ssl
 import stat
-from collections.abc import Sequence
 from concurrent.futures import Future
 from ipaddress import IPv6Address, ip_address, ip_network
 from mmap import ACCESS_READ, mmap
@@ -152,17 +151,6 @@ def _matches(host: str, pattern: str) -> bool:
     return host == pattern
 
 
-def check_addresses(url: WebUrl, addresses: Sequence[str], allowed: Sequence[bool]) -> None:
-    """Raises `MediaError` if the host has no address, or one that must not be connected to."""
-    if not addresses:
-        raise MediaError(MediaCode.DNS, f"The host {url.host!r} has no address.")
-    if not all(allowed):
-        raise MediaError(
-            MediaCode.PRIVATE_ADDRESS,
-            f"The host {url.host!r} is not at a public address. Media are fetched from the public Internet only.",
-        )
-
-
 def _bad(reason: str) -> MediaError:
     return MediaError(MediaCode.BAD_URL, f"The URL of the media is invalid: {reason}.")
 
@@ -225,8 +213,14 @@ def _addresses(url: WebUrl, policy: FetchPolicy, network: WebAccess) -> list[str
         addresses = [url.host] if url.is_address else _resolved(url, network)
     except (OSError, UnicodeError) as error:
         raise MediaError(MediaCode.DNS, f"The host {url.host!r} was not found.") from error
+    if not addresses:
+        raise MediaError(MediaCode.DNS, f"The host {url.host!r} has no address.")
     networks = [ip_network(text) for text in policy.networks]
-    check_addresses(url, addresses, [may_connect(one, networks) for one in addresses])
+    if not all(may_connect(one, networks) for one in addresses):
+        raise MediaError(
+            MediaCode.PRIVATE_ADDRESS,
+            f"The host {url.host!r} is not at a public address. Media are fetched from the public Internet only.",
+        )
     return addresses[:ADDRESSES_MAX]
 
 
@@ -255,16 +249,11 @@ def _location(url: WebUrl, response: http.client.HTTPResponse) -> str:
 
 
 def _save(url: WebUrl, response: http.client.HTTPResponse, bytes_max: int, out: BinaryIO) -> None:
-    """Write the body, counted as it arrives."""
+    """Write the body."""
     declared = _declared_length(url, response)
     if declared is not None and declared > bytes_max:
         raise too_large(bytes_max)
-    got = 0
-    while chunk := response.read(CHUNK_BYTES):
-        got += len(chunk)
-        if got > bytes_max:
-            raise too_large(bytes_max)
-        out.write(chunk)
+    got = _copy(response, bytes_max, out)
     if declared is not None and got != declared:
         raise MediaError(
             MediaCode.LENGTH_MISMATCH, f"{url.origin} announced {declared} bytes and sent {got}. Try again."
@@ -350,13 +339,15 @@ def _open_below(folder: str, path: PurePosixPath) -> BinaryIO:
     return os.fdopen(descriptor, "rb")
 
 
-def _copy(file: BinaryIO, bytes_max: int, out: BinaryIO) -> None:
+def _copy(file: BinaryIO | http.client.HTTPResponse, bytes_max: int, out: BinaryIO) -> int:
+    """Write what is left of `file`, counted as it arrives; returns how many bytes."""
     got = 0
     while chunk := file.read(CHUNK_BYTES):
         got += len(chunk)
         if got > bytes_max:
             raise too_large(bytes_max)
         out.write(chunk)
+    return got
 
 
 # Inline media: data URLs (RFC 2397), base64 and plain bytes.

@@ -15,7 +15,6 @@ once for a machine. Added here: one format of the weights, room on the disk, and
 import contextlib
 import glob
 import json
-import os
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,15 +22,17 @@ import huggingface_hub
 from huggingface_hub import constants, errors
 from huggingface_hub.file_download import repo_folder_name
 
+from headwater.engines import logs
 from headwater.ops.model_download.store import (
     DownloadFailed,
     RemoteFile,
     bytes_of,
     check_space,
     choose,
+    load,
     locked,
     progress,
-    say,
+    replace,
     verify,
 )
 
@@ -69,7 +70,7 @@ def download(repository: str, revision: str, *, weights: bool) -> Path:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
         with contextlib.suppress(DownloadFailed):
             folder = _cached(cache, revision, weights, reason)
-            say(f"{repository}: {reason}; serving revision {revision} as it was downloaded before")
+            logs.say(f"{repository}: {reason}; serving revision {revision} as it was downloaded before")
             return folder
         raise DownloadFailed(
             f"{reason}. What was downloaded whole stays in {cache}: start again to continue"
@@ -98,7 +99,7 @@ class _HubDownload:
             wrong = self._remove_wrong(folder, wanted)
             if not wrong:
                 break
-            say(f"{self._repository}: {'; '.join(wrong)}: removed")
+            logs.say(f"{self._repository}: {'; '.join(wrong)}: removed")
             if attempt + 1 == ATTEMPTS:
                 raise DownloadFailed(f"{wrong[0]}, {ATTEMPTS} times: nothing of this file was kept")
         self._remember(record, wanted)
@@ -119,9 +120,8 @@ class _HubDownload:
         missing = [one for one in wanted if not (blobs / one.digest).exists()]
         blobs.mkdir(parents=True, exist_ok=True)
         check_space(sum(one.size for one in missing), blobs)
-        suspected = {one.digest for one in missing} | set(_read(self._unverified, []))
-        self._unverified.parent.mkdir(exist_ok=True)
-        self._unverified.write_text(json.dumps(sorted(suspected)))
+        suspected = {one.digest for one in missing} | set(load(self._unverified, []))
+        replace(self._unverified, json.dumps(sorted(suspected)))
         total = sum(one.size for one in wanted)
         folder = ""
         try:
@@ -147,7 +147,7 @@ class _HubDownload:
 
     def _remove_wrong(self, folder: Path, wanted: list[RemoteFile]) -> list[str]:
         """Verify what was downloaded by this process, or by one that did not come to it; returns what was wrong and is removed."""
-        suspected = set(_read(self._unverified, []))
+        suspected = set(load(self._unverified, []))
         wrong = []
         for one in wanted:
             path = folder / one.name
@@ -176,21 +176,14 @@ class _HubDownload:
 
     def _write_reference(self, commit: str) -> None:
         """Do what the library does for a branch: it was given the commit."""
-        if self._revision == commit:
-            return
-        reference = self._cache / "refs" / self._revision
-        reference.parent.mkdir(parents=True, exist_ok=True)
-        new = reference.with_name(f"{reference.name}.{os.getpid()}")
-        new.write_text(commit)
-        new.replace(reference)
+        if self._revision != commit:
+            replace(self._cache / "refs" / self._revision, commit)
 
     def _remember(self, record: Path, wanted: list[RemoteFile]) -> None:
-        known = _read(record, {})
+        known = load(record, {})
         files = known.get("files", {}) | {one.name: one.digest for one in wanted}
         document = {"weights": self._weights or known.get("weights", False), "files": files}
-        new = record.with_suffix(".new")
-        new.write_text(json.dumps(document))
-        new.replace(record)
+        replace(record, json.dumps(document))
         self._unverified.unlink(missing_ok=True)
 
 
@@ -205,7 +198,7 @@ def _cached(cache: Path, revision: str, weights: bool, reason: str) -> Path:
     if not _serves(record, weights):
         if record.exists():
             raise DownloadFailed(f"{reason}, and only a part of {revision} is in {constants.HF_HUB_CACHE}")
-        if _read(cache / ".headwater" / "unverified.json", []):
+        if load(cache / ".headwater" / "unverified.json", []):
             raise DownloadFailed(
                 f"{reason}, and a download to {constants.HF_HUB_CACHE} did not end: start once with the network"
             )
@@ -214,17 +207,10 @@ def _cached(cache: Path, revision: str, weights: bool, reason: str) -> Path:
 
 def _serves(record: Path, weights: bool) -> bool:
     """Were all files of a snapshot downloaded that are needed, and are they still there?"""
-    known = _read(record, {})
+    known = load(record, {})
     folder = record.parents[1] / "snapshots" / record.stem
     there = all((folder / name).exists() for name in known.get("files", ()))
     return bool(known) and there and (known["weights"] or not weights)
-
-
-def _read(path: Path, default: Any) -> Any:
-    try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError):
-        return default
 
 
 def _token() -> str:

@@ -131,7 +131,7 @@ def locked(path: Path, what: str) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            say(f"waiting for another process, which downloads {what}")
+            logs.say(f"waiting for another process, which downloads {what}")
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
@@ -154,9 +154,9 @@ def progress(what: str, total: int, count: Callable[[], int]) -> Iterator[None]:
             if terminal:
                 print(f"\r{line()}\033[K", end="", file=sys.stderr, flush=True)
             else:
-                say(line())
+                logs.say(line())
 
-    say(f"downloading {what}: {_gb(total)}, of which {_gb(first)} are there")
+    logs.say(f"downloading {what}: {_gb(total)}, of which {_gb(first)} are there")
     thread = threading.Thread(target=show, daemon=True)
     thread.start()
     try:
@@ -179,9 +179,20 @@ def bytes_of(paths: Iterable[Path]) -> int:
     return total
 
 
-def say(text: str) -> None:
-    """Say it to the person who started the download."""
-    logs.say(text)
+def load(path: Path, default: Any) -> Any:
+    """The content of a JSON file, or `default` if there is none that can be read."""
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError):
+        return default
+
+
+def replace(path: Path, text: str) -> None:
+    """Write a file so that readers see the old one or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_name(f"{path.name}.{os.getpid()}")
+    new.write_text(text)
+    new.replace(path)
 
 
 def _gb(count: int) -> str:
@@ -224,13 +235,10 @@ def download(url: str, cache: Path, *, weights: bool) -> Path:
 
 def _before(latest: Path, url: str, weights: bool, reason: str) -> Path:
     """Return what was downloaded before, if it serves. Raises `DownloadFailed`."""
-    try:
-        known = json.loads(latest.read_text())
-    except (OSError, ValueError):
-        known = {}
+    known = load(latest, {})
     folder = latest.parent / str(known.get("folder", ""))
     if known and folder.is_dir() and (known["weights"] or not weights):
-        say(f"{url}: {reason}; serving what was downloaded before")
+        logs.say(f"{url}: {reason}; serving what was downloaded before")
         return folder
     raise DownloadFailed(f"{reason}. What was downloaded stays: start again to continue")
 
@@ -310,7 +318,7 @@ class _StoreDownload:
             except (obstore.exceptions.BaseError, OSError) as error:
                 if attempt + 1 == ATTEMPTS:
                     raise
-                say(f"{self._url}/{one.name} broke off: {_short(error)}; continuing")
+                logs.say(f"{self._url}/{one.name} broke off: {_short(error)}; continuing")
         problem = verify(path, one)
         if problem:
             path.unlink()
@@ -334,10 +342,8 @@ class _StoreDownload:
 
     def _remember(self, folder: Path) -> None:
         """Name the newest folder, and remove what older downloads of the same source left."""
-        latest = self._place / f"{self._stem}.json"
-        new = latest.with_suffix(".new")
-        new.write_text(json.dumps({"folder": folder.name, "weights": self._weights}))
-        new.replace(latest)
+        document = {"folder": folder.name, "weights": self._weights}
+        replace(self._place / f"{self._stem}.json", json.dumps(document))
         for part in self._place.glob(f".{self._stem}-*.part"):
             shutil.rmtree(part, ignore_errors=True)
 

@@ -12,12 +12,17 @@ import http.client
 import socket
 import ssl
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from functools import cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
-from typing import Final, NamedTuple
+from threading import Thread
+from typing import Final, NamedTuple, ParamSpec, TypeVar
 from urllib.parse import quote
 
 from headwater.schemas.addresses import host_port
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
@@ -111,6 +116,21 @@ def request_target(path: str, query: str = "") -> str:
     """The path and query of a URL as a request has them: what is not ASCII is percent-encoded."""
     target = quote(path or "/", safe=_ASCII) + (f"?{quote(query, safe=_ASCII)}" if query else "")
     return target if target.startswith("/") else f"/{target}"
+
+
+def in_own_thread(function: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> Future[T]:
+    """Run what waits for servers in a thread that the end of the process does not wait for."""
+    done: Future[T] = Future()
+    done.set_running_or_notify_cancel()
+
+    def run() -> None:
+        try:
+            done.set_result(function(*arguments, **named))
+        except BaseException as error:  # raised again by whoever waits
+            done.set_exception(error)
+
+    Thread(target=run, daemon=True).start()
+    return done
 
 
 def resolve(host: str, port: int) -> list[str]:

@@ -13,11 +13,9 @@ import os
 import re
 import ssl
 import stat
-from concurrent.futures import Future
 from ipaddress import IPv6Address, ip_address, ip_network
 from mmap import ACCESS_READ, mmap
 from pathlib import PurePosixPath
-from threading import Thread
 from typing import BinaryIO, Final
 from urllib.parse import unquote, unquote_to_bytes, urljoin, urlsplit
 
@@ -28,6 +26,7 @@ from headwater.engines.public_address import (
     WebAccess,
     WebUrl,
     connect_first,
+    in_own_thread,
     may_connect,
     request_file,
     request_target,
@@ -210,7 +209,11 @@ def _get(url: WebUrl, policy: FetchPolicy, network: WebAccess, bytes_max: int, o
 def _addresses(url: WebUrl, policy: FetchPolicy, network: WebAccess) -> list[str]:
     """The addresses to try. Every address of the host is checked, so that none is public by chance. Raises `MediaError`."""
     try:
-        addresses = [url.host] if url.is_address else _resolved(url, network)
+        if url.is_address:
+            addresses = [url.host]
+        else:
+            # The alarm does not interrupt the system's resolver, but it does a wait for a thread.
+            addresses = in_own_thread(network.resolve, url.host, url.port).result()
     except (OSError, UnicodeError) as error:
         raise MediaError(MediaCode.DNS, f"The host {url.host!r} was not found.") from error
     if not addresses:
@@ -222,23 +225,6 @@ def _addresses(url: WebUrl, policy: FetchPolicy, network: WebAccess) -> list[str
             f"The host {url.host!r} is not at a public address. Media are fetched from the public Internet only.",
         )
     return addresses[:ADDRESSES_MAX]
-
-
-def _resolved(url: WebUrl, network: WebAccess) -> list[str]:
-    """Return the addresses of the host.
-
-    They are looked up in a thread: an alarm does not interrupt the system's resolver, but it does a wait for a thread.
-    """
-    found: Future[list[str]] = Future()
-
-    def run() -> None:
-        try:
-            found.set_result(network.resolve(url.host, url.port))
-        except Exception as error:  # raised again by the thread that waits
-            found.set_exception(error)
-
-    Thread(target=run, daemon=True).start()
-    return found.result()
 
 
 def _location(url: WebUrl, response: http.client.HTTPResponse) -> str:

@@ -11,7 +11,6 @@ import zipfile
 import zlib
 from collections import Counter
 from collections.abc import Generator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path, PurePosixPath
 from typing import IO, NamedTuple
@@ -29,11 +28,9 @@ from headwater.engines.lora_files.sources import (
     chunks,
     origin,
 )
+from headwater.engines.public_address import in_own_thread
 
 MEMBERS_MAX = 10_000
-
-FETCHES_MAX = 32
-"""Adapters that are fetched at once; further ones wait, within their own time limit."""
 
 
 def unpack(archive: Path, into: Path, budget: Budget, source: str) -> list[str]:
@@ -121,8 +118,6 @@ class LoraCache:
         self._fetching: dict[tuple[str, str], asyncio.Task[LoraFolder]] = {}
         self._locked: dict[str, int] = {}
         self._users: Counter[str] = Counter()
-        # Of its own: slow sources must not occupy the threads that others of this process use.
-        self._threads = ThreadPoolExecutor(FETCHES_MAX, "adapters")
 
     async def fetch(self, source: str, digest: str = "") -> LoraFolder:
         """Fetch the adapter at `source`; with a known `digest` from the cache, where it is there.
@@ -182,8 +177,8 @@ class LoraCache:
         budget = Budget(self.policy.bytes_max)
         try:
             async with asyncio.timeout(self.policy.fetch_s):
-                loop = asyncio.get_running_loop()
-                await loop.run_in_executor(self._threads, _fetch_files, source, staging, self.policy, budget)
+                fetching = in_own_thread(_fetch_files, source, staging, self.policy, budget)
+                await asyncio.wrap_future(fetching)
                 found = await asyncio.to_thread(self._store, staging, source, digest)
         except TimeoutError as error:
             raise LoraError(

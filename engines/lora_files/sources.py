@@ -6,7 +6,7 @@ client. So only listed sources are allowed: folders, hosts, organisations of a h
 A web server is connected to at an address that was checked. This covers names that resolve to private addresses, names that resolve
 differently the second time, numeric addresses, and every hop of a redirect.
 
-Fetching blocks, in a thread: a `Budget` ends it.
+Fetching blocks a thread of its own; a `Budget` ends it.
 """
 
 import hashlib

@@ -1,10 +1,11 @@
 """Which addresses a process may connect to on behalf of a client."""
 
+import threading
 from ipaddress import ip_network
 
 import pytest
 
-from headwater.engines.public_address import may_connect
+from headwater.engines.public_address import in_own_thread, may_connect
 
 EVERYWHERE = (ip_network("0.0.0.0/0"), ip_network("::/0"))
 
@@ -72,3 +73,10 @@ def test_a_network_allows_what_is_in_it() -> None:
     assert may_connect("::ffff:127.0.0.1", loopback)
     assert not may_connect("10.0.0.1", loopback)
     assert not may_connect("::1", loopback)
+
+
+def test_what_waits_for_a_server_does_not_hold_up_the_end_of_a_process() -> None:
+    """And whoever waits for it gets its result, or its error."""
+    assert in_own_thread(threading.current_thread).result().daemon
+    with pytest.raises(ZeroDivisionError):
+        in_own_thread(divmod, 1, 0).result()

@@ -10,10 +10,12 @@ from select import select
 import pytest
 from huggingface_hub import constants
 
+from headwater.engines import public_address
 from headwater.engines.lora_files import LoraCache, LoraError, SourceMissing, sources
 from headwater.engines.lora_files.sources import CONFIG, FILES, WEIGHTS
 from tests.support.data.lora_archives import archive_of, kept
 from tests.support.engines.adapters import files, make_adapter
+from tests.support.media.internet import internet
 from tests.support.servers.files import FileServer, file_server
 
 LOOPBACK = ("127.0.0.0/8", "::1/128")
@@ -129,6 +131,28 @@ async def test_of_a_hosts_addresses_the_allowed_ones_are_connected_to(
     assert len(answers) == 1
     with pytest.raises(LoraError, match=r"169\.254\.169\.254, which is not a public address"):
         await cache.fetch(f"{server.url}/a/one")
+
+
+async def test_a_certificate_must_be_the_hosts(
+    adapter: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The name is the URL's, though the connection is made to an address; the authorities are the system's."""
+    monkeypatch.setattr(sources, "resolve", lambda host, port: ["127.0.0.1"])
+    with internet(tmp_path, "adapters.example") as net:
+        for name, data in adapter.items():
+            net.serve(f"/a/{name}", data)
+        port = (tmp_path / "tls").read_text()
+        cache = files(tmp_path / "cache", "https://", networks=LOOPBACK)
+        monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
+        public_address.trusted.cache_clear()
+        try:
+            assert (await cache.fetch(f"https://adapters.example:{port}/a")).rank == 4
+            assert f"Host: adapters.example:{port}\r\n" in net.requests[0]
+            with pytest.raises(LoraError, match=r"other\.example.* certificate") as caught:
+                await cache.fetch(f"https://other.example:{port}/a")
+        finally:
+            public_address.trusted.cache_clear()
+    assert caught.value.status == 502
 
 
 async def test_a_body_that_breaks_off_is_no_file(

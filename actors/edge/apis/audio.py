@@ -2,7 +2,7 @@
 
 import math
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar
 
 import msgspec
@@ -27,6 +27,7 @@ from headwater.actors.edge.prompt.request import (
 )
 from headwater.actors.edge.prompt.speech import ENGLISH, AudioRecording, require_speech
 from headwater.actors.edge.saga.context import Call, Serving
+from headwater.actors.edge.saga.fields import refuse_rejected, rejected
 from headwater.actors.http.asgi import PING, Headers, respond
 from headwater.actors.http.body import FORM, UploadForm, read_form
 from headwater.actors.http.decoding import invalid_field
@@ -43,6 +44,7 @@ PROMPT_CHARACTERS_MAX: Final = 16_384
 AudioFile = Annotated[bytes, msgspec.Meta(extra_json_schema={"contentEncoding": "binary"})]
 Temperature = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
 Language = Annotated[str, msgspec.Meta(max_length=16)]
+NoWords = Annotated[list[str], rejected([])]
 SaidBefore = Annotated[str, msgspec.Meta(max_length=PROMPT_CHARACTERS_MAX)]
 
 
@@ -69,25 +71,16 @@ class TranslationForm(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 class TranscriptionForm(TranslationForm, forbid_unknown_fields=True, kw_only=True):
     """The same with fields that only transcriptions have."""
 
-    timestamp_granularities: list[str] = []
-    chunking_strategy: str = "auto"
-    include: list[str] = []
-    keywords: list[str] = []
-    languages: list[str] = []
-    known_speaker_names: list[str] = []
-    known_speaker_references: list[str] = []
+    timestamp_granularities: Annotated[list[str], rejected(["segment"])] = []
+    chunking_strategy: Annotated[str, rejected("auto", "")] = "auto"
+    include: NoWords = []
+    keywords: NoWords = []
+    languages: NoWords = []
+    known_speaker_names: NoWords = []
+    known_speaker_references: NoWords = []
 
 
-REJECTED_IN_FORMS: Final[Mapping[str, tuple[Any, ...]]] = {
-    "timestamp_granularities": (None, ["segment"]),
-    "chunking_strategy": (None, "auto"),
-    **dict.fromkeys(
-        ("include", "keywords", "languages", "known_speaker_names", "known_speaker_references"), (None, [])
-    ),
-}
-"""Fields that are refused, with the values that are accepted."""
-
-LISTS: Final = frozenset(REJECTED_IN_FORMS) - {"chunking_strategy"}
+LISTS: Final = frozenset(TranscriptionForm.__annotations__) - {"chunking_strategy"}
 
 FormT = TypeVar("FormT", bound=TranslationForm)
 
@@ -122,10 +115,8 @@ def decode_form(form: UploadForm, kind: type[FormT]) -> FormT:
 
 
 def _refuse_unsupported(form: TranslationForm) -> None:
-    for name, accepted in REJECTED_IN_FORMS.items():
-        value = getattr(form, name, None)
-        if value and value not in accepted:
-            raise bad_request(f"{name} {value} is not supported; leave it out.", param=name)
+    if isinstance(form, TranscriptionForm):
+        refuse_rejected(form, "{field} {value} is not supported; leave it out.")
     if form.stream and form.response_format not in ("json", "text"):
         raise bad_request(
             f"{form.response_format} cannot be streamed; use json or text.", param="response_format"
@@ -431,7 +422,6 @@ def _logged(form: TranslationForm) -> bytes:
 
 __all__ = [
     "FORM",
-    "REJECTED_IN_FORMS",
     "TranscriptFormat",
     "TranscriptionForm",
     "TranslationForm",

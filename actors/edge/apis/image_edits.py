@@ -11,8 +11,9 @@ import msgspec
 import structlog
 
 from headwater.actors import metrics
-from headwater.actors.edge.apis.image_types import USUAL_IMAGE_VALUES, ImagesRequest
+from headwater.actors.edge.apis.image_types import ImagesRequest
 from headwater.actors.edge.history import OBJECT_BYTES_MAX, TenantObjects
+from headwater.actors.edge.saga.fields import rejected
 from headwater.actors.http.body import UploadForm
 from headwater.actors.http.decoding import invalid_field
 from headwater.actors.http.errors import ApiError, bad_request, overloaded
@@ -26,11 +27,6 @@ from headwater.schemas.tables import ImageGenerationSupport
 PATH: Final = "/v1/images/edits"
 UPLOADS_MAX: Final = 16
 """Images of one request, whatever the model takes: as OpenAI's servers."""
-
-USUAL_EDIT_VALUES: Final[dict[str, tuple[Any, ...]]] = {
-    **USUAL_IMAGE_VALUES,
-    **dict.fromkeys(("input_fidelity", "markup", "moderation"), (None,)),
-}
 
 ImageFile = Annotated[bytes, msgspec.Meta(extra_json_schema={"contentEncoding": "binary"})]
 Uploads = Annotated[list[ImageFile], msgspec.Meta(min_length=1, max_length=UPLOADS_MAX)]
@@ -47,16 +43,9 @@ class ImageEditForm(ImagesRequest, kw_only=True):
     image: Uploads
     mask: ImageFile | None = None
     strength: Strength | None = None
-    input_fidelity: Any = None
-    markup: Any = None
-    moderation: Any = None
-
-    def refuse_unsupported(self) -> None:
-        """See `UnsupportedFields.refuse_unsupported`."""
-        super().refuse_unsupported()
-        for name in ("input_fidelity", "markup", "moderation"):
-            if getattr(self, name) is not None:
-                raise bad_request(f"{name} is not supported by this release; leave it out.", param=name)
+    input_fidelity: Annotated[Any, rejected()] = None
+    markup: Annotated[Any, rejected()] = None
+    moderation: Annotated[Any, rejected()] = None
 
     def check_inputs(self, support: ImageGenerationSupport, model: str) -> None:
         """Raises `ApiError` 400 for more images than the model takes, and for a mask that it does not."""

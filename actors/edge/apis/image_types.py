@@ -6,7 +6,8 @@ from typing import Annotated, Any, Final, Literal, cast
 
 import msgspec
 
-from headwater.actors.edge.saga.fields import UnsupportedFields
+from headwater.actors.edge.apis.openai.types import Priority
+from headwater.actors.edge.saga.fields import UnsupportedFields, rejected
 from headwater.actors.http.decoding import decode_body
 from headwater.actors.http.errors import bad_request
 from headwater.schemas.messages.file_generation import ImageFormat, ImageRequest
@@ -17,7 +18,6 @@ PROMPT_CHARACTERS_MAX: Final = 32_000
 
 _SIZE: Final = re.compile(r"([1-9]\d{0,4})x([1-9]\d{0,4})")
 
-Priority = Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]
 Prompt = Annotated[str, msgspec.Meta(min_length=1, max_length=PROMPT_CHARACTERS_MAX)]
 NegativePrompt = Annotated[str, msgspec.Meta(max_length=PROMPT_CHARACTERS_MAX)]
 ImageCount = Annotated[int, msgspec.Meta(ge=1)]
@@ -25,16 +25,6 @@ Seed = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Guidance = Annotated[float, msgspec.Meta(ge=0.0, le=100.0)]
 Compression = Annotated[int, msgspec.Meta(ge=0, le=100)]
 Previews = Annotated[int, msgspec.Meta(ge=0, le=3)]
-
-USUAL_IMAGE_VALUES: Final[dict[str, tuple[Any, ...]]] = {
-    "background": (None, "auto", "opaque"),
-    "quality": (None, "auto", "standard"),
-    "style": (None,),
-    "complexity": (None,),
-    "frame_count": (None,),
-    "frame_duration_ms": (None,),
-    "svg": (None,),
-}
 
 
 class ImagesRequest(UnsupportedFields, kw_only=True):
@@ -60,20 +50,17 @@ class ImagesRequest(UnsupportedFields, kw_only=True):
     guidance_scale: Guidance | None = None
     priority: Priority | None = None
     progress: bool | None = None
-    background: Any = None
-    quality: Any = None
-    style: Any = None
-    complexity: Any = None
-    frame_count: Any = None
-    frame_duration_ms: Any = None
-    svg: Any = None
+    background: Annotated[Any, rejected("auto", "opaque")] = None
+    quality: Annotated[Any, rejected("auto", "standard")] = None
+    style: Annotated[Any, rejected()] = None
+    complexity: Annotated[Any, rejected()] = None
+    frame_count: Annotated[Any, rejected()] = None
+    frame_duration_ms: Annotated[Any, rejected()] = None
+    svg: Annotated[Any, rejected()] = None
 
     def refuse_unsupported(self) -> None:
         """See `UnsupportedFields.refuse_unsupported`."""
         super().refuse_unsupported()
-        for name, usual in USUAL_IMAGE_VALUES.items():
-            if getattr(self, name) not in usual:
-                raise bad_request(f"{name} is not supported by this release; leave it out.", param=name)
         if self.stream:
             if (self.n or 1) > 1:
                 raise bad_request("A stream has one image: set n to 1, or stream to false.", param="n")

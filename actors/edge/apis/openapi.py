@@ -5,134 +5,51 @@ from typing import Any, Final, get_type_hints
 import msgspec
 
 from headwater import __version__
-from headwater.actors.edge.apis.anthropic.types import (
-    IGNORED_IN_MESSAGES,
-    IGNORED_IN_PROMPTS,
-    REJECTED,
-    CountTokensRequest,
-    MessagesRequest,
-)
-from headwater.actors.edge.apis.audio import (
-    FORM,
-    REJECTED_IN_FORMS,
-    TranscriptionForm,
-    TranslationForm,
-)
-from headwater.actors.edge.apis.image_edits import USUAL_EDIT_VALUES, ImageEditForm
-from headwater.actors.edge.apis.image_types import USUAL_IMAGE_VALUES, ImagesRequest
-from headwater.actors.edge.apis.openai.types import (
-    IGNORED_IN_CHAT,
-    IGNORED_IN_COMPLETIONS,
-    REJECTED_IN_CHAT,
-    REJECTED_IN_COMPLETIONS,
-    ChatRequest,
-    CompletionRequest,
-)
+from headwater.actors.edge.apis.anthropic.types import CountTokensRequest, MessagesRequest
+from headwater.actors.edge.apis.audio import FORM, TranscriptionForm, TranslationForm
+from headwater.actors.edge.apis.image_edits import ImageEditForm
+from headwater.actors.edge.apis.image_types import ImagesRequest
+from headwater.actors.edge.apis.openai.types import ChatRequest, CompletionRequest
 from headwater.actors.edge.apis.pooling_types import (
-    USUAL_VALUES,
     ClassifyRequest,
     EmbeddingRequest,
     RerankRequest,
     ScoreRequest,
 )
 from headwater.actors.edge.apis.responses.types import (
-    COMPACT_FIELDS,
-    COUNT_FIELDS,
-    CREATE_FIELDS,
     CompactFields,
     ConversationFields,
     CreateFields,
     InputFields,
-    ignored,
-    rejected,
 )
 from headwater.actors.edge.apis.tokens import DetokenizeRequest, TokenizeRequest
-from headwater.actors.edge.apis.video_types import REJECTED_IN_VIDEOS, VideoFields
-from headwater.actors.edge.saga.fields import ApiEndpoint, statuses
+from headwater.actors.edge.apis.video_types import VideoFields
+from headwater.actors.edge.saga.fields import ApiEndpoint, field_rows
 
 ENDPOINTS: Final = (
-    ApiEndpoint(
-        "POST", "/v1/chat/completions", "chat completion", ChatRequest, IGNORED_IN_CHAT, REJECTED_IN_CHAT
-    ),
-    ApiEndpoint(
-        "POST",
-        "/v1/completions",
-        "text completion",
-        CompletionRequest,
-        IGNORED_IN_COMPLETIONS,
-        REJECTED_IN_COMPLETIONS,
-    ),
-    ApiEndpoint(
-        "POST",
-        "/v1/messages",
-        "message in Anthropic's format",
-        MessagesRequest,
-        IGNORED_IN_MESSAGES,
-        REJECTED,
-    ),
-    ApiEndpoint(
-        "POST",
-        "/v1/messages/count_tokens",
-        "tokens of such a request's prompt",
-        CountTokensRequest,
-        IGNORED_IN_PROMPTS,
-        REJECTED,
-    ),
-    ApiEndpoint(
-        "POST", "/v1/responses", "response", CreateFields, ignored(CREATE_FIELDS), rejected(CREATE_FIELDS)
-    ),
-    ApiEndpoint(
-        "POST",
-        "/v1/responses/input_tokens",
-        "tokens of such a request's prompt",
-        InputFields,
-        ignored(COUNT_FIELDS),
-    ),
-    ApiEndpoint(
-        "POST", "/v1/responses/compact", "compacted conversation", CompactFields, ignored(COMPACT_FIELDS)
-    ),
+    ApiEndpoint("POST", "/v1/chat/completions", "chat completion", ChatRequest),
+    ApiEndpoint("POST", "/v1/completions", "text completion", CompletionRequest),
+    ApiEndpoint("POST", "/v1/messages", "message in Anthropic's format", MessagesRequest),
+    ApiEndpoint("POST", "/v1/messages/count_tokens", "tokens of such a request's prompt", CountTokensRequest),
+    ApiEndpoint("POST", "/v1/responses", "response", CreateFields),
+    ApiEndpoint("POST", "/v1/responses/input_tokens", "tokens of such a request's prompt", InputFields),
+    ApiEndpoint("POST", "/v1/responses/compact", "compacted conversation", CompactFields),
     ApiEndpoint("POST", "/v1/conversations", "stored conversation", ConversationFields, body_required=False),
-    ApiEndpoint("POST", "/v1/embeddings", "embeddings", EmbeddingRequest, rejected=USUAL_VALUES),
-    ApiEndpoint("POST", "/v1/classify", "classification", ClassifyRequest, rejected=USUAL_VALUES),
-    ApiEndpoint("POST", "/v1/score", "similarity of pairs", ScoreRequest, rejected=USUAL_VALUES),
-    ApiEndpoint("POST", "/v1/rerank", "documents by relevance", RerankRequest, rejected=USUAL_VALUES),
-    ApiEndpoint("POST", "/v2/rerank", "documents by relevance", RerankRequest, rejected=USUAL_VALUES),
+    ApiEndpoint("POST", "/v1/embeddings", "embeddings", EmbeddingRequest),
+    ApiEndpoint("POST", "/v1/classify", "classification", ClassifyRequest),
+    ApiEndpoint("POST", "/v1/score", "similarity of pairs", ScoreRequest),
+    ApiEndpoint("POST", "/v1/rerank", "documents by relevance", RerankRequest),
+    ApiEndpoint("POST", "/v2/rerank", "documents by relevance", RerankRequest),
     ApiEndpoint(
-        "POST",
-        "/v1/audio/transcriptions",
-        "transcript of a recording",
-        TranscriptionForm,
-        rejected=REJECTED_IN_FORMS,
-        content=FORM,
+        "POST", "/v1/audio/transcriptions", "transcript of a recording", TranscriptionForm, content=FORM
     ),
-    ApiEndpoint(
-        "POST",
-        "/v1/audio/translations",
-        "transcript in English",
-        TranslationForm,
-        rejected=REJECTED_IN_FORMS,
-        content=FORM,
-    ),
-    ApiEndpoint(
-        "POST",
-        "/v1/images/generations",
-        "generated images",
-        ImagesRequest,
-        rejected=USUAL_IMAGE_VALUES,
-    ),
-    ApiEndpoint(
-        "POST",
-        "/v1/images/edits",
-        "changed images",
-        ImageEditForm,
-        rejected=USUAL_EDIT_VALUES,
-        content=FORM,
-    ),
-    ApiEndpoint("POST", "/v1/videos", "video job", VideoFields, rejected=REJECTED_IN_VIDEOS),
+    ApiEndpoint("POST", "/v1/audio/translations", "transcript in English", TranslationForm, content=FORM),
+    ApiEndpoint("POST", "/v1/images/generations", "generated images", ImagesRequest),
+    ApiEndpoint("POST", "/v1/images/edits", "changed images", ImageEditForm, content=FORM),
+    ApiEndpoint("POST", "/v1/videos", "video job", VideoFields),
     ApiEndpoint("POST", "/tokenize", "token ids of a prompt", TokenizeRequest),
     ApiEndpoint("POST", "/detokenize", "text of token ids", DetokenizeRequest),
 )
-"""Every API appends its own."""
 
 _ERROR: Final[dict[str, Any]] = {"description": "the request is refused; the body says why"}
 
@@ -165,14 +82,16 @@ def openapi_document() -> dict[str, Any]:
 
 def _known_body(endpoint: ApiEndpoint) -> type[msgspec.Struct]:
     """The body's type with the fields that have an effect. The others have no JSON form."""
-    known = statuses(endpoint)
+    left_out = {
+        row.field for row in field_rows(endpoint.body) if row.rule.is_whole and row.status != "served"
+    }
     types = get_type_hints(endpoint.body, include_extras=True)
     fields = [
         (field.name, types[field.name], field.default)
         if field.default is not msgspec.NODEFAULT
         else (field.name, types[field.name])
         for field in msgspec.structs.fields(endpoint.body)
-        if known[field.encode_name][0] == "served"
+        if field.encode_name not in left_out
     ]
     name = endpoint.body.__name__ if not endpoint.path.startswith("/v2") else f"{endpoint.body.__name__}V2"
     doc = {"__doc__": endpoint.body.__doc__}

@@ -7,9 +7,9 @@ import msgspec
 import numpy as np
 
 from headwater.actors.edge.apis.openai.translate import turns_of
-from headwater.actors.edge.apis.openai.types import MESSAGES_MAX, ChatMessage, Priority
+from headwater.actors.edge.apis.openai.types import MESSAGES_MAX, ChatMessage, Priority, refuse_template
 from headwater.actors.edge.prompt.messages import Turn
-from headwater.actors.edge.saga.fields import UnsupportedFields
+from headwater.actors.edge.saga.fields import UnsupportedFields, rejected
 from headwater.actors.http.decoding import decode_body
 from headwater.actors.http.errors import bad_request
 
@@ -21,14 +21,6 @@ Messages = Annotated[
     list[ChatMessage | list[ChatMessage]], msgspec.Meta(min_length=1, max_length=MESSAGES_MAX)
 ]
 Dimensions = Annotated[int, msgspec.Meta(ge=1, le=16_384)]
-USUAL_VALUES: Final[dict[str, tuple[Any, ...]]] = {
-    "normalize": (None, True),
-    "use_activation": (None, True),
-    "activation": (None, True),
-    "embed_dtype": (None, "float32"),
-    "endianness": (None, "native", "little"),
-    "truncate_prompt_tokens": (None,),
-}
 
 
 class PoolingCommon(UnsupportedFields, kw_only=True):
@@ -38,19 +30,12 @@ class PoolingCommon(UnsupportedFields, kw_only=True):
     user: str | None = None
     priority: Priority | None = None
     add_special_tokens: bool | None = None
-    normalize: Any = None
-    use_activation: Any = None
-    activation: Any = None
-    embed_dtype: Any = None
-    endianness: Any = None
-    truncate_prompt_tokens: Any = None
-
-    def refuse_unsupported(self) -> None:
-        """See `UnsupportedFields.refuse_unsupported`."""
-        super().refuse_unsupported()
-        for name, usual in USUAL_VALUES.items():
-            if not any(getattr(self, name) == value for value in usual):
-                raise bad_request(f"{name} is not supported by this release; leave it out.", param=name)
+    normalize: Annotated[Any, rejected(True)] = None
+    use_activation: Annotated[Any, rejected(True)] = None
+    activation: Annotated[Any, rejected(True)] = None
+    embed_dtype: Annotated[Any, rejected("float32")] = None
+    endianness: Annotated[Any, rejected("native", "little")] = None
+    truncate_prompt_tokens: Annotated[Any, rejected()] = None
 
 
 class EmbeddingRequest(PoolingCommon, kw_only=True):
@@ -97,11 +82,7 @@ class EmbeddingRequest(PoolingCommon, kw_only=True):
                 "continue_final_message and add_generation_prompt cannot both be true.",
                 param="continue_final_message",
             )
-        if "chat_template" in (self.chat_template_kwargs or {}):
-            raise bad_request(
-                "chat_template cannot be set by a request; the operator sets it (--chat-template).",
-                param="chat_template_kwargs.chat_template",
-            )
+        refuse_template(self.chat_template_kwargs)
 
 
 class ClassifyRequest(PoolingCommon, kw_only=True):

@@ -11,6 +11,7 @@ from headwater.actors.edge.apis.openai.types import (
     ChatMessage,
     ChatTool,
     TokenId,
+    refuse_template,
 )
 from headwater.actors.edge.prompt.messages import MediaPart, load_media, with_texts_of_files
 from headwater.actors.edge.prompt.prompts import chat_prompt, text_prompts
@@ -108,12 +109,7 @@ class TokensApi:
 
 
 def _wanted(request: TokenizeRequest) -> GenerationRequest:
-    variables = request.chat_template_kwargs or {}
-    if "chat_template" in variables:
-        raise bad_request(
-            "chat_template cannot be set by a request; the operator sets it (--chat-template).",
-            param="chat_template_kwargs.chat_template",
-        )
+    refuse_template(request.chat_template_kwargs)
     return GenerationRequest(
         model=request.model,
         param="prompt" if request.messages is None else "messages",
@@ -124,7 +120,7 @@ def _wanted(request: TokenizeRequest) -> GenerationRequest:
             add_special_tokens=request.add_special_tokens,
             add_generation_prompt=request.add_generation_prompt is not False,
             continue_final=bool(request.continue_final_message),
-            variables=variables,
+            variables=request.chat_template_kwargs or {},
         ),
     )
 

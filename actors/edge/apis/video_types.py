@@ -2,7 +2,7 @@
 
 import re
 import secrets
-from typing import Any, Final, cast
+from typing import Annotated, Any, Final, cast
 
 import msgspec
 
@@ -10,21 +10,18 @@ from headwater.actors.edge.apis.image_types import (
     Guidance,
     ImageCount,
     NegativePrompt,
-    Priority,
     Prompt,
     Seed,
     sides,
 )
-from headwater.actors.edge.saga.fields import UnsupportedFields
+from headwater.actors.edge.apis.openai.types import Priority
+from headwater.actors.edge.saga.fields import UnsupportedFields, rejected
 from headwater.actors.http.asgi import Headers
 from headwater.actors.http.body import FORM, UploadForm, read_form
 from headwater.actors.http.decoding import check_shape, decode_body, invalid_field
 from headwater.actors.http.errors import bad_request
 from headwater.schemas.messages.file_generation import VideoRequest
 from headwater.schemas.tables import VideoGenerationSupport
-
-REJECTED_IN_VIDEOS: Final[dict[str, tuple[Any, ...]]] = {"input_reference": (None,)}
-"""Fields that are refused, with the values that are accepted."""
 
 _SECONDS: Final = re.compile(r"\d{1,4}(\.\d{1,3})?")
 
@@ -43,16 +40,9 @@ class VideoFields(UnsupportedFields, kw_only=True):
     steps: ImageCount | None = None
     guidance_scale: Guidance | None = None
     priority: Priority | None = None
-    input_reference: Any = None
-
-    def refuse_unsupported(self) -> None:
-        """See `UnsupportedFields.refuse_unsupported`."""
-        super().refuse_unsupported()
-        if self.input_reference is not None:
-            raise bad_request(
-                "input_reference is not supported: videos are generated from text alone; leave it out.",
-                param="input_reference",
-            )
+    input_reference: Annotated[Any, rejected(reason="videos are generated from text alone; leave it out")] = (
+        None
+    )
 
     def order(self, support: VideoGenerationSupport, model: str) -> VideoRequest:
         """Return what a worker is to generate, without a name yet. Raises `ApiError` 400 for what the model cannot."""

@@ -9,9 +9,11 @@ that are passed on are cleaned by `without_reserved`.
 Unsupported fields would change the answer: they are refused by name rather than silently dropped.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
 from operator import attrgetter
-from typing import Any, Final, Literal, NamedTuple
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import msgspec
 import structlog
@@ -101,73 +103,194 @@ def without_reserved(value: Any) -> Any:
     return value
 
 
-_NOTHING: Final[tuple[Any, ...]] = (None,)
-_OFF: Final[tuple[Any, ...]] = (None, False)
-_EMPTY: Final[tuple[Any, ...]] = (None, [])
+# What becomes of each field stands in the annotation of its type: bounds are msgspec's, all else is a rule. Checks, the OpenAPI
+# document and the reference are made from the types.
 
-NEUTRAL_VALUES: Final[dict[str, tuple[Any, ...]]] = {
-    "chat_template": _NOTHING,
-    "prompt_embeds": _NOTHING,
-    "input_embeds": _NOTHING,
-    "repetition_detection": _NOTHING,
-    "guided_whitespace_pattern": _NOTHING,
-    "use_beam_search": _OFF,
-    "watermarking": _OFF,
-    "length_penalty": (None, 1),
-    "logprob_token_ids": _EMPTY,
-    "functions": _EMPTY,
-    "function_call": (None, "none", "auto"),
-    "audio": _NOTHING,
-    "modalities": (None, [], ["text"]),
-    "web_search_options": _NOTHING,
-    "moderation": _NOTHING,
-    # SGLang's: a pickled class, and a conversation that the engine keeps and puts before the prompt.
-    "custom_logit_processor": _NOTHING,
-    "session_params": _NOTHING,
-}
-"""Values that mean the same as leaving the field out."""
+FieldStatus = Literal["served", "ignored", "rejected", "removed"]
 
-_NONE_GIVEN: Final = (None,) * len(NEUTRAL_VALUES)
-_unsupported_of: Final = attrgetter(*NEUTRAL_VALUES)
+_NOT_HERE: Final = "{field} is not supported by this release"
+NO_EFFECT: Final = "without effect here"
+NOT_SUPPORTED: Final = f"{_NOT_HERE}; leave it out."
 
-_HINTS: Final = {
-    "chat_template": "the operator sets it (--chat-template)",
-    "functions": "use tools",
-    "custom_logit_processor": "name one of the model's own in logits_processors",
-    "session_params": "send the whole conversation: what an engine has cached of it is found again",
-}
+
+@dataclass(frozen=True, eq=False, slots=True)
+class FieldRule:
+    """What becomes of a field, in the metadata of its annotation; or of a part of it: `part` is such as `.effort`.
+
+    A rejected field is accepted in a value that changes nothing: null, its default, or one of `accepted`; of a part `.*`, which stands
+    for every part of an object, only in null. `says` is the error, with `{field}` and `{value}`; empty for the usual one.
+    `checked`: by `refuse_rejected`. Rules are not compared: `Annotated` would take one that accepts 1 for one that accepts true.
+    """
+
+    status: FieldStatus
+    remark: str = ""
+    part: str = ""
+    accepted: tuple[Any, ...] = ()
+    says: str = ""
+    checked: bool = True
+
+    @property
+    def is_whole(self) -> bool:
+        """Return whether the rule is about the whole field."""
+        return self.part in ("", ".*")
+
+
+def served(remark: str, part: str = "") -> FieldRule:
+    """A field with something to say about it; without a rule a field is served, too."""
+    return FieldRule("served", remark, part)
+
+
+def ignored(reason: str = NO_EFFECT, part: str = "") -> FieldRule:
+    """A field that is accepted without effect."""
+    return FieldRule("ignored", reason, part)
+
+
+def rejected(*accepted: Any, reason: str = "", part: str = "", says: str = "") -> FieldRule:
+    """A field that would change the answer, unless it has one of these values."""
+    if reason and not says:
+        says = f"{{field}} is not supported: {reason}."
+    return FieldRule("rejected", reason, part, accepted, says)
+
+
+def refused_apart(remark: str, part: str) -> FieldRule:
+    """A part that is refused where it is read."""
+    return FieldRule("rejected", remark, part, checked=False)
 
 
 class UnsupportedFields(ReservedFields, kw_only=True):
-    """Fields that are refused unless they have one of their `NEUTRAL_VALUES`."""
+    """Fields of other servers that would change the answer."""
 
-    chat_template: Any = None
-    prompt_embeds: Any = None
-    input_embeds: Any = None
-    repetition_detection: Any = None
-    guided_whitespace_pattern: Any = None
-    use_beam_search: Any = None
-    watermarking: Any = None
-    length_penalty: Any = None
-    logprob_token_ids: Any = None
-    functions: Any = None
-    function_call: Any = None
-    audio: Any = None
-    modalities: Any = None
-    web_search_options: Any = None
-    moderation: Any = None
-    custom_logit_processor: Any = None
-    session_params: Any = None
+    chat_template: Annotated[Any, rejected(says=f"{_NOT_HERE}; the operator sets it (--chat-template).")] = (
+        None
+    )
+    prompt_embeds: Annotated[Any, rejected()] = None
+    input_embeds: Annotated[Any, rejected()] = None
+    repetition_detection: Annotated[Any, rejected()] = None
+    guided_whitespace_pattern: Annotated[Any, rejected()] = None
+    use_beam_search: Annotated[Any, rejected(False)] = None
+    watermarking: Annotated[Any, rejected(False)] = None
+    length_penalty: Annotated[Any, rejected(1)] = None
+    logprob_token_ids: Annotated[Any, rejected([])] = None
+    functions: Annotated[Any, rejected([], says=f"{_NOT_HERE}; use tools.")] = None
+    function_call: Annotated[Any, rejected("none", "auto")] = None
+    audio: Annotated[Any, rejected()] = None
+    modalities: Annotated[Any, rejected([], ["text"])] = None
+    web_search_options: Annotated[Any, rejected()] = None
+    moderation: Annotated[Any, rejected()] = None
+    # SGLang's: a pickled class, and a conversation that the engine keeps and puts before the prompt.
+    custom_logit_processor: Annotated[
+        Any, rejected(says=f"{_NOT_HERE}; name one of the model's own in logits_processors.")
+    ] = None
+    session_params: Annotated[
+        Any,
+        rejected(
+            says=f"{_NOT_HERE}; send the whole conversation: what an engine has cached of it is found again."
+        ),
+    ] = None
 
     def refuse_unsupported(self) -> None:
         """Raises `ApiError` 400 for the first field that would change the answer. Subclasses refuse more."""
-        values = _unsupported_of(self)
-        if values == _NONE_GIVEN:
-            return
-        for name, value in zip(NEUTRAL_VALUES, values, strict=True):
-            if value is not None and not any(value == neutral for neutral in NEUTRAL_VALUES[name]):
-                hint = _HINTS.get(name, "leave it out")
-                raise bad_request(f"{name} is not supported by this release; {hint}.", param=name)
+        refuse_rejected(self)
+
+
+class FieldRow(NamedTuple):
+    """One field of an endpoint, or a part of it, and what becomes of it; `rule` is that of its annotation."""
+
+    field: str
+    name: str
+    rule: FieldRule
+
+    @property
+    def status(self) -> FieldStatus:
+        """What becomes of it."""
+        return self.rule.status
+
+    @property
+    def remark(self) -> str:
+        """The reason, and what is accepted of a rejected field."""
+        if not (self.status == "rejected" and self.rule.checked):
+            return self.rule.remark
+        values = ("absent", *(msgspec.json.encode(value).decode() for value in self.rule.accepted))
+        return "; ".join(filter(None, ("unless " + " or ".join(values), self.rule.remark)))
+
+
+_ORDER: Final[tuple[FieldStatus, ...]] = ("served", "ignored", "rejected", "removed")
+_SERVED: Final = FieldRule("served")
+_REMOVED: Final = FieldRule("removed", "only the fleet may set it")
+
+
+@cache
+def field_rows(body: type[msgspec.Struct]) -> tuple[FieldRow, ...]:
+    """Each known field of a request by its status, in the order of its type; fields that are only ignored are in its `IGNORED`."""
+    rows = []
+    for field in msgspec.structs.fields(body):
+        name = field.encode_name
+        rules = [rule for rule in getattr(field.type, "__metadata__", ()) if isinstance(rule, FieldRule)]
+        if name in NAMES or name == "extra_body":
+            rules = [_REMOVED]
+        elif not any(rule.is_whole for rule in rules):
+            rules.insert(0, _SERVED)
+        rows += [FieldRow(name if rule.is_whole else name + rule.part, field.name, rule) for rule in rules]
+    left_out: Mapping[str, str] = getattr(body, "IGNORED", {})
+    rows += [FieldRow(name, "", ignored(reason)) for name, reason in left_out.items()]
+    return tuple(sorted(rows, key=lambda row: _ORDER.index(row.status)))
+
+
+class _Rejections(NamedTuple):
+    """The rejected fields of a body: read all at once, since hardly any request has one."""
+
+    rows: tuple[FieldRow, ...]
+    values_of: Callable[[Any], tuple[Any, ...]]
+    defaults: tuple[Any, ...]
+
+
+@cache
+def _rejections(body: type[msgspec.Struct]) -> _Rejections:
+    defaults = {
+        field.name: field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
+        for field in msgspec.structs.fields(body)
+    }
+    rows = tuple(row for row in field_rows(body) if row.status == "rejected" and row.rule.checked)
+    names = [row.name for row in rows]
+    return _Rejections(rows, attrgetter(*names), tuple(defaults[name] for name in names))
+
+
+def refuse_rejected(request: msgspec.Struct, otherwise: str = NOT_SUPPORTED, code: str | None = None) -> None:
+    """Raises `ApiError` 400 for the first field that would change the answer; `otherwise` is the error of rules that say none."""
+    rows, values_of, defaults = _rejections(type(request))
+    values = values_of(request)
+    if values == defaults:
+        return
+    for row, value, default in zip(rows, values, defaults, strict=True):
+        if value is default:
+            continue
+        rule = row.rule
+        for field, part in _parts(row, value):
+            if part is None or part == default or any(part == accepted for accepted in rule.accepted):
+                continue
+            message = (rule.says or otherwise).format(field=field, value=part)
+            raise bad_request(message, param=field, code=code)
+
+
+def _parts(row: FieldRow, value: Any) -> Iterable[tuple[str, Any]]:
+    """What a rule is about, of the value of its field."""
+    if not row.rule.part:
+        return ((row.field, value),)
+    if row.rule.part == ".*":
+        return ((f"{row.field}.{name[:64]}", inner) for name, inner in (value or {}).items())
+    name = row.rule.part.removeprefix(".")
+    return ((row.field, value.get(name) if isinstance(value, dict) else getattr(value, name, None)),)
+
+
+class ApiEndpoint(NamedTuple):
+    """One endpoint with a body, in JSON or as a form (`content`)."""
+
+    method: str
+    path: str
+    summary: str
+    body: type[msgspec.Struct]
+    body_required: bool = True
+    content: str = "application/json"
 
 
 class FieldChecker:
@@ -216,51 +339,3 @@ def _find(value: Any, found: set[str], depth: int) -> None:
     elif isinstance(value, list):
         for inner in value:
             _find(inner, found, depth + 1)
-
-
-# What becomes of each field: served, ignored, rejected or removed. The reference is made from it.
-
-FieldStatus = Literal["served", "ignored", "rejected", "removed"]
-
-NOTHING: Final[Mapping[str, str]] = {}
-
-
-class ApiEndpoint(NamedTuple):
-    """One endpoint with a body, in JSON or as a form (`content`). `ignored` are known fields without effect here, each with the reason.
-
-    `rejected` are fields of this endpoint's own that are refused: their accepted values, None for absent.
-    """
-
-    method: str
-    path: str
-    summary: str
-    body: type[msgspec.Struct]
-    ignored: Mapping[str, str] = NOTHING
-    rejected: Mapping[str, tuple[Any, ...]] = {}
-    body_required: bool = True
-    content: str = "application/json"
-
-
-def statuses(endpoint: ApiEndpoint) -> dict[str, tuple[FieldStatus, str]]:
-    """Status of each known field of a request, with a remark, in the order of its type."""
-    found: dict[str, tuple[FieldStatus, str]] = {}
-    rejected = dict(endpoint.rejected)
-    if issubclass(endpoint.body, UnsupportedFields):
-        rejected |= NEUTRAL_VALUES
-    for field in msgspec.structs.fields(endpoint.body):
-        name = field.encode_name
-        if name in NAMES or name == "extra_body":
-            found[name] = ("removed", "only the fleet may set it")
-        elif name in rejected:
-            found[name] = ("rejected", _accepted(rejected[name]))
-        else:
-            found[name] = ("served", "")
-    for name, reason in endpoint.ignored.items():
-        found[name] = ("ignored", reason)
-    order: Final = ("served", "ignored", "rejected", "removed")
-    return dict(sorted(found.items(), key=lambda item: order.index(item[1][0])))
-
-
-def _accepted(values: tuple[Any, ...]) -> str:
-    names = ["absent" if value is None else msgspec.json.encode(value).decode() for value in values]
-    return "unless " + " or ".join(names)

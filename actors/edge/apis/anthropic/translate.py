@@ -33,7 +33,7 @@ from headwater.actors.edge.apis.anthropic.types import (
     ToolUseBlock,
     UrlSource,
 )
-from headwater.actors.edge.apis.openai.types import STOP_CHARACTERS_MAX, STOPS_MAX
+from headwater.actors.edge.apis.openai.types import checked_stops
 from headwater.actors.edge.prompt.guides import json_schema_guide
 from headwater.actors.edge.prompt.messages import (
     TEXT_SEPARATOR,
@@ -270,7 +270,7 @@ def to_generation(
             temperature=request.temperature, top_p=request.top_p, top_k=request.top_k or None
         ),
         max_tokens=request.max_tokens,
-        stops=_stops(request.stop_sequences or []),
+        stops=checked_stops(request.stop_sequences, "stop sequence", "stop_sequences"),
         stream=bool(request.stream),
         hints=Hints(
             user=request.metadata.user_id if request.metadata else None, cache_salt=request.cache_salt or ""
@@ -387,16 +387,3 @@ def _guide(request: PromptFields) -> Guide | None:
     if output is None or output.format is None:
         return None
     return json_schema_guide(output.format.schema, FORMAT_PARAM)
-
-
-def _stops(sequences: Sequence[str]) -> tuple[str, ...]:
-    if len(sequences) > STOPS_MAX:
-        raise bad_request(
-            f"At most {STOPS_MAX} stop sequences, got {len(sequences)}.", param="stop_sequences"
-        )
-    for sequence in sequences:
-        if not sequence or len(sequence) > STOP_CHARACTERS_MAX:
-            raise bad_request(
-                f"A stop sequence must have 1 to {STOP_CHARACTERS_MAX} characters.", param="stop_sequences"
-            )
-    return tuple(sequences)

@@ -1,10 +1,10 @@
 """Wire types of Anthropic's Messages API that the edge accepts.
 
-`field_table` says of every field whether it is served, ignored or rejected. Unknown fields are ignored.
+Annotations say of every field whether it is served, ignored or rejected. Unknown fields are ignored.
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal, NamedTuple, cast
+from typing import Annotated, Any, ClassVar, Final, Literal, cast
 
 import msgspec
 
@@ -15,106 +15,18 @@ from headwater.actors.edge.apis.openai.types import (
     Salt,
     Temperature,
 )
-from headwater.actors.edge.saga.fields import ReservedFields
+from headwater.actors.edge.saga.fields import (
+    NO_EFFECT,
+    FieldRule,
+    ReservedFields,
+    ignored,
+    refuse_rejected,
+    refused_apart,
+    rejected,
+    served,
+)
 from headwater.actors.http.decoding import decode_body
 from headwater.actors.http.errors import ApiError, bad_request
-
-Treatment = Literal["served", "ignored", "rejected"]
-
-
-class FieldRow(NamedTuple):
-    """One field, and what becomes of it."""
-
-    field: str
-    treatment: Treatment
-    remark: str = ""
-
-    @property
-    def is_at_top(self) -> bool:
-        """Return whether this is a field of the body itself, and the row is about all of its values."""
-        return self.field.isidentifier()
-
-
-PROMPT_FIELDS: Final = (
-    FieldRow("model", "served", "a model's name, alias or adapter"),
-    FieldRow("messages", "served", "roles user, assistant and system; an assistant's last text is continued"),
-    FieldRow("messages[].content[] text", "served", "adjacent text blocks are separated by a line break"),
-    FieldRow("messages[].content[] image", "served", "rejected by name for models that take text only"),
-    FieldRow("messages[].content[] document", "served", "plain text always; files by models that take them"),
-    FieldRow("messages[].content[] search_result", "served", "as text, without citations in the answer"),
-    FieldRow(
-        "messages[].content[] thinking", "served", "given to the chat template; `signature` is not verified"
-    ),
-    FieldRow("messages[].content[] redacted_thinking", "ignored", "only its author can read it"),
-    FieldRow("messages[].content[] tool_use", "served"),
-    FieldRow("messages[].content[] tool_result", "served", "`is_error` puts `Error: ` before the text"),
-    FieldRow("messages[].content[] of server tools", "rejected"),
-    FieldRow("system", "served", "without Claude Code's billing header, which differs in every request"),
-    FieldRow("tools[] custom", "served", "name, description, input_schema, strict"),
-    FieldRow("tools[].input_examples", "ignored"),
-    FieldRow("tools[].eager_input_streaming", "ignored", "arguments are always streamed as they come"),
-    FieldRow("tools[].defer_loading", "rejected", "if true: needs Anthropic's tool search"),
-    FieldRow("tools[].allowed_callers", "rejected", "without direct: needs Anthropic's code execution"),
-    FieldRow("tools[] of other types", "rejected", "Anthropic's own tools, such as web_search_20250305"),
-    FieldRow("tool_choice", "served", "auto, any, tool, none, disable_parallel_tool_use"),
-    FieldRow(
-        "thinking", "served", "without it the chat template decides; display omitted leaves out the text"
-    ),
-    FieldRow("output_config.effort", "served", "where the chat template has an effort"),
-    FieldRow("output_config.format", "served", "a JSON schema, enforced"),
-    FieldRow("cache_control", "ignored", "here and in blocks and tools: prefixes are cached automatically"),
-    FieldRow("container", "rejected"),
-    FieldRow("inference_geo", "rejected", "unless global"),
-    FieldRow("mcp_servers", "rejected", "unless empty"),
-    FieldRow("context_management", "ignored"),
-    FieldRow("speed", "ignored"),
-    FieldRow("user_profile_id", "ignored"),
-    FieldRow("workspace_id", "ignored"),
-)
-
-ANSWER_FIELDS: Final = (
-    FieldRow(
-        "max_tokens", "served", "at least 1; a larger value than the context leaves room for is reduced"
-    ),
-    FieldRow("stream", "served"),
-    FieldRow("stop_sequences", "served", "at most 16"),
-    FieldRow("temperature", "served", "from 0 to 2, in every version of the API"),
-    FieldRow("top_p", "served"),
-    FieldRow("top_k", "served", "0 for all tokens"),
-    FieldRow("metadata.user_id", "served", "a routing hint, as OpenAI's user"),
-    FieldRow("service_tier", "ignored", "every answer says standard"),
-    FieldRow("diagnostics", "ignored"),
-    FieldRow("cache_salt", "served", "Headwater's own: isolates cached prefixes"),
-)
-
-HEADERS: Final = (
-    FieldRow("x-api-key", "served", "or `Authorization: Bearer`"),
-    FieldRow(
-        "anthropic-version",
-        "served",
-        "all versions up to 2026-10-21, and none, get the same format; rejected if it is no date",
-    ),
-    FieldRow("anthropic-beta", "ignored"),
-)
-
-
-def _ignored(*tables: tuple[FieldRow, ...]) -> dict[str, str]:
-    rows = [row for table in tables for row in table if row.treatment == "ignored" and row.is_at_top]
-    return {row.field: row.remark or "without effect here" for row in rows}
-
-
-IGNORED_IN_PROMPTS: Final[Mapping[str, str]] = _ignored(PROMPT_FIELDS)
-IGNORED_IN_MESSAGES: Final[Mapping[str, str]] = _ignored(PROMPT_FIELDS, ANSWER_FIELDS)
-
-REJECTED: Final[Mapping[str, tuple[Any, ...]]] = {
-    "mcp_servers": (None, []),
-    "container": (None,),
-    "inference_geo": (None, "global"),
-}
-"""Fields that would change the answer, and their values that mean the same as leaving them out."""
-
-
-# Types of bodies, and their parts.
 
 TOOLS_MAX: Final = 1_024
 ToolName = Annotated[str, msgspec.Meta(pattern=r"^[a-zA-Z0-9_-]{1,128}$")]
@@ -313,44 +225,97 @@ class RequestMetadata(msgspec.Struct):
     user_id: Annotated[str, msgspec.Meta(max_length=512)] | None = None
 
 
+Messages = Annotated[
+    list[InputMessage],
+    msgspec.Meta(min_length=1, max_length=MESSAGES_MAX),
+    served("roles user, assistant and system; an assistant's last text is continued"),
+    served("adjacent text blocks are separated by a line break", "[].content[] text"),
+    served("rejected by name for models that take text only", "[].content[] image"),
+    served("plain text always; files by models that take them", "[].content[] document"),
+    served("as text, without citations in the answer", "[].content[] search_result"),
+    served("given to the chat template; `signature` is not verified", "[].content[] thinking"),
+    ignored("only its author can read it", "[].content[] redacted_thinking"),
+    served("", "[].content[] tool_use"),
+    served("`is_error` puts `Error: ` before the text", "[].content[] tool_result"),
+    refused_apart("", "[].content[] of server tools"),
+]
+Tools = Annotated[
+    Annotated[list[ToolDefinition], msgspec.Meta(max_length=TOOLS_MAX)] | None,
+    served("name, description, input_schema, strict"),
+    ignored(part="[].input_examples"),
+    ignored("arguments are always streamed as they come", "[].eager_input_streaming"),
+    refused_apart("if true: needs Anthropic's tool search", "[].defer_loading"),
+    refused_apart("without direct: needs Anthropic's code execution", "[].allowed_callers"),
+    refused_apart("Anthropic's own tools, such as web_search_20250305", "[] of other types"),
+]
+
+
 class PromptFields(ReservedFields, kw_only=True):
     """The fields that make up a prompt: those of count_tokens."""
 
-    model: str
-    messages: Annotated[list[InputMessage], msgspec.Meta(min_length=1, max_length=MESSAGES_MAX)]
-    system: str | list[SystemBlock] | None = None
-    tools: Annotated[list[ToolDefinition], msgspec.Meta(max_length=TOOLS_MAX)] | None = None
-    tool_choice: ToolChoiceField | None = None
-    thinking: ThinkingConfig | None = None
-    output_config: OutputConfig | None = None
-    cache_control: CacheControl | None = None
-    mcp_servers: Any = None
-    container: Any = None
-    inference_geo: Any = None
+    IGNORED: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("context_management", "speed", "user_profile_id", "workspace_id"), NO_EFFECT
+    )
 
-    def refuse_unsupported(self) -> None:
-        """Raises `ApiError` 400 for the first field that would change the answer and is not served."""
-        for name, neutral in REJECTED.items():
-            if getattr(self, name) not in neutral:
-                raise bad_request(f"{name} is not supported by this release; leave it out.", param=name)
+    model: Annotated[str, served("a model's name, alias or adapter")]
+    messages: Messages
+    system: Annotated[
+        str | list[SystemBlock] | None,
+        served("without Claude Code's billing header, which differs in every request"),
+    ] = None
+    tools: Tools = None
+    tool_choice: Annotated[
+        ToolChoiceField | None, served("auto, any, tool, none, disable_parallel_tool_use")
+    ] = None
+    thinking: Annotated[
+        ThinkingConfig | None,
+        served("without it the chat template decides; display omitted leaves out the text"),
+    ] = None
+    output_config: Annotated[
+        OutputConfig | None,
+        served("where the chat template has an effort", ".effort"),
+        served("a JSON schema, enforced", ".format"),
+    ] = None
+    cache_control: Annotated[
+        CacheControl | None, ignored("here and in blocks and tools: prefixes are cached automatically")
+    ] = None
+    mcp_servers: Annotated[Any, rejected([])] = None
+    container: Annotated[Any, rejected()] = None
+    inference_geo: Annotated[Any, rejected("global")] = None
 
 
 class MessagesRequest(PromptFields, kw_only=True):
     """POST /v1/messages."""
 
-    max_tokens: Count
+    IGNORED: ClassVar[Mapping[str, str]] = {
+        **PromptFields.IGNORED,
+        "service_tier": "every answer says standard",
+        "diagnostics": NO_EFFECT,
+    }
+
+    max_tokens: Annotated[
+        Count, served("at least 1; a larger value than the context leaves room for is reduced")
+    ]
     stream: bool | None = None
-    stop_sequences: list[str] | None = None
-    temperature: Temperature | None = None
+    stop_sequences: Annotated[list[str] | None, served("at most 16")] = None
+    temperature: Annotated[Temperature | None, served("from 0 to 2, in every version of the API")] = None
     top_p: Probability | None = None
-    top_k: Annotated[int, msgspec.Meta(ge=0, lt=2**31)] | None = None
-    metadata: RequestMetadata | None = None
-    # Headwater's own, as in the OpenAI API.
-    cache_salt: Salt | None = None
+    top_k: Annotated[Annotated[int, msgspec.Meta(ge=0, lt=2**31)] | None, served("0 for all tokens")] = None
+    metadata: Annotated[RequestMetadata | None, served("a routing hint, as OpenAI's user", ".user_id")] = None
+    cache_salt: Annotated[Salt | None, served("Headwater's own: isolates cached prefixes")] = None
 
 
 class CountTokensRequest(PromptFields, kw_only=True):
     """POST /v1/messages/count_tokens."""
+
+
+HEADERS: Final[Mapping[str, FieldRule]] = {
+    "x-api-key": served("or `Authorization: Bearer`"),
+    "anthropic-version": served(
+        "all versions up to 2026-10-21, and none, get the same format; rejected if it is no date"
+    ),
+    "anthropic-beta": ignored(),
+}
 
 
 class TokenCount(msgspec.Struct):
@@ -384,5 +349,5 @@ def _decode(decoder: msgspec.json.Decoder[Any], body: bytes) -> PromptFields:
                 param=error.param,
             ) from error
         raise
-    request.refuse_unsupported()
+    refuse_rejected(request)
     return request

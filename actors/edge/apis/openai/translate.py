@@ -304,7 +304,7 @@ def _common(request: CompletionCommon) -> dict[str, Any]:
     return {
         "model": request.model,
         "choices": request.n or 1,
-        "stops": tuple(request.stops()),
+        "stops": request.stops(),
         "guide": guided[1] if guided else None,
         "guide_param": guided[0] if guided else "",
         "stream": bool(request.stream),

@@ -5,11 +5,12 @@ fields are ignored and counted, and known but unsupported ones are refused when 
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal, cast
+from typing import Annotated, Any, ClassVar, Final, Literal, cast
 
 import msgspec
 
 from headwater.actors.edge.prompt.guides import Guided
+from headwater.actors.edge.saga.fields import NOT_SUPPORTED, rejected
 from headwater.actors.http.decoding import decode_body
 from headwater.actors.http.errors import bad_request
 
@@ -108,6 +109,14 @@ class StreamOptions(msgspec.Struct):
 class CompletionCommon(Guided, kw_only=True):
     """Fields of both endpoints. Null is the same as leaving a field out, wherever OpenAI allows it."""
 
+    IGNORED: ClassVar[Mapping[str, str]] = {
+        "metadata": "answers are not stored",
+        "store": "answers are not stored",
+        "service_tier": "there is one tier; `priority` orders requests",
+        "safety_identifier": "no abuse is reported",
+        "prompt_cache_retention": "cached prompts stay until their space is needed",
+    }
+
     model: str
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -135,23 +144,18 @@ class CompletionCommon(Guided, kw_only=True):
     truncate_prompt_tokens: Annotated[int, msgspec.Meta(ge=-1, le=2**31)] | None = None
     user: str | None = None
     prompt_cache_key: CacheKey | None = None
-    prompt_cache_options: dict[str, Any] | None = None
+    prompt_cache_options: Annotated[
+        dict[str, Any] | None,
+        rejected({}, part=".*", says=f"{NOT_SUPPORTED} Prompts are cached without it."),
+    ] = None
     cache_salt: Salt | None = None
     priority: Priority | None = None
     logits_processors: Any = None
     add_special_tokens: bool | None = None
 
-    def stops(self) -> list[str]:
+    def stops(self) -> tuple[str, ...]:
         """Stop strings, checked."""
-        stops = [self.stop] if isinstance(self.stop, str) else list(self.stop or [])
-        if len(stops) > STOPS_MAX:
-            raise bad_request(f"At most {STOPS_MAX} stop strings, got {len(stops)}.", param="stop")
-        for stop in stops:
-            if not stop or len(stop) > STOP_CHARACTERS_MAX:
-                raise bad_request(
-                    f"A stop string must have 1 to {STOP_CHARACTERS_MAX} characters.", param="stop"
-                )
-        return stops
+        return checked_stops([self.stop] if isinstance(self.stop, str) else self.stop, "stop string", "stop")
 
     def bias(self) -> dict[int, float]:
         """Logit bias by token id, checked."""
@@ -167,17 +171,6 @@ class CompletionCommon(Guided, kw_only=True):
             bias[int(key)] = value
         return bias
 
-    def refuse_unsupported(self) -> None:
-        """See `UnsupportedFields.refuse_unsupported`."""
-        super().refuse_unsupported()
-        for name, value in (self.prompt_cache_options or {}).items():
-            if value is not None:
-                raise bad_request(
-                    f"prompt_cache_options.{name[:64]} is not supported by this release; leave it out. Prompts are"
-                    " cached without it.",
-                    param=f"prompt_cache_options.{name[:64]}",
-                )
-
 
 class Thinking(msgspec.Struct):
     """The switch for reasoning as DeepSeek, GLM and Kimi name it."""
@@ -188,6 +181,12 @@ class Thinking(msgspec.Struct):
 
 class ChatRequest(CompletionCommon, kw_only=True):
     """POST /v1/chat/completions."""
+
+    IGNORED: ClassVar[Mapping[str, str]] = {
+        **CompletionCommon.IGNORED,
+        "verbosity": "a hint that open models do not know",
+        "prediction": "a hint for speed",
+    }
 
     messages: Annotated[list[ChatMessage], msgspec.Meta(min_length=1, max_length=MESSAGES_MAX)]
     max_tokens: Count | None = None
@@ -206,7 +205,7 @@ class ChatRequest(CompletionCommon, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    echo: bool | None = None
+    echo: Annotated[bool | None, rejected(False, says="{field} is for /v1/completions; leave it out.")] = None
 
     def logprob_count(self) -> int | None:
         """Alternatives per token, None for no log probabilities."""
@@ -217,13 +216,27 @@ class ChatRequest(CompletionCommon, kw_only=True):
     def refuse_unsupported(self) -> None:
         """See `UnsupportedFields.refuse_unsupported`."""
         super().refuse_unsupported()
-        if self.echo:
-            raise bad_request("echo is for /v1/completions; leave it out.", param="echo")
-        if "chat_template" in (self.chat_template_kwargs or {}):
-            raise bad_request(
-                "chat_template cannot be set by a request; the operator sets it (--chat-template).",
-                param="chat_template_kwargs.chat_template",
-            )
+        refuse_template(self.chat_template_kwargs)
+
+
+def checked_stops(stops: list[str] | None, what: str, param: str) -> tuple[str, ...]:
+    """Stop strings within their bounds. Raises `ApiError` 400."""
+    if not stops:
+        return ()
+    if len(stops) > STOPS_MAX:
+        raise bad_request(f"At most {STOPS_MAX} {what}s, got {len(stops)}.", param=param)
+    if not all(stop and len(stop) <= STOP_CHARACTERS_MAX for stop in stops):
+        raise bad_request(f"A {what} must have 1 to {STOP_CHARACTERS_MAX} characters.", param=param)
+    return tuple(stops)
+
+
+def refuse_template(variables: dict[str, Any] | None) -> None:
+    """Raises `ApiError` 400 for `chat_template_kwargs` that would replace the chat template."""
+    if "chat_template" in (variables or {}):
+        raise bad_request(
+            "chat_template cannot be set by a request; the operator sets it (--chat-template).",
+            param="chat_template_kwargs.chat_template",
+        )
 
 
 class CompletionRequest(CompletionCommon, kw_only=True):
@@ -263,24 +276,3 @@ def decode_chat(body: bytes) -> ChatRequest:
 def decode_completion(body: bytes) -> CompletionRequest:
     """Read and check a completion request. Raises `ApiError` 400 naming the field."""
     return cast(CompletionRequest, decode_body(_completion, body))
-
-
-# Fields of OpenAI's API that are not served: ignored, each with the reason, or rejected by name.
-
-IGNORED_IN_COMPLETIONS: Final[Mapping[str, str]] = {
-    "metadata": "answers are not stored",
-    "store": "answers are not stored",
-    "service_tier": "there is one tier; `priority` orders requests",
-    "safety_identifier": "no abuse is reported",
-    "prompt_cache_retention": "cached prompts stay until their space is needed",
-}
-
-IGNORED_IN_CHAT: Final[Mapping[str, str]] = {
-    **IGNORED_IN_COMPLETIONS,
-    "verbosity": "a hint that open models do not know",
-    "prediction": "a hint for speed",
-}
-
-REJECTED_IN_COMPLETIONS: Final[Mapping[str, tuple[Any, ...]]] = {"prompt_cache_options": (None, {})}
-REJECTED_IN_CHAT: Final[Mapping[str, tuple[Any, ...]]] = {**REJECTED_IN_COMPLETIONS, "echo": (None, False)}
-"""Values accepted for fields that chat completions reject, besides those that no API serves (`headwater.actors.edge.saga.fields`)."""

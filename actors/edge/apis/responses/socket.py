@@ -11,7 +11,7 @@ end           a connection closes after its time limit, and when the edge drains
 import asyncio
 import re
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
 import structlog
@@ -25,6 +25,7 @@ from headwater.actors.edge.apis.responses.encoder import json_line
 from headwater.actors.edge.apis.responses.types import CreateFields
 from headwater.actors.edge.prompt.request import GenerationResult
 from headwater.actors.edge.saga.context import Call
+from headwater.actors.edge.saga.fields import served
 from headwater.actors.http.asgi import Headers
 from headwater.actors.http.decoding import check_shape, decode_body, shorten
 from headwater.actors.http.errors import ApiError, bad_request, overloaded
@@ -42,9 +43,11 @@ _log = structlog.get_logger("headwater.edge")
 class CreateEvent(CreateFields, kw_only=True):
     """A `response.create` message."""
 
-    type: str
-    stream_id: str | None = None
-    generate: bool | None = None
+    type: Annotated[str, served("response.create; response.steer is rejected")]
+    stream_id: Annotated[str | None, served("responses of different streams run at the same time")] = None
+    generate: Annotated[
+        bool | None, served("false stores the input, so that the next request can refer to it")
+    ] = None
 
 
 class _Peek(msgspec.Struct):

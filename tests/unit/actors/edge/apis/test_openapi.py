@@ -7,6 +7,7 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
+import msgspec
 import pytest
 
 from headwater import __version__
@@ -14,7 +15,7 @@ from headwater.actors.edge.apis import app
 from headwater.actors.edge.apis.openapi import ENDPOINTS, openapi_document
 from headwater.actors.edge.apis.responses import endpoints
 from headwater.actors.edge.apis.video_endpoints import PATH as VIDEOS
-from headwater.actors.edge.saga.fields import ApiEndpoint, statuses
+from headwater.actors.edge.saga.fields import ApiEndpoint, field_rows
 from headwater.actors.http.body import FORM
 from tests.support.marks import OFFICIAL_CLIENT
 from tests.support.worlds.edge import EdgeWorld
@@ -58,8 +59,9 @@ def test_rejected_fields_are_rejected_by_name_and_ignored_ones_are_not(
     edge: EdgeWorld, endpoint: ApiEndpoint
 ) -> None:
     """Each of them, at the endpoint itself. Those of forms: tests/unit/actors/edge/apis/audio."""
-    for name, (status, _) in statuses(endpoint).items():
-        if status not in ("rejected", "ignored"):
+    for row in field_rows(endpoint.body):
+        name, status = row.field, row.status
+        if status not in ("rejected", "ignored") or not row.rule.is_whole:
             continue
         answer = edge.ask(endpoint.path, {**SOUND[endpoint.path], name: {"some": "thing"}})
         error = answer.document.get("error") or {}
@@ -69,6 +71,16 @@ def test_rejected_fields_are_rejected_by_name_and_ignored_ones_are_not(
         assert named == (status == "rejected"), (name, answer.body)
         if status == "ignored":
             assert answer.status == 200
+
+
+@pytest.mark.parametrize("endpoint", ENDPOINTS, ids=lambda endpoint: endpoint.path)
+def test_every_field_of_a_body_has_a_row_and_one_that_is_left_out_is_no_field(endpoint: ApiEndpoint) -> None:
+    """The table is made of the types; what it says of a field stands at the field alone."""
+    known = [field.encode_name for field in msgspec.structs.fields(endpoint.body)]
+    whole = [row.field for row in field_rows(endpoint.body) if row.rule.is_whole]
+    assert len(whole) == len(set(whole))
+    assert set(whole) == {*known, *getattr(endpoint.body, "IGNORED", {})}
+    assert not {*known} & {*getattr(endpoint.body, "IGNORED", {})}
 
 
 @OFFICIAL_CLIENT
@@ -94,7 +106,7 @@ def test_every_parameter_of_the_official_client_is_in_the_table(path: str, creat
     """A new one needs a decision: served, ignored or rejected."""
     parameters = set(inspect.signature(resolve_name(create)).parameters) - CLIENT_SIDE
     assert parameters
-    assert parameters <= set(statuses(BY_PATH[path]))
+    assert parameters <= {row.field for row in field_rows(BY_PATH[path].body)}
 
 
 def test_the_document_describes_what_is_served(edge: EdgeWorld) -> None:

@@ -1,7 +1,5 @@
 """Anthropic's requests as internal requests: a row per field, and an error that names the field."""
 
-import re
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -9,17 +7,11 @@ import pytest
 
 from headwater.actors.edge.apis.anthropic.translate import to_generation, to_prompt
 from headwater.actors.edge.apis.anthropic.types import (
-    ANSWER_FIELDS,
-    PROMPT_FIELDS,
-    CountTokensRequest,
-    FieldRow,
-    MessagesRequest,
     decode_count,
     decode_messages,
 )
 from headwater.actors.edge.prompt.messages import MediaPart, TextPart, ToolCall, Turn
 from headwater.actors.edge.prompt.request import GenerationRequest, Reasoning, ToolChoice
-from headwater.actors.edge.saga.fields import ReservedFields
 from headwater.actors.http.errors import ApiError
 
 USER = {"role": "user", "content": "Hi"}
@@ -300,17 +292,6 @@ def test_counting_takes_no_max_tokens() -> None:
     request = decode_count(msgspec.json.encode({"model": "tiny", "messages": [USER], "tools": [WEATHER]}))
     assert to_prompt(request).tools[0].name == "get_weather"
     assert to_prompt(request).max_tokens is None
-
-
-def test_the_table_has_a_row_for_each_field() -> None:
-    def tops(rows: Sequence[FieldRow]) -> set[str]:
-        return {re.split(r"[.\[ ]", row.field)[0] for row in rows}
-
-    prompt = set(CountTokensRequest.__struct_fields__) - set(ReservedFields.__struct_fields__)
-    assert prompt <= tops(PROMPT_FIELDS)
-    assert set(MessagesRequest.__struct_fields__) - set(CountTokensRequest.__struct_fields__) <= tops(
-        ANSWER_FIELDS
-    )
 
 
 def test_a_conversation_may_end_with_a_system_message() -> None:

@@ -6,14 +6,16 @@ import httpx
 import pytest
 
 from headwater.actors.edge.apis.audio import (
-    REJECTED_IN_FORMS,
     TranscriptionForm,
     TranslationForm,
     decode_form,
 )
+from headwater.actors.edge.saga.fields import field_rows
 from headwater.actors.http.body import UploadForm
 from headwater.actors.http.errors import ApiError
 from tests.support.worlds.edge import EdgeWorld
+
+REJECTED = [row.field for row in field_rows(TranscriptionForm) if row.status == "rejected"]
 
 
 def form(**fields: str | list[str]) -> UploadForm:
@@ -45,7 +47,7 @@ def test_fields_have_their_types() -> None:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        *[({name: ["word"]}, name) for name in REJECTED_IN_FORMS],
+        *[({name: ["word"]}, name) for name in REJECTED],
         ({"temperature": "hot"}, "temperature"),
         ({"temperature": "1.5"}, "temperature"),
         ({"response_format": "diarized_json"}, "response_format"),

@@ -2,8 +2,8 @@
 
 Subjects in
     hw.<ns>.route.<pool> (queue group `router`), hw.<ns>.wait.<pool>.<router>.<epoch> (`actors.router.queue`); the pool log;
-    the lease table; hw.<ns>.digest.<pool> (`actors.router.divergence`); hw.<ns>.weights.<pool> (`actors.router.decisions`);
-    hw.<ns>.split.<pool> (`actors.router.splits`)
+    the lease table; hw.<ns>.digest.<pool> (`actors.router.divergence`); hw.<ns>.weights.<pool> and
+    hw.<ns>.split.<pool> (`actors.router.commands`)
 Subjects out
     decisions, as replies; the pool log: route events (its decisions), fleet events (workers whose lease lapsed, engine weights, traffic splits);
     hw.<ns>.digest.<pool>
@@ -33,16 +33,15 @@ import msgspec
 
 from headwater.actors.bus import BusError, Message, Subscription
 from headwater.actors.metrics import RouterMetrics
+from headwater.actors.router.commands import EngineWeightsKeeper, TrafficSplitKeeper
 from headwater.actors.router.decisions import (
     BurstBatcher,
     DecisionMaker,
-    EngineWeightsKeeper,
     RoutingSettings,
 )
 from headwater.actors.router.divergence import PERIOD_S, DivergenceCheck, LeaseReconciler
 from headwater.actors.router.follower import LogFollower, SnapshotKeeper
 from headwater.actors.router.queue import RouteQueue
-from headwater.actors.router.splits import TrafficSplitKeeper
 from headwater.actors.runtime import lease
 from headwater.actors.runtime.actor import Actor
 from headwater.actors.runtime.persistence import Persistence, Ports
@@ -176,7 +175,7 @@ class RouterActor(Actor):
         self.spawn(reconciler.watch_leases(), "leases")
         self._commands = (
             EngineWeightsKeeper(ports, self.name, self.pool, self._follower, self._fleet),
-            TrafficSplitKeeper(ports, self.name, self.pool, self._follower, self._fleet, self._policy),
+            TrafficSplitKeeper(ports, self.pool, self._follower, self._fleet, self._policy),
         )
         self.spawn(self._reconcile(reconciler, writer), "reconcile")
         self.spawn(self._snapshots.run(log), "snapshots")

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from headwater.actors.router.splits import find_invalid_split
+from headwater.actors.router.commands import find_invalid_split
 from headwater.router.decision.decide import recompute
 from headwater.router.fold.state import RouterState
 from headwater.router.queue.admission import LoadSnapshot

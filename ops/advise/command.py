@@ -36,7 +36,7 @@ from headwater.ops.config.nats import NatsSettings
 from headwater.ops.config.setting import ConfigError
 from headwater.ops.process.actor import compile_kernels
 from headwater.ops.whatif.command import recorded_run
-from headwater.ops.whatif.report import Spread
+from headwater.ops.whatif.report import ServedTimes, Spread, spread_of
 from headwater.ops.whatif.run import RunResult, run
 from headwater.ops.whatif.setup import Setup
 from headwater.ops.whatif.trace import TRACE_BLOCK, Trace, read
@@ -206,40 +206,24 @@ def outcome_of(ran: RunResult, trace: Trace, limits: Mapping[str, float]) -> Out
     """The figures of a run."""
     middle_ns = trace.requests[len(trace.requests) // 2].arrival_ns
     early = sum(one.arrival_ns < middle_ns for one in trace.requests)
-    arrival, first, done, tokens = (
-        (
-            np.array(values, np.float64)
-            for values in zip(
-                *(
-                    (one.request.arrival_ns, one.first_ns, one.done_ns, one.request.output_tokens)
-                    for one in ran.served
-                ),
-                strict=True,
-            )
-        )
-        if ran.served
-        else (np.zeros(0),) * 4
-    )
+    times = ServedTimes(ran.served, ran.setup.block_size)
     measures = {
-        "ttft": (first - arrival) / 1e6,
-        "itl": (done - first) / 1e6 / np.maximum(1, tokens - 1),
-        "e2e": (done - arrival) / 1e6,
+        "ttft": times.ttft / 1e6,
+        "itl": times.decoding / 1e6 / np.maximum(1, times.tokens - 1),
+        "e2e": times.e2e / 1e6,
     }
-    good = np.ones(len(arrival), bool)
+    good = np.ones(len(ran.served), bool)
     for name, limit in limits.items():
         good &= measures[name] <= limit
-    in_first = arrival < middle_ns
+    in_first = times.arrival < middle_ns
     late = len(trace.requests) - early
-    spread = np.percentile(measures["ttft"], (50, 90, 99)) if len(arrival) else np.zeros(3)
-    gaps = max(1.0, float((tokens - 1).sum()))
-    blocks = sum(-(-one.request.prompt_tokens // ran.setup.block_size) for one in ran.served)
     return Outcome(
         float(good.sum()) / len(trace.requests),
         (float((good & in_first).sum()) / max(1, early), float((good & ~in_first).sum()) / max(1, late)),
-        Spread(float(measures["ttft"].mean()) if len(arrival) else 0.0, *map(float, spread)),
-        float((done - first).sum()) / 1e6 / gaps,
-        float(measures["e2e"].mean()) if len(arrival) else 0.0,
-        sum(one.hit_blocks for one in ran.served) / max(1, blocks),
+        spread_of(measures["ttft"]),
+        times.itl_ms,
+        float(measures["e2e"].mean()) if ran.served else 0.0,
+        times.reuse,
         ran.refused,
     )
 

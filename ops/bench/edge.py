@@ -23,7 +23,7 @@ import msgspec
 from headwater.actors.edge.admit.keys import key_text
 from headwater.actors.runtime.tables import ApiKeyTable
 from headwater.engines.sim.defaults import ZERO
-from headwater.ops.bench.report import Measure, Report, cpu_seconds, percentile
+from headwater.ops.bench.report import Measure, Report, chat_body, cpu_seconds, percentile
 from headwater.ops.config.setting import ConfigError
 from headwater.ops.nats.connect import ports_of
 from headwater.ops.operator.keys import WantedKey, new_key
@@ -155,7 +155,7 @@ async def _create_key(fleet: Machine, host: str, port: int) -> str:
 async def _is_accepted(key: str, host: str, port: int) -> bool:
     connection = await BenchConnection.open(host, port, key)
     try:
-        await connection.post("/v1/chat/completions", _body("hello", 1, stream=False))
+        await connection.post("/v1/chat/completions", chat_body("hello", 1))
     except RuntimeError:
         return False
     finally:
@@ -164,7 +164,7 @@ async def _is_accepted(key: str, host: str, port: int) -> bool:
 
 
 async def _requests(connections: list[BenchConnection], count: int) -> list[float]:
-    body = _body("Please describe the source of the river to me. " * 8, 1, stream=False)
+    body = chat_body("Please describe the source of the river to me. " * 8, 1)
     left = iter(range(count))
     delays: list[float] = []
 
@@ -179,7 +179,10 @@ async def _requests(connections: list[BenchConnection], count: int) -> list[floa
 
 async def _streams(connections: list[BenchConnection]) -> int:
     bodies = [
-        _body(f"Stream number {number}.", STREAM_TOKENS, stream=True) for number in range(len(connections))
+        chat_body(
+            f"Stream number {number}.", STREAM_TOKENS, stream=True, stream_options={"include_usage": True}
+        )
+        for number in range(len(connections))
     ]
     answers = await asyncio.gather(
         *(c.post("/v1/chat/completions", body) for c, body in zip(connections, bodies, strict=True))
@@ -189,19 +192,6 @@ async def _streams(connections: list[BenchConnection]) -> int:
         tail = answer.body.rpartition(b'"completion_tokens":')[2]
         tokens += int(tail.split(b",", 1)[0])
     return tokens
-
-
-def _body(text: str, tokens: int, *, stream: bool) -> bytes:
-    request: dict[str, Any] = {
-        "model": "sim",
-        "messages": [{"role": "user", "content": text}],
-        "max_tokens": tokens,
-        "ignore_eos": True,
-        "stream": stream,
-    }
-    if stream:
-        request["stream_options"] = {"include_usage": True}
-    return msgspec.json.encode(request)
 
 
 # `--against COMMIT`: the same benchmark with the code of another commit, in turns on this machine.

@@ -10,11 +10,9 @@ import http.client
 import multiprocessing
 import multiprocessing.synchronize
 import time
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
-import msgspec
-
-from headwater.ops.bench.report import Measure, Report, percentile
+from headwater.ops.bench.report import Measure, Report, chat_body, percentile
 from headwater.ops.start.temporary import temporary_fleet
 
 STREAMS: Final = 16
@@ -84,7 +82,7 @@ async def bench() -> Report:
 def long_prompt(size: int) -> bytes:
     """A chat request with this many characters, for one token."""
     text = (TEXT * (size // len(TEXT) + 1))[:size]
-    return _body(text, max_tokens=1)
+    return chat_body(text, 1)
 
 
 async def _phase(host: str, ports: tuple[int, int], body: bytes) -> Gaps:
@@ -114,7 +112,7 @@ async def _phase(host: str, ports: tuple[int, int], body: bytes) -> Gaps:
 async def _stream(host: str, port: int, number: int, end_s: float, gaps: list[float]) -> None:
     """Read one stream until the end of the phase; then disconnect."""
     reader, writer = await asyncio.open_connection(host, port)
-    body = _body(f"Stream {number}.", max_tokens=100_000, stream=True)
+    body = chat_body(f"Stream {number}.", 100_000, stream=True)
     writer.write(_head("POST", "/v1/chat/completions", len(body), STREAM_WORKER) + body)
     try:
         await reader.readuntil(b'"content":"')
@@ -158,14 +156,3 @@ def _probe(host: str, port: int, end_s: float, delays: list[float]) -> None:
 def _head(method: str, path: str, size: int, worker: str) -> bytes:
     head = f"{method} {path} HTTP/1.1\r\nhost: bench\r\nx-headwater-worker: {worker}\r\ncontent-length: {size}\r\n\r\n"
     return head.encode()
-
-
-def _body(text: str, *, max_tokens: int, stream: bool = False) -> bytes:
-    request: dict[str, Any] = {
-        "model": "sim",
-        "messages": [{"role": "user", "content": text}],
-        "max_tokens": max_tokens,
-        "ignore_eos": True,
-        "stream": stream,
-    }
-    return msgspec.json.encode(request)

@@ -69,6 +69,19 @@ def percentile(values: list[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
+def chat_body(text: str, tokens: int, **fields: Any) -> bytes:
+    """A chat request to the simulated model for so many tokens."""
+    return msgspec.json.encode(
+        {
+            "model": "sim",
+            "messages": [{"role": "user", "content": text}],
+            "max_tokens": tokens,
+            "ignore_eos": True,
+            **fields,
+        }
+    )
+
+
 # Real servers for a benchmark, with temporary stores.
 
 

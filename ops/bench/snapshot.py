@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from statistics import median
 
 import msgspec
 import numpy as np
@@ -137,11 +138,11 @@ async def _measure(state: RouterState, blobs: JetStreamBlobs, folder: Path) -> R
             "server and client share": "this machine",
         },
         [
-            Measure("open from the local cache", _median(times["cache"]), "s", "at most 1"),
-            Measure("open from the object store", _median(times["store"]), "s", "at most 3"),
-            Measure("take (the fold is paused, queries are answered)", _median(times["take"]), "s"),
-            Measure("save to the object store and the cache", _median(times["save"]), "s"),
-            Measure("longest pause of the event loop in take and save", _median(times["pause"]) * 1000, "ms"),
+            Measure("open from the local cache", median(times["cache"]), "s", "at most 1"),
+            Measure("open from the object store", median(times["store"]), "s", "at most 3"),
+            Measure("take (the fold is paused, queries are answered)", median(times["take"]), "s"),
+            Measure("save to the object store and the cache", median(times["save"]), "s"),
+            Measure("longest pause of the event loop in take and save", median(times["pause"]) * 1000, "ms"),
             Measure("size", size / 1e6, "MB"),
             Measure("size per block", size / rows, "bytes/block"),
         ],
@@ -159,7 +160,3 @@ async def _opened(store: SnapshotStore, digest: str) -> float:
     if state.digest() != digest:
         raise RuntimeError("the state that was read differs from the one that was saved")
     return seconds
-
-
-def _median(values: list[float]) -> float:
-    return sorted(values)[len(values) // 2]

@@ -26,6 +26,7 @@ from headwater.ops.process.progress import Progress
 from headwater.ops.process.text_table import table
 from headwater.ops.start.temporary import temporary_fleet
 from headwater.ops.whatif.recording import Recording, recording
+from headwater.ops.whatif.report import spread_of
 from headwater.ops.whatif.trace import TraceRequest, mix
 from headwater.router.decision.names import DEFAULT_POLICY, PolicyName
 from headwater.schemas.events.route import Weights
@@ -156,13 +157,8 @@ def as_data(recorded: Recording, speed: float, sent: Sequence[Sample]) -> dict[s
 
 
 def _spread(values: Sequence[float]) -> dict[str, float]:
-    if not values:
-        return {}
-    found = np.percentile(values, (50, 90, 99))
-    names = ("mean", "p50", "p90", "p99")
-    return {
-        name: round(float(value), 3) for name, value in zip(names, (np.mean(values), *found), strict=True)
-    }
+    found = msgspec.structs.asdict(spread_of(values)) if values else {}
+    return {name: round(value, 3) for name, value in found.items()}
 
 
 def lines_of(recorded: Recording, speed: float, sent: Sequence[Sample]) -> list[str]:

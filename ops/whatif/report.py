@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from headwater.engines.sim.defaults import StepTime
 from headwater.ops.process.text_table import table
 from headwater.ops.whatif.recording import Recording, RequestResult
-from headwater.ops.whatif.run import RunResult
+from headwater.ops.whatif.run import RunResult, ServedRequest
 from headwater.ops.whatif.setup import Setup
 from headwater.schemas.events.route import Weights
 
@@ -31,6 +31,44 @@ class Spread(msgspec.Struct, frozen=True):
     p50: float
     p90: float
     p99: float
+
+
+def spread_of(values: Sequence[float] | NDArray[np.float64], unit: float = 1.0) -> Spread:
+    """The distribution of these values in multiples of a unit; percentiles are interpolated. Zeros without a value."""
+    if not len(values):
+        return Spread(0.0, 0.0, 0.0, 0.0)
+    p50, p90, p99 = np.percentile(values, (50, 90, 99)) / unit
+    return Spread(float(np.mean(values)) / unit, float(p50), float(p90), float(p99))
+
+
+class ServedTimes:
+    """The times of requests that were served as arrays of nanoseconds, a value for each, and what they come to together."""
+
+    def __init__(self, served: Sequence[ServedRequest], block_size: int) -> None:
+        rows = [
+            (
+                one.request.arrival_ns,
+                one.given_ns,
+                one.began_ns,
+                one.first_ns,
+                one.done_ns,
+                one.encoding_ns,
+                one.request.output_tokens,
+            )
+            for one in served
+        ]
+        columns = np.array(rows, np.float64).reshape(-1, 7).T.copy()
+        self.arrival, self.given, self.began, self.first, self.done, self.encoding, self.tokens = columns
+        self.ttft, self.decoding, self.e2e = (
+            self.first - self.arrival,
+            self.done - self.first,
+            self.done - self.arrival,
+        )
+        blocks = sum(-(-one.request.prompt_tokens // block_size) for one in served)
+        self.reuse = sum(one.hit_blocks for one in served) / max(1, blocks)
+        """The share of the prompts' blocks that were cached."""
+        self.itl_ms = float(self.decoding.sum()) / 1e6 / max(1.0, float((self.tokens - 1).sum()))
+        """The mean time between two tokens, each with the same weight."""
 
 
 class Balance(msgspec.Struct, frozen=True):
@@ -97,17 +135,8 @@ class WhatifReport(msgspec.Struct, frozen=True):
 
 def report_of(ran: RunResult) -> WhatifReport:
     """The figures of a run."""
-    size = ran.setup.block_size
     served = ran.served
-    arrival = np.array([one.request.arrival_ns for one in served], np.float64)
-    given = np.array([one.given_ns for one in served], np.float64)
-    began = np.array([one.began_ns for one in served], np.float64)
-    first = np.array([one.first_ns for one in served], np.float64)
-    done = np.array([one.done_ns for one in served], np.float64)
-    encoding = np.array([one.encoding_ns for one in served], np.float64)
-    tokens = np.array([one.request.output_tokens for one in served], np.float64)
-    gaps = sum(one.request.output_tokens - 1 for one in served)
-    blocks = sum(-(-one.request.prompt_tokens // size) for one in served)
+    times = ServedTimes(served, ran.setup.block_size)
     digest = blake2b(digest_size=16)
     for one in sorted(served, key=lambda one: one.request.name):
         facts = (one.request.name, one.worker, one.prefill_worker, one.hit_blocks, one.first_ns, one.done_ns)
@@ -118,19 +147,19 @@ def report_of(ran: RunResult) -> WhatifReport:
         trace=ran.trace,
         requests=len(served),
         refused=ran.refused,
-        reuse=sum(one.hit_blocks for one in served) / max(1, blocks),
-        ttft_ms=_spread(first - arrival),
-        itl_ms=float((done - first).sum()) / 1e6 / max(1, gaps),
-        e2e_ms=_spread(done - arrival),
-        goodput=_goodput(first - arrival, done - first, tokens, ran.refused),
-        router_queue_ms=_spread(given - arrival),
-        waited=int((given > arrival).sum()),
-        queue_ms=_spread(began - given - encoding),
+        reuse=times.reuse,
+        ttft_ms=spread_of(times.ttft, 1e6),
+        itl_ms=times.itl_ms,
+        e2e_ms=spread_of(times.e2e, 1e6),
+        goodput=_goodput(times, ran.refused),
+        router_queue_ms=spread_of(times.given - times.arrival, 1e6),
+        waited=int((times.given > times.arrival).sum()),
+        queue_ms=spread_of(times.began - times.given - times.encoding, 1e6),
         preemptions=sum(worker.scheduler.preemptions for worker in ran.workers),
         handed_over=sum(bool(one.prefill_worker) for one in served),
-        media=_media(ran, encoding),
+        media=_media(ran, times.encoding),
         balance=_balance(ran),
-        virtual_s=float(done.max(initial=0.0)) / 1e9,
+        virtual_s=float(times.done.max(initial=0.0)) / 1e9,
         decisions=routers.decisions,
         decisions_per_s=routers.decisions / max(routers.decide_s, 1e-9),
         events=routers.events,
@@ -149,19 +178,11 @@ def as_data(report: WhatifReport) -> dict[str, Any]:
     return data
 
 
-def _spread(nanoseconds: NDArray[np.float64]) -> Spread:
-    if not len(nanoseconds):
-        return Spread(0.0, 0.0, 0.0, 0.0)
-    p50, p90, p99 = np.percentile(nanoseconds, [50, 90, 99]) / 1e6
-    return Spread(float(nanoseconds.mean()) / 1e6, float(p50), float(p90), float(p99))
-
-
-def _goodput(
-    waited: NDArray[np.float64], decoded: NDArray[np.float64], tokens: NDArray[np.float64], refused: int
-) -> float:
-    """Nanoseconds to the first token and from there to the last, and tokens generated, of each request served."""
-    within = (waited <= GOODPUT_TTFT_MS * 1e6) & (decoded <= GOODPUT_ITL_MS * 1e6 * (tokens - 1))
-    return float(within.sum()) / max(1, len(waited) + refused)
+def _goodput(times: ServedTimes, refused: int) -> float:
+    within = (times.ttft <= GOODPUT_TTFT_MS * 1e6) & (
+        times.decoding <= GOODPUT_ITL_MS * 1e6 * (times.tokens - 1)
+    )
+    return float(within.sum()) / max(1, len(times.ttft) + refused)
 
 
 def _media(ran: RunResult, encoding: NDArray[np.float64]) -> MediaReport:
@@ -170,7 +191,12 @@ def _media(ran: RunResult, encoding: NDArray[np.float64]) -> MediaReport:
     apart = sum(encoder.computed for encoder in ran.encoding.encoders.values())
     here = sum(worker.encoded for worker in ran.workers)
     return MediaReport(
-        items, apart, here, ran.encoding.declined, items - apart - here, _spread(encoding[encoding > 0])
+        items,
+        apart,
+        here,
+        ran.encoding.declined,
+        items - apart - here,
+        spread_of(encoding[encoding > 0], 1e6),
     )
 
 
@@ -382,18 +408,16 @@ def _gap(measure: str, recorded: Sequence[float], simulated: Sequence[float]) ->
     if not recorded:
         return None
     was, now = np.array(recorded, np.float64), np.array(simulated, np.float64)
-    was_p50, was_p99 = np.percentile(was, [50, 99])
-    now_p50, now_p99 = np.percentile(now, [50, 99])
-    mean = float(was.mean())
+    before, after = spread_of(was), spread_of(now)
     return FidelityGap(
         measure,
-        mean,
-        float(now.mean()),
-        float(now.mean()) / mean - 1 if mean else 0.0,
-        float(was_p50),
-        float(now_p50),
-        float(was_p99),
-        float(now_p99),
+        before.mean,
+        after.mean,
+        after.mean / before.mean - 1 if before.mean else 0.0,
+        before.p50,
+        after.p50,
+        before.p99,
+        after.p99,
         float(np.median(np.abs(now - was))),
     )
 

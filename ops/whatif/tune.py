@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
-import numpy as np
 
 from headwater.ops.whatif.options import Search
+from headwater.ops.whatif.report import ServedTimes, spread_of
 from headwater.ops.whatif.run import RunResult, run
 from headwater.ops.whatif.setup import Setup
 from headwater.ops.whatif.trace import Trace
@@ -81,20 +81,9 @@ def figures_of(ran: RunResult, after_ns: int = 0) -> TuneFigures:
     served = [one for one in ran.served if one.request.arrival_ns >= after_ns]
     if not served:
         return TuneFigures(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
-    size = ran.setup.block_size
-    ttft = np.array([one.first_ns - one.request.arrival_ns for one in served], np.float64) / 1e6
-    e2e = sum(one.done_ns - one.request.arrival_ns for one in served) / 1e6 / len(served)
-    gaps = sum(one.request.output_tokens - 1 for one in served)
-    p50, p99 = np.percentile(ttft, [50, 99])
-    return TuneFigures(
-        float(ttft.mean()),
-        float(p50),
-        float(p99),
-        sum(one.done_ns - one.first_ns for one in served) / 1e6 / max(1, gaps),
-        e2e,
-        sum(one.hit_blocks for one in served)
-        / max(1, sum(-(-one.request.prompt_tokens // size) for one in served)),
-    )
+    times = ServedTimes(served, ran.setup.block_size)
+    ttft, e2e_ms = spread_of(times.ttft / 1e6), float(times.e2e.sum()) / 1e6 / len(served)
+    return TuneFigures(ttft.mean, ttft.p50, ttft.p99, times.itl_ms, e2e_ms, times.reuse)
 
 
 def one_after_another(trace: Trace, setups: Sequence[Setup], after_ns: int) -> list[TuneFigures]:

@@ -18,8 +18,8 @@ Losing a fence is not an error: `Log.append` returns `Fenced`.
 """
 
 import hashlib
-from collections.abc import AsyncIterator, Sequence
-from typing import Final, NamedTuple, Protocol
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Any, Final, NamedTuple, Protocol
 
 from headwater.schemas.encoding import NO_DIGEST, Batch, LogEvent, Sealed
 
@@ -93,6 +93,12 @@ class Slice(NamedTuple):
     lag: int
     gap: Gap | None = None
     unreadable: tuple[Unreadable, ...] = ()
+
+    def events(self) -> Iterator[tuple[Record, Any]]:
+        """Each event with its record."""
+        for record in self.records:
+            for event in record.batch.events:
+                yield record, event
 
 
 class Newest(NamedTuple):

@@ -402,19 +402,18 @@ async def recorded_prompts(log: Log, names: frozenset[str], limit: int) -> list[
     found: dict[bytes, PromptRequest] = {}
     hidden = 0
     async for piece in log.read(0, follow=False):
-        for record in piece.records:
-            for event in record.batch.events:
-                if not isinstance(event, RequestAccepted) or event.model not in names:
-                    continue
-                prompt = prompt_of(event)
-                hidden += event.payload != "full"
-                if prompt is None:
-                    continue
-                # The newest one counts, in the order of the log.
-                found.pop(event.body, None)
-                found[event.body] = prompt
-                if len(found) > limit:
-                    del found[next(iter(found))]
+        for _, event in piece.events():
+            if not isinstance(event, RequestAccepted) or event.model not in names:
+                continue
+            prompt = prompt_of(event)
+            hidden += event.payload != "full"
+            if prompt is None:
+                continue
+            # The newest one counts, in the order of the log.
+            found.pop(event.body, None)
+            found[event.body] = prompt
+            if len(found) > limit:
+                del found[next(iter(found))]
     if not found:
         raise ConfigError(
             f"the request log has no prompt of this model that can be sent again ({hidden} requests without their "

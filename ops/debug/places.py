@@ -15,10 +15,11 @@ from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
 from headwater.actors.runtime.persistence import Ports
-from headwater.events.ports import Bounds, Log, LogError, Record, Slice, Unreadable
-from headwater.events.snapshot_store import SnapshotStore, continues
+from headwater.events.ports import Bounds, Log, Record, Slice, Unreadable
+from headwater.events.snapshot_store import SnapshotStore
 from headwater.ops.captures.ports import CapturedLog
 from headwater.ops.config.setting import ConfigError
+from headwater.ops.operator.states import continued, newest_state
 from headwater.ops.process.moments import time_ns
 from headwater.ops.process.progress import Progress
 from headwater.router.fold.state import RouterState, in_order
@@ -120,11 +121,7 @@ async def state_at(pool: PoolLog, position: int) -> RouterState:
     start = state.position
     with Progress("folding the log") as progress:
         async for piece in pool.log.scan(state.position, position):
-            for message in in_order(piece):
-                if isinstance(message, Unreadable):
-                    state.skip(message)
-                else:
-                    state.apply(message)
+            state.fold(piece)
             progress.at(state.position - start, position - start)
             await asyncio.sleep(0)
     return state
@@ -135,23 +132,15 @@ async def earliest(pool: PoolLog) -> int:
     bounds = await pool.log.bounds()
     if bounds.first <= 1:
         return 0
-    return min(
-        [one for one in await pool.store.positions() if continues(one, bounds)], default=bounds.first - 1
-    )
+    return min(await continued(pool.store, pool.log), default=bounds.first - 1)
 
 
 async def nearest_state(pool: PoolLog, position: int) -> RouterState:
     """The state of the newest snapshot at a position or before it; an empty one where there is none."""
-    bounds, identity = await pool.log.bounds(), await pool.log.identity()
-    known = [one for one in await pool.store.positions() if one <= position and continues(one, bounds)]
-    for one in reversed(known):
-        try:
-            state = RouterState.restore(await pool.store.at(one))
-        except (LogError, LookupError, TypeError, ValueError) as error:
-            print(f"the snapshot at position {one} is unreadable: {error}", file=sys.stderr)
-            continue
-        if state.log in ("", identity):
-            return state
+    state = await newest_state(pool.store, pool.log, position, lambda text: print(text, file=sys.stderr))
+    if state is not None:
+        return state
+    bounds = await pool.log.bounds()
     if bounds.first > 1:
         gone = f"positions 1 to {bounds.first - 1} are gone and no snapshot continues them"
         print(f"{gone}: what they changed is missing", file=sys.stderr)

@@ -92,10 +92,9 @@ async def surroundings(ports: Ports, pool: str, log: PoolLog, requests: list[Ope
     if requests:
         start = await log.log.position_at(min(one.accepted_ns for one in requests) - 1)
         async for piece in log.log.scan(start, last, (pool_subject(ports.ns, pool, "route", ANY),)):
-            for record in piece.records:
-                for event in record.batch.events:
-                    if isinstance(event, Decision) and (name := request_of(event.request)) in wanted:
-                        decisions[name], decided_ns[name] = event, record.stored_ns
+            for record, event in piece.events():
+                if isinstance(event, Decision) and (name := request_of(event.request)) in wanted:
+                    decisions[name], decided_ns[name] = event, record.stored_ns
     since_ns = log.now_ns() - REPORTS_NS
     reported = await _reported(ports, pool, log, since_ns, last)
     return Surroundings(

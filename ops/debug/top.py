@@ -96,10 +96,9 @@ class Present:
 
     def apply_requests(self, piece: Slice) -> None:
         """Note the first tokens in a part of the request log. It has those of all pools."""
-        for record in piece.records:
-            for event in record.batch.events:
-                if isinstance(event, RequestStarted):
-                    self.firsts.append(First(record.stored_ns, event.worker, event.ttft_ms))
+        for record, event in piece.events():
+            if isinstance(event, RequestStarted):
+                self.firsts.append(First(record.stored_ns, event.worker, event.ttft_ms))
 
     def rows(self, now_ns: int) -> list[WorkerRow]:
         """Every worker, by name."""

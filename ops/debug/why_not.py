@@ -21,6 +21,8 @@ from headwater.ops.debug.verdict import (
 from headwater.ops.nats.connect import operator_ports
 from headwater.ops.nats.pool_choice import choose_pool
 from headwater.ops.operator.explain import is_about
+from headwater.ops.operator.request_search import ID_FORM, check_id
+from headwater.ops.operator.states import decisions_after
 from headwater.ops.process.progress import Progress
 from headwater.router.fold.load import Loads
 from headwater.router.fold.state import RouterState, in_order
@@ -96,8 +98,7 @@ async def why_not(nats: NatsSettings, pool: str, request: str, worker: str, *, a
 
 async def show(ports: Ports, pool: str, request: str, worker: str, *, as_json: bool = False) -> int:
     """See `why_not`. Raises `ConfigError`."""
-    if not request.strip():
-        raise ConfigError("REQUEST is empty: give a request id, as in the header x-request-id")
+    check_id(request)
     log = await open_log(ports, pool)
     members = await _memberships(ports.ns, pool, log)
     if worker not in members:
@@ -106,7 +107,7 @@ async def show(ports: Ports, pool: str, request: str, worker: str, *, as_json: b
     found = await _decisions(ports.ns, pool, log, request)
     if not found:
         print(
-            f"no decision for {request} in this log; ids look like chatcmpl-… (header x-request-id)",
+            f"no decision for {request} in this log; {ID_FORM}",
             file=sys.stderr,
         )
         return 1
@@ -144,15 +145,14 @@ async def _memberships(ns: str, pool: str, log: PoolLog) -> dict[str, Membership
             text = f"was there as epoch {worker.epoch} when the log begins"
             found[name] = Membership([(begins.position, text)])
     async for piece in log.log.scan(0, last, (pool_subject(ns, pool, "fleet", ANY),)):
-        for record in piece.records:
-            for event in record.batch.events:
-                if isinstance(event, WorkerJoined):
-                    text = f"joined as epoch {event.epoch}"
-                elif isinstance(event, WorkerLeft):
-                    text = f"epoch {event.epoch} had left at position {record.position}: {event.reason}"
-                else:
-                    continue
-                found.setdefault(event.worker, Membership([])).changes.append((record.position, text))
+        for record, event in piece.events():
+            if isinstance(event, WorkerJoined):
+                text = f"joined as epoch {event.epoch}"
+            elif isinstance(event, WorkerLeft):
+                text = f"epoch {event.epoch} had left at position {record.position}: {event.reason}"
+            else:
+                continue
+            found.setdefault(event.worker, Membership([])).changes.append((record.position, text))
     return found
 
 
@@ -161,26 +161,21 @@ async def answer(
 ) -> list[Answer]:
     """The answer for each decision, on the state that it was made on."""
     near = await nearest_state(log, max(0, min(one.decision.position for one in found) - NEAR))
-    run = await _fold(ports.ns, pool, log, near, request, worker, found)
+    run = await _fold(log, near, request, worker, found)
     if len(run.standings) < len(found) and near.position > 0:
         # A router had made decisions before that state which were not stored yet.
         whole = await nearest_state(log, await earliest(log))
-        run = await _fold(ports.ns, pool, log, whole, request, worker, found)
+        run = await _fold(log, whole, request, worker, found)
     failed = await _failures(ports, request, worker, found)
     return [_answer(one, worker, run, failed) for one in found]
 
 
 async def _fold(
-    ns: str, pool: str, log: PoolLog, state: RouterState, request: str, worker: str, found: list[Stored]
+    log: PoolLog, state: RouterState, request: str, worker: str, found: list[Stored]
 ) -> _Standings:
     """Fold from a state until all decisions about the request are made again."""
     start, last = state.position, found[-1].position
-    decisions: list[Recorded] = []
-    async for piece in log.log.scan(start, last, (pool_subject(ns, pool, "route", ANY),)):
-        for record in piece.records:
-            router = record.batch.writer, record.batch.epoch
-            decisions += [Recorded(router, one) for one in record.batch.events if isinstance(one, Decision)]
-    run = _Standings(state, decisions, request, worker)
+    run = _Standings(state, await decisions_after(log.log, start, last), request, worker)
     run.start()
     with Progress("folding the log") as progress:
         async for piece in log.log.scan(start, last):
@@ -198,12 +193,11 @@ async def _failures(ports: Ports, request: str, worker: str, found: list[Stored]
     end = await ports.requests.position_at(found[-1].stored_ns)
     failed: dict[int, str] = {}
     async for piece in ports.requests.scan(start, end):
-        for record in piece.records:
-            for event in record.batch.events:
-                if isinstance(event, RequestStepped) and (event.request, event.worker) == (request, worker):
-                    failed.setdefault(event.epoch, event.reason or event.cause)
-                elif isinstance(event, RequestRouted) and (event.request, event.worker) == (request, worker):
-                    failed.setdefault(event.epoch, "it was tried before")
+        for _, event in piece.events():
+            if isinstance(event, RequestStepped) and (event.request, event.worker) == (request, worker):
+                failed.setdefault(event.epoch, event.reason or event.cause)
+            elif isinstance(event, RequestRouted) and (event.request, event.worker) == (request, worker):
+                failed.setdefault(event.epoch, "it was tried before")
     return failed
 
 

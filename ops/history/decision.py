@@ -119,11 +119,10 @@ async def later(history: History, found: Found, position: int) -> list[str]:
     lines: list[str] = []
     wanted = [subject for subject in history.subjects if ".kv." not in subject]
     async for piece in history.log.scan(found.stored, until, wanted):
-        for record in piece.records:
-            for event in record.batch.events:
-                lines += afterwards(found.decision, event)
-                if isinstance(event, LoadReported) and found.decision.request in event.finished:
-                    return lines
+        for _, event in piece.events():
+            lines += afterwards(found.decision, event)
+            if isinstance(event, LoadReported) and found.decision.request in event.finished:
+                return lines
     return lines
 
 

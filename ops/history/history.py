@@ -16,7 +16,7 @@ from headwater.events.snapshot_store import SnapshotStore
 from headwater.ops.history.fleet import FleetAt, FleetHistory, fold_on, restore
 from headwater.ops.history.requests import RequestTable
 from headwater.router.fold.load import Loads
-from headwater.router.fold.state import RouterState, in_order
+from headwater.router.fold.state import RouterState
 from headwater.schemas import subjects
 from headwater.schemas.events.fleet import WorkerJoined
 from headwater.schemas.events.route import Decision, Shadowed
@@ -246,11 +246,7 @@ class History:
                 base = newer or base
             self._state = None
             async for piece in self.log.scan(base.position, position):
-                for message in in_order(piece):
-                    if isinstance(message, Record):
-                        base.apply(message)
-                    else:
-                        base.skip(message)
+                base.fold(piece)
                 await asyncio.sleep(0)
             self._state = base
             return base

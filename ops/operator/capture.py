@@ -14,7 +14,7 @@ import msgspec
 from headwater import __version__
 from headwater.actors.runtime.persistence import Ports
 from headwater.events.memory import MemoryBlobs
-from headwater.events.ports import Log, LogError, Unreadable
+from headwater.events.ports import Log, LogError
 from headwater.events.snapshot_format import UnreadableSnapshot, decode_manifest
 from headwater.events.snapshot_store import Bookmarks, SnapshotStore, continues
 from headwater.events.table import Table
@@ -35,7 +35,7 @@ from headwater.ops.nats.pool_choice import choose_pool
 from headwater.ops.operator.request_search import find_life
 from headwater.ops.process.moments import FORMS, shown_time, time_ns
 from headwater.ops.process.progress import Progress
-from headwater.router.fold.state import RouterState, in_order
+from headwater.router.fold.state import RouterState
 from headwater.schemas.encoding import SCHEMA_VERSION
 from headwater.schemas.ids import time_of
 from headwater.schemas.subjects import bookmark_name, snapshot_name
@@ -228,11 +228,7 @@ async def _add_fold(log: Log, pool: str, begin: int, writer: CaptureWriter) -> i
     with Progress(f"folding the log of pool {pool} up to the captured time", "messages") as progress:
         async with aclosing(log.scan(0, begin)) as pieces:  # type: ignore[type-var]
             async for piece in pieces:
-                for message in in_order(piece):
-                    if isinstance(message, Unreadable):
-                        state.skip(message)
-                    else:
-                        state.apply(message)
+                state.fold(piece)
                 progress.at(state.position, begin)
     await SnapshotStore(WrittenBlobs(writer), pool).save(state.snapshot())
     return state.position

@@ -11,23 +11,24 @@ from headwater.actors.runtime.persistence import Ports
 from headwater.events.ports import Log
 from headwater.events.snapshot_store import SnapshotStore
 from headwater.ops.config.nats import NatsSettings
-from headwater.ops.config.setting import ConfigError
 from headwater.ops.history.explanation import HIDDEN, afterwards, describe, event_line
 from headwater.ops.nats.connect import operator_ports
 from headwater.ops.nats.pool_choice import choose_pool
-from headwater.ops.operator.log import decisions_after, first_state, newest_state, pieces_after
 from headwater.ops.operator.request_search import (
     FULL,
+    ID_FORM,
     WHOLE,
     LifeEvent,
     Told,
     Window,
     batches_with,
+    check_id,
     find_life,
     is_complete,
     untold,
     windows,
 )
+from headwater.ops.operator.states import decisions_after, first_state, newest_state, pieces_after
 from headwater.ops.process.progress import Progress
 from headwater.router.fold.state import RouterState, in_order
 from headwater.router.replay import Incarnation, Reconstructed, Reconstruction
@@ -64,8 +65,7 @@ async def explain(
 
     With `every`, all candidates: those that the log does not keep are recomputed.
     """
-    if not request.strip():
-        raise ConfigError("REQUEST is empty: give a request id, as in the header x-request-id")
+    check_id(request)
     async with operator_ports(nats, "explain") as ports:
         pool = await choose_pool(ports, pool)
         # What is told about the log in passing is not part of a document.
@@ -105,7 +105,7 @@ def lines_of(request: str, found: Account) -> list[str]:
             f"no decision for {request}: it ended before a router chose a worker, or that part of the log is gone"
         )
     elif not found.decisions:
-        lines.append(f"no decision for {request} in this log; ids look like chatcmpl-… (header x-request-id)")
+        lines.append(f"no decision for {request} in this log; {ID_FORM}")
     return lines
 
 
@@ -257,8 +257,7 @@ async def why_workers_left(log: Log, workers: set[tuple[str, int]]) -> list[str]
     if not workers:
         return []
     async for piece in log.scan(0, FULL, pool_kinds("fleet")):
-        for record in piece.records:
-            for event in record.batch.events:
-                if isinstance(event, WorkerLeft) and (event.worker, event.epoch) in workers:
-                    found.setdefault((event.worker, event.epoch), event.reason)
+        for _, event in piece.events():
+            if isinstance(event, WorkerLeft) and (event.worker, event.epoch) in workers:
+                found.setdefault((event.worker, event.epoch), event.reason)
     return [f"worker {worker}.{epoch} left: {reason}" for (worker, epoch), reason in found.items()]

@@ -2,29 +2,25 @@
 
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 
 from headwater.actors.runtime.persistence import Ports
-from headwater.events.ports import Log, LogError, Record, Slice, Unreadable
-from headwater.events.snapshot_store import Kept, SnapshotStore, continues
+from headwater.events.ports import Log, Record
+from headwater.events.snapshot_store import Kept, SnapshotStore
 from headwater.ops.config.nats import NatsSettings
 from headwater.ops.config.setting import ConfigError
 from headwater.ops.nats.connect import operator_ports
 from headwater.ops.nats.pool_choice import choose_pool
-from headwater.ops.operator.request_search import FULL
+from headwater.ops.operator.states import folded
 from headwater.ops.process.text_table import table
-from headwater.router.fold.state import RouterState, in_order
 from headwater.router.index.tree import text, tree
-from headwater.router.replay import Recorded
 from headwater.schemas.events.fleet import EnginesWeighted, TrafficSplit, WorkerControlled
 from headwater.schemas.events.request import RequestRouted, RequestStepped
-from headwater.schemas.events.route import Decision
 from headwater.schemas.names import InvalidName
-from headwater.schemas.subjects import pool_kind, pool_kinds
+from headwater.schemas.subjects import pool_kind
 
 
 async def show_log(
@@ -50,14 +46,13 @@ async def request_summary(ports: Ports) -> str:
     """Events of the request log by type; what went back in its saga by where and why."""
     events: Counter[str] = Counter()
     async for piece in ports.requests.read(0, follow=False):
-        for record in piece.records:
-            for event in record.batch.events:
-                name = type(event).__name__
-                if isinstance(event, RequestStepped):
-                    name += f" ({event.before}: {event.cause})"
-                elif isinstance(event, RequestRouted) and event.leg:
-                    name += f" ({event.leg})"
-                events[name] += 1
+        for _, event in piece.events():
+            name = type(event).__name__
+            if isinstance(event, RequestStepped):
+                name += f" ({event.before}: {event.cause})"
+            elif isinstance(event, RequestRouted) and event.leg:
+                name += f" ({event.leg})"
+            events[name] += 1
     rows = sorted(events.items())
     return f"request log: {sum(events.values())} events\n{table(('event', 'count'), rows)}"
 
@@ -159,30 +154,6 @@ async def show_tree(
         if state.cold:
             print(f"ignored until they report their blocks again: {', '.join(sorted(state.cold))}")
     return 0
-
-
-async def folded(log: Log, store: SnapshotStore) -> RouterState:
-    """The state at the log's end."""
-    bounds, identity = await log.bounds(), await log.identity()
-    snapshot = await store.newest(lambda position: continues(position, bounds))
-    state = RouterState(whole=bounds.first <= 1)
-    if snapshot is not None:
-        try:
-            kept = RouterState.restore(snapshot)
-            state = kept if kept.log in ("", identity) else state
-        except (LookupError, TypeError, ValueError) as error:
-            print(f"the snapshot at position {snapshot.position} is unreadable: {error}")
-    if state.position == 0 and bounds.first > 1:
-        print(
-            f"positions 1 to {bounds.first - 1} are gone and no snapshot continues them: blocks are missing"
-        )
-    async for piece in log.read(state.position, follow=False):
-        for message in in_order(piece):
-            if isinstance(message, Unreadable):
-                state.skip(message)
-            else:
-                state.apply(message)
-    return state
 
 
 # `headwater snapshots`: a pool's snapshots, and bookmarks that keep them indefinitely.
@@ -294,101 +265,3 @@ def _age(seconds: float) -> str:
         if seconds >= size:
             return f"{seconds / size:.1f} {unit}"
     return f"{max(0.0, seconds):.0f} s"
-
-
-# States and decisions of a log, for whoever folds it again.
-
-
-async def first_state(snapshots: SnapshotStore, log: Log) -> RouterState | None:
-    """The state from which most of the log can be folded; None, with a message, if the log's start is purged and none continues it."""
-    bounds = await log.bounds()
-    if bounds.first <= 1:
-        return RouterState()
-    oldest = await _oldest(snapshots, log)
-    if oldest is None:
-        print(f"positions 1 to {bounds.first - 1} are purged and no snapshot continues them")
-    return oldest
-
-
-async def newest_state(snapshots: SnapshotStore, log: Log, until: int) -> RouterState | None:
-    """The newest state at or before a position that the log continues; None if there is none."""
-    bounds, identity = await log.bounds(), await log.identity()
-    snapshot = await snapshots.newest(lambda position: position <= until and continues(position, bounds))
-    if snapshot is None:
-        return None
-    try:
-        state = RouterState.restore(snapshot)
-    except (LookupError, TypeError, ValueError):
-        return None
-    return state if state.log in ("", identity) else None
-
-
-async def bookmarked_state(store: SnapshotStore, bookmark: str, log: Log) -> RouterState:
-    """The state that a bookmark names. Raises `ConfigError` if the log does not continue it."""
-    bounds = await log.bounds()
-    position = (await store.bookmarks.all()).get(bookmark)
-    if position is None:
-        known = ", ".join(sorted(await store.bookmarks.all())) or "none"
-        raise ConfigError(f"--from {bookmark}: no such bookmark; there are: {known}")
-    if not continues(position, bounds):
-        raise ConfigError(
-            f"--from {bookmark}: it names position {position}, and the log holds {bounds.first} to {bounds.last}"
-        )
-    try:
-        state = RouterState.restore(await store.at(position))
-    except (LookupError, TypeError, ValueError) as error:
-        raise ConfigError(f"--from {bookmark}: the snapshot at {position} is unreadable: {error}") from error
-    if state.log not in ("", await log.identity()):
-        raise ConfigError(f"--from {bookmark}: it names a state of another log that had this name before")
-    return state
-
-
-async def _oldest(store: SnapshotStore, log: Log) -> RouterState | None:
-    """The oldest state that the log continues: the most to replay."""
-    bounds, identity = await log.bounds(), await log.identity()
-    for position in await store.positions():
-        if continues(position, bounds):
-            try:
-                state = RouterState.restore(await store.at(position))
-                if state.log in ("", identity):
-                    return state
-                print(f"the snapshot at position {position} is of another log that had this name before")
-            except (LogError, LookupError, TypeError, ValueError) as error:
-                print(f"the snapshot at position {position} is unreadable: {error}")
-    return None
-
-
-async def decisions_after(log: Log, after: int, until: int = FULL) -> list[Recorded]:
-    """All decisions that the log stores after a position, up to another."""
-    found: list[Recorded] = []
-    async for piece in log.scan(after, until, pool_kinds("route")):
-        for record in piece.records:
-            life = (record.batch.writer, record.batch.epoch)
-            found += [Recorded(life, event) for event in record.batch.events if isinstance(event, Decision)]
-    return found
-
-
-async def pieces_after(log: Log, after: int, until: int = FULL) -> AsyncIterator[Slice]:
-    """The log after a position, up to another; prints what is missing of it."""
-    async for piece in log.read(after, follow=False):
-        if piece.gap is not None and piece.gap.first > until:
-            return
-        if piece.records and piece.records[-1].position > until:
-            piece = _cut(piece, until)
-        if piece.gap is not None:
-            print(
-                f"positions {piece.gap.first} to {piece.gap.last} are gone ({piece.gap.reason}): "
-                "decisions made on them come out otherwise"
-            )
-        for unreadable in piece.unreadable:
-            print(f"position {unreadable.position} is unreadable: {unreadable.reason}")
-        yield piece
-        if piece.records and piece.records[-1].position >= until:
-            return
-
-
-def _cut(piece: Slice, until: int) -> Slice:
-    """The part of a slice up to a position."""
-    records = [one for one in piece.records if one.position <= until]
-    unreadable = tuple([one for one in piece.unreadable if one.position <= until])
-    return piece._replace(records=records, unreadable=unreadable)

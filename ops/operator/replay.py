@@ -15,7 +15,7 @@ from headwater.ops.config.nats import NatsSettings
 from headwater.ops.config.setting import ConfigError
 from headwater.ops.nats.connect import operator_ports
 from headwater.ops.nats.pool_choice import choose_pool
-from headwater.ops.operator.log import bookmarked_state, decisions_after, first_state, pieces_after
+from headwater.ops.operator.states import bookmarked_state, decisions_after, first_state, pieces_after
 from headwater.ops.process.moments import FORMS, time_ns
 from headwater.ops.process.progress import Progress
 from headwater.ops.process.text_table import table

@@ -11,6 +11,7 @@ from contextlib import aclosing
 from typing import Final, NamedTuple
 
 from headwater.events.ports import Log, StoredMessage
+from headwater.ops.config.setting import ConfigError
 from headwater.schemas.encoding import Batch, LogEvent, UnreadableBatch, decode_batch
 from headwater.schemas.events import Event
 from headwater.schemas.events.request import RequestEnded, RequestRouted
@@ -48,6 +49,15 @@ class Window(NamedTuple):
 
 
 WHOLE: Final = Window()
+
+
+ID_FORM: Final = "ids look like chatcmpl-… (header x-request-id)"
+
+
+def check_id(request: str) -> None:
+    """Raises `ConfigError` if no request is named."""
+    if not request.strip():
+        raise ConfigError("REQUEST is empty: give a request id, as in the header x-request-id")
 
 
 def untold(done: int, total: int) -> None:

@@ -242,10 +242,9 @@ class _Reader:
             await self._read_requests()
             last = (await self._log.bounds()).last
             async for piece in self._log.scan(self._decided, last, pool_kinds("route")):
-                for record in piece.records:
-                    for event in record.batch.events:
-                        if isinstance(event, Decision):
-                            self._evidence.decision(event)
+                for _, event in piece.events():
+                    if isinstance(event, Decision):
+                        self._evidence.decision(event)
             self._decided = last
         except LogError:
             return self._evidence
@@ -315,13 +314,12 @@ async def shadow_record(log: Log, policy: str) -> str:
     shadow = chosen = 0.0
     bounds = await log.bounds()
     async for piece in log.scan(0, bounds.last, pool_kinds("shadow")):
-        for record in piece.records:
-            for event in record.batch.events:
-                if isinstance(event, Shadowed) and event.policy == policy:
-                    judged += 1
-                    agreed += event.worker == event.chosen
-                    shadow += event.score - event.least
-                    chosen += event.chosen_score - event.least
+        for _, event in piece.events():
+            if isinstance(event, Shadowed) and event.policy == policy:
+                judged += 1
+                agreed += event.worker == event.chosen
+                shadow += event.score - event.least
+                chosen += event.chosen_score - event.least
     if not judged:
         return f"no shadow has judged {policy} in this log: `headwater shadow --policy {policy}` does, without moving a request"
     return (

@@ -114,10 +114,7 @@ def folded(found: list[Record | Unreadable], *, whole: bool) -> RouterState:
     if not whole and found:
         state.position = found[0].position - 1
     for message in found:
-        if isinstance(message, Unreadable):
-            state.skip(message)
-        else:
-            state.apply(message)
+        state.take(message)
     return state
 
 
@@ -130,10 +127,7 @@ async def snapshots(fleet: SimFleet, found: list[Record | Unreadable]) -> Iterat
         state = RouterState.restore(snapshot)
         for message in found:
             if message.position > snapshot.position:
-                if isinstance(message, Unreadable):
-                    state.skip(message)
-                else:
-                    state.apply(message)
+                state.take(message)
         everything = folded(found, whole=True)
         if state.digest() != everything.digest():
             problems.append(

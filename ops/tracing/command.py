@@ -6,13 +6,13 @@ from collections.abc import Iterator
 import msgspec
 
 from headwater.ops.config.nats import NatsSettings
-from headwater.ops.config.setting import ConfigError
 from headwater.ops.config.trace import Receiver
 from headwater.ops.history.request_spans import Stamped
 from headwater.ops.history.trace_spans import Routing, Trace, TraceSpan, Value, spans_of
 from headwater.ops.nats.connect import operator_ports
 from headwater.ops.nats.pool_choice import choose_pool
 from headwater.ops.operator.explain import Account, account
+from headwater.ops.operator.request_search import ID_FORM, check_id
 from headwater.ops.tracing.otlp import OtlpSender, need_opentelemetry
 
 SHOWN = (
@@ -36,8 +36,7 @@ async def trace(
     nats: NatsSettings, pool: str, request: str, receiver: Receiver | None, *, tenants: bool, as_json: bool
 ) -> int:
     """Print the trace of a request, or send it. 1 if the log has none, or the receiver did not take it."""
-    if not request.strip():
-        raise ConfigError("REQUEST is empty: give a request id, as in the header x-request-id")
+    check_id(request)
     if receiver is not None:
         need_opentelemetry()
     async with operator_ports(nats, "trace") as ports:
@@ -45,7 +44,7 @@ async def trace(
         made = trace_of(request, found, tenants=tenants)
     if made is None:
         print(
-            f"no events of {request} in the request log; ids look like chatcmpl-… (header x-request-id)",
+            f"no events of {request} in the request log; {ID_FORM}",
             file=sys.stderr,
         )
         return 1

@@ -15,7 +15,7 @@ from headwater.ops.config.router import replaced
 from headwater.ops.config.setting import ConfigError, struct_settings
 from headwater.ops.nats.connect import operator_ports
 from headwater.ops.nats.pool_choice import choose_pool
-from headwater.ops.operator.log import first_state
+from headwater.ops.operator.states import first_state
 from headwater.ops.process.actor import compile_kernels
 from headwater.ops.process.text_table import table
 from headwater.ops.whatif import report

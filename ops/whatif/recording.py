@@ -102,9 +102,8 @@ class _Pool:
 
     async def read(self, log: Log) -> None:
         async for piece in log.read(0, follow=False):
-            for record in piece.records:
-                for event in record.batch.events:
-                    self._take(event)
+            for _, event in piece.events():
+                self._take(event)
 
     def _take(self, event: object) -> None:
         match event:
@@ -160,21 +159,20 @@ class _Requests:
 
     async def read(self, log: Log) -> None:
         async for piece in log.read(0, follow=False):
-            for record in piece.records:
-                for event in record.batch.events:
-                    match event:
-                        case RequestAccepted():
-                            self.choices[event.request] = event.choices
-                            self.media[event.request] = tuple([_span(place) for place in event.media])
-                        case RequestRouted() if not event.emitted_tokens:
-                            # Later ones are the decode leg, or another worker after a failure.
-                            self.first.setdefault((event.request, event.choice), event.attempt)
-                        case RequestStarted():
-                            self.started.setdefault((event.request, event.choice), event)
-                        case RequestEnded():
-                            self.ended[event.request] = event
-                        case _:
-                            pass
+            for _, event in piece.events():
+                match event:
+                    case RequestAccepted():
+                        self.choices[event.request] = event.choices
+                        self.media[event.request] = tuple([_span(place) for place in event.media])
+                    case RequestRouted() if not event.emitted_tokens:
+                        # Later ones are the decode leg, or another worker after a failure.
+                        self.first.setdefault((event.request, event.choice), event.attempt)
+                    case RequestStarted():
+                        self.started.setdefault((event.request, event.choice), event)
+                    case RequestEnded():
+                        self.ended[event.request] = event
+                    case _:
+                        pass
 
 
 def _span(place: MediaPlace) -> MediaSpan:

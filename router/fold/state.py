@@ -99,6 +99,18 @@ class RouterState:
         if writer in self.loads.workers:
             self.cold.add(writer)
 
+    def take(self, message: Record | Unreadable) -> None:
+        """Fold one message, whether or not it can be read."""
+        if isinstance(message, Unreadable):
+            self.skip(message)
+        else:
+            self.apply(message)
+
+    def fold(self, piece: Slice) -> None:
+        """Fold the messages of a slice, in their order."""
+        for message in in_order(piece):
+            self.take(message)
+
     def apply_to_index(self, batch: Batch[Any], event: Event | StoredChains) -> None:
         """The part of the fold that does not depend on decisions. Call before `apply_to_loads`."""
         on_index = _ON_INDEX.get(type(event))

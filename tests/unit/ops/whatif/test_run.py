@@ -5,8 +5,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from headwater.ops.whatif.report import WhatifReport, as_data, report_of
-from headwater.ops.whatif.run import RunResult, run
+from headwater.ops.whatif.report import ServedTimes, Spread, WhatifReport, as_data, report_of, spread_of
+from headwater.ops.whatif.run import RunResult, ServedRequest, run
 from headwater.ops.whatif.setup import Setup
 from headwater.ops.whatif.speed import Slowdown
 from headwater.ops.whatif.trace import TRACE_BLOCK, Trace, TraceRequest
@@ -180,6 +180,21 @@ def test_the_report_is_json_of_a_stated_form() -> None:
     assert 0 < report.reuse < 1
     assert report.ttft_ms.p50 <= report.ttft_ms.p90 <= report.ttft_ms.p99
     assert report.e2e_ms.mean > report.ttft_ms.mean > report.queue_ms.mean >= 0
+
+
+def test_figures_of_served_requests() -> None:
+    """Blocks count with a partial one, and each token weighs the same."""
+    served = [
+        ServedRequest(alone(1_025, 3), "w", "", 1, 0, 0, 4_000_000, 8_000_000),
+        ServedRequest(alone(512, 1, 1, 1_000_000), "w", "", 1, 1_000_000, 1_000_000, 2_000_000, 2_000_000),
+    ]
+    times = ServedTimes(served, 512)
+    assert (times.reuse, times.itl_ms) == (2 / 4, 2.0)
+    assert times.ttft.tolist() == [4_000_000, 1_000_000]
+    assert times.e2e.tolist() == [8_000_000, 1_000_000]
+    assert spread_of(times.ttft, 1e6) == Spread(2.5, 2.5, 3.7, 3.97)
+    nothing = ServedTimes([], 512)
+    assert (nothing.reuse, nothing.itl_ms, spread_of(nothing.ttft)) == (0.0, 0.0, Spread(0.0, 0.0, 0.0, 0.0))
 
 
 def test_an_idle_worker_reports_once() -> None:

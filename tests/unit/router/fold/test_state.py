@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headwater.events.ports import Record
+from headwater.events.ports import Record, Slice, Unreadable
 from headwater.router.fold.state import RouterState
 from headwater.schemas.constraints import Constraints, Preferences
 from headwater.schemas.encoding import (
@@ -23,6 +23,7 @@ from headwater.schemas.events import Event
 from headwater.schemas.events.fleet import LoadReported, WorkerDraining, WorkerLeft
 from headwater.schemas.events.kv import BlocksCleared, BlocksRemoved, BlocksStored, KvGap
 from headwater.schemas.events.route import Candidate, RouteQuery, Weights
+from headwater.schemas.subjects import pool_subject
 from tests.support.data.examples import joined, keys, packed, record
 from tests.support.data.story import decided, fold, story
 from tests.support.ports.snapshots import saved_and_read
@@ -118,6 +119,17 @@ def test_a_worker_that_left_takes_its_blocks_along() -> None:
     assert list(state.loads.workers) == ["w2"]
     assert list(state.index.slots) == ["w2"]
     assert (state.index.rows, state.index.copies, state.cold) == (0, {}, set())
+
+
+def test_a_slice_is_folded_in_order_and_its_unreadable_messages_make_their_writers_cold() -> None:
+    """The position is that of the last message."""
+    state = two_workers()
+    last = state.position
+    lost = Unreadable(last + 1, pool_subject("ns", "p", "kv", "w1"), "a bit is flipped")
+    state.fold(
+        Slice([record(last + 2, WorkerLeft("w2", 6, "gone"), writer="w2", epoch=6)], 0, unreadable=(lost,))
+    )
+    assert (state.position, state.cold, set(state.loads.workers)) == (last + 2, {"w1"}, {"w1"})
 
 
 def test_a_hole_makes_a_worker_cold_until_it_announces_itself_anew() -> None:

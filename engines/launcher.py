@@ -12,7 +12,13 @@ from typing import Any, ClassVar, Final, Generic, NamedTuple, TypeVar
 from headwater.engines import registry
 from headwater.engines.engine import Engine, EngineUnavailable
 from headwater.engines.limits import EMBEDDINGS_MIB
-from headwater.engines.model_files import ModelFiles, byte_model_files, read_model_files, read_pipeline_files
+from headwater.engines.model_files import (
+    NO_FILES,
+    ModelFiles,
+    byte_model_files,
+    read_model_files,
+    read_pipeline_files,
+)
 from headwater.engines.registry import EngineEntry
 from headwater.engines.releases import Vulnerability
 from headwater.engines.traces import EngineTraces
@@ -42,6 +48,14 @@ class WorkerSpec(NamedTuple):
     online: bool = False
     side_port: int = 0
     traces: EngineTraces = EngineTraces()
+
+
+class EngineSettings(NamedTuple, Generic[OptionsT]):
+    """What the adapter of a library is created from: its worker, its options, and the files of the worker's model, as far as they are read."""
+
+    worker: WorkerSpec
+    options: OptionsT
+    files: ModelFiles = NO_FILES
 
 
 class SidePorts(NamedTuple):

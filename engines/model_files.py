@@ -62,6 +62,9 @@ def content_digest(folder: Path) -> str:
 
 # Reading the files.
 
+CONTEXT_LENGTH: Final = 4096
+"""Of a model whose configuration does not say."""
+
 PROCESSOR_FILES = ("preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json")
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
@@ -95,6 +98,10 @@ class ModelFiles(NamedTuple):
     identity: str = ""
 
 
+NO_FILES: Final = ModelFiles(b"", "", {}, (), CONTEXT_LENGTH, "")
+"""Those of a model whose folder nobody has read."""
+
+
 def read_model_files(folder: Path) -> ModelFiles:
     """Read a Hugging Face model folder. Raises `EngineUnavailable` naming the missing file."""
     if not folder.is_dir():
@@ -115,7 +122,7 @@ def read_model_files(folder: Path) -> ModelFiles:
         _template(folder, settings) or coded_template(str(config.get("model_type", ""))),
         special,
         tuple(eos) if isinstance(eos, list) else (eos,) if isinstance(eos, int) else (),
-        int(config.get("max_position_embeddings", 4096)),
+        int(config.get("max_position_embeddings", CONTEXT_LENGTH)),
         folder.name,
         json.dumps(template) if isinstance(template := settings.get("response_template"), dict) else "",
         int(config.get("vocab_size", 0)),

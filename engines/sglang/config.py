@@ -10,15 +10,15 @@ import socket
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal
 
 from headwater.engines import logs, native_arguments
 from headwater.engines import process as engine_process
 from headwater.engines.engine import EngineUnavailable
-from headwater.engines.limits import EMBEDDINGS_MIB
+from headwater.engines.launcher import EngineSettings
 from headwater.engines.releases import SGLANG_DIFFUSION_BROKER, Vulnerability, check_release
+from headwater.engines.sglang import SglangOptions
 from headwater.engines.sglang.signatures import Signatures
-from headwater.engines.traces import EngineTraces
 from headwater.schemas.addresses import LOOPBACK
 from headwater.schemas.events.fleet import Role
 from headwater.schemas.tables import Capability
@@ -135,33 +135,13 @@ OWNED: Final[Mapping[str, str]] = {
 """Arguments that are rejected, with the reason."""
 
 
-class SglangSettings(NamedTuple):
-    """Headwater's settings of SGLang; all others are SGLang's defaults. Zero and empty mean: choose for this machine.
+SglangSettings = EngineSettings[SglangOptions]
+"""Zero and empty mean: choose for this machine."""
 
-    `native` are SGLang's own arguments as words of a command line. `metrics`: SGLang's Prometheus metrics are exported.
-    `ranks` is SGLang's dp_size. `processors` are logits processors that requests may use, "module:Class" by name.
-    With `reads_embeddings` it takes those of encode workers; `embeddings_mib` bounds the image embeddings that the worker keeps.
-    `overrides` are arguments of `Engine` with the highest precedence.
-    """
 
-    model: str
-    name: str
-    worker: str
-    block_size: int = 0
-    max_model_len: int = 0
-    role: Role = "both"
-    native: tuple[str, ...] = ()
-    metrics: bool = False
-    ranks: int = 1
-    processors: Mapping[str, str] = {}
-    overrides: Mapping[str, Any] = {}
-    host: str = LOOPBACK
+def host_of(settings: SglangSettings) -> str:
     """The address at which other workers reach this one, if it prefills or decodes only."""
-    embeddings_mib: int = EMBEDDINGS_MIB
-    reads_embeddings: bool = False
-    bootstrap_port: int = 0
-    """The port of the server on which the legs of its prompts meet; 0: a free one."""
-    traces: EngineTraces = EngineTraces()
+    return settings.options.host or LOOPBACK
 
 
 def keyword_arguments(
@@ -173,8 +153,9 @@ def keyword_arguments(
     """
     _reject_owned(given)
     _agree(settings, given)
-    _check_nodes(settings, given)
-    mode = mode_of(settings.role, given)
+    _check_nodes(settings.worker.role, given)
+    worker, options = settings.worker, settings.options
+    mode = mode_of(worker.role, given)
     arguments: dict[str, Any] = {"page_size": PAGE_SIZE, **(CPU if cpu else {})}
     arguments |= {
         "log_level": logs.level(),
@@ -187,21 +168,19 @@ def keyword_arguments(
         # It rejects what does not fit: nothing is cut off silently.
         "allow_auto_truncate": False,
     }
-    arguments |= disaggregation_arguments(mode, settings.host, settings.bootstrap_port, cpu=cpu)
-    if settings.block_size:
-        arguments["page_size"] = settings.block_size
-    if settings.max_model_len:
-        arguments["context_length"] = settings.max_model_len
-    if settings.ranks > 1:
-        arguments["dp_size"] = settings.ranks
-    if settings.reads_embeddings:
+    arguments |= disaggregation_arguments(mode, host_of(settings), options.bootstrap_port, cpu=cpu)
+    if worker.block_size:
+        arguments["page_size"] = worker.block_size
+    if worker.max_model_len:
+        arguments["context_length"] = worker.max_model_len
+    if worker.reads_embeddings:
         # Its only effect here: a batch may have requests with embeddings next to others with pixels, on which the scheduler would end.
         arguments["enable_adaptive_dispatch_to_encoder"] = True
-    if settings.metrics:
+    if worker.exports_metrics:
         arguments["enable_metrics"] = True
-    if endpoint := settings.traces.announced("sglang", settings.worker).endpoint:
+    if endpoint := worker.traces.announced("sglang", worker.name).endpoint:
         arguments |= {"enable_trace": True, "otlp_traces_endpoint": endpoint}
-    if settings.processors:
+    if options.logits_processors:
         arguments["enable_custom_logit_processor"] = True
     if given.get("enable_priority_scheduling"):
         # As in vLLM and in the API: a lower number is more urgent.
@@ -212,8 +191,7 @@ def keyword_arguments(
     return (
         arguments
         | dict(given)
-        | {"model_path": settings.model, "kv_events_config": _kv_events(given, events, replay)}
-        | dict(settings.overrides)
+        | {"model_path": worker.model, "kv_events_config": _kv_events(given, events, replay)}
     )
 
 
@@ -223,7 +201,7 @@ def _reject_owned(given: Mapping[str, Any]) -> None:
             raise EngineUnavailable(f"--{name.replace('_', '-')} is not supported here: {reason}; omit it")
 
 
-def _check_nodes(settings: SglangSettings, given: Mapping[str, Any]) -> None:
+def _check_nodes(role: Role, given: Mapping[str, Any]) -> None:
     """Raise for what an engine of several nodes cannot do here."""
     nodes = int(given.get("nnodes") or 1)
     if nodes == 1:
@@ -232,22 +210,22 @@ def _check_nodes(settings: SglangSettings, given: Mapping[str, Any]) -> None:
         raise EngineUnavailable(
             f"--nnodes {nodes} without --dist-init-addr: give all nodes HOST:PORT of the first one, with a free port"
         )
-    if settings.ranks > 1:
+    if int(given.get("dp_size") or 1) > 1:
         raise EngineUnavailable(
-            f"--dp-size {settings.ranks} with --nnodes {nodes} is not implemented, since each rank publishes its KV events "
+            f"--dp-size {given['dp_size']} with --nnodes {nodes} is not implemented, since each rank publishes its KV events "
             "on its own node: start one worker for each rank"
         )
-    if settings.role != "both":
+    if role != "both":
         raise EngineUnavailable(
-            f"--role {settings.role} with --nnodes {nodes} is not implemented: prefill and decode workers have one node each"
+            f"--role {role} with --nnodes {nodes} is not implemented: prefill and decode workers have one node each"
         )
 
 
 def _agree(settings: SglangSettings, given: Mapping[str, Any]) -> None:
     """Raise if a setting and the corresponding native argument differ."""
     pairs = (
-        ("--block-size", settings.block_size, "page_size"),
-        ("--max-model-len", settings.max_model_len, "context_length"),
+        ("--block-size", settings.worker.block_size, "page_size"),
+        ("--max-model-len", settings.worker.max_model_len, "context_length"),
     )
     for flag, ours, name in pairs:
         theirs = given.get(name)

@@ -73,7 +73,7 @@ ENCODINGS: Final[dict[PromptMediaKind, _EncodedKind]] = {
 
 
 class SglangEncoder(ImageEncoder):
-    """See `headwater.engines.engine.Engine`. Keeps up to `settings.embeddings_mib` of embeddings."""
+    """See `headwater.engines.engine.Engine`. Keeps up to `embeddings_mib` of embeddings."""
 
     name = "sglang"
 
@@ -92,7 +92,7 @@ class SglangEncoder(ImageEncoder):
         version, settings = sglang_config.installed(), self._settings
         with interruptible():
             cpu = import_sglang()
-        given = sglang_config.parse(settings.native)
+        given = sglang_config.parse(settings.options.native)
         check_parts(given)
         arguments = keyword_arguments(settings, given, "", "", cpu=cpu)
         del arguments["kv_events_config"]
@@ -104,9 +104,7 @@ class SglangEncoder(ImageEncoder):
         except EngineInterrupted:
             raise
         except Exception as error:  # whatever SGLang raises while it starts, it did not start
-            what = (
-                f"SGLang cannot encode the images of {settings.model} apart from it: {type(error).__name__}"
-            )
+            what = f"SGLang cannot encode the images of {settings.worker.model} apart from it: {type(error).__name__}"
             raise start_failure(what, error) from error
         model = self._encoder.model_config
         support = fitting_rule(
@@ -117,17 +115,19 @@ class SglangEncoder(ImageEncoder):
             found={size: len(image.values) for size, image in found.items()},
         )
         if support is None:
-            raise EngineUnavailable(f"{settings.model} takes no images that could be encoded apart from it")
+            raise EngineUnavailable(
+                f"{settings.worker.model} takes no images that could be encoded apart from it"
+            )
         videos = self._learn_videos((arguments.get("mm_process_config") or {}).get("video") or {})
         self._support = MediaSupport(support, videos)
         if videos is not None:
             self.capabilities |= {"videos"}
         row_bytes = found[PROBES[0]].values[0].nbytes
         page_size = int(arguments["page_size"])
-        self._open_cache(page_size, (settings.embeddings_mib << 20) // (row_bytes * page_size))
+        self._open_cache(page_size, (settings.worker.embeddings_mib << 20) // (row_bytes * page_size))
         freeze_heap()
         return EngineInfo(
-            settings.name,
+            settings.files.name,
             page_size,
             self._blocks,
             1,
@@ -168,7 +168,7 @@ class SglangEncoder(ImageEncoder):
             return rule
         except Exception as error:  # other models' processors fail in any way: images remain
             reason = f"{type(error).__name__}: {error}"
-            _log.warning("media_not_served", kind="video", model=self._settings.model, reason=reason)
+            _log.warning("media_not_served", kind="video", model=self._settings.worker.model, reason=reason)
             return None
 
     async def _compute(self, item: PromptMedia) -> EncodedImage:

@@ -81,7 +81,7 @@ class SglangEngine(SglangControl):
     def __init__(self, settings: SglangSettings) -> None:
         super().__init__()
         self._settings = settings
-        self.ranks = settings.ranks
+        self.ranks = sglang_config.number(settings.options.native, "dp_size", 1)
         self._folder: Path | None = None
         self._context_length = 0
         self._deterministic = False
@@ -93,17 +93,18 @@ class SglangEngine(SglangControl):
     async def start(self) -> EngineInfo:
         """See `Engine.start`. Loads for seconds to minutes on this thread, on which nothing else runs yet."""
         version = sglang_config.installed()
-        check_mode(Path(self._settings.model))
+        check_mode(Path(self._settings.worker.model))
         with interruptible():
             cpu = import_sglang()
         self._signatures = signatures.of_release(version)
         # No other user can listen in it.
         folder = self._folder = engine_process.take("engine")
-        given = sglang_config.parse(self._settings.native)
-        context_max, transcribes = self._settings.max_model_len, is_whisper(self._settings.model)
+        given = sglang_config.parse(self._settings.options.native)
+        own = self._settings.worker
+        context_max, transcribes = own.max_model_len, is_whisper(own.model)
         if transcribes:
-            self._settings = speech_settings(self._settings, given)
-        mode = sglang_config.mode_of(self._settings.role, given)
+            self._settings, given = speech_settings(self._settings, given)
+        mode = sglang_config.mode_of(own.role, given)
         if mode is not None:
             self._meet(mode, cpu=cpu)
         arguments = keyword_arguments(self._settings, given, *kv_socket.in_folder(folder), cpu=cpu)
@@ -112,11 +113,11 @@ class SglangEngine(SglangControl):
         config = _resolved(process.engine.server_args)
         found = process.engine._scheduler_init_result.scheduler_infos[0]
         page_size, tokens = int(config["page_size"]), int(found["max_total_num_tokens"])
-        self._model = self._settings.model
+        self._model = own.model
         self._input_max = int(found["max_req_input_len"])
         self._context_length = min(int(self._manager.context_len), self._input_max + INPUT_MARGIN)
         self._deterministic = bool(config.get("enable_deterministic_inference"))
-        self._traces = self._settings.traces if config.get("enable_trace") else None
+        self._traces = own.traces if config.get("enable_trace") else None
         self._keeps_weights = bool(config.get("enable_weights_cpu_backup"))
         events = json.loads(arguments["kv_events_config"])
         reader = getattr(self._manager, "load_snapshot_reader", None)
@@ -147,9 +148,9 @@ class SglangEngine(SglangControl):
 
     def _start_process(self, arguments: dict[str, Any], folder: Path) -> SglangProcess:
         """Start SGLang, with the processors of the settings, and the folder of its embeddings if it is to read any."""
-        self._processors = _pickled(self._settings.processors)
-        if self._settings.reads_embeddings:
-            self._embeddings = SglangEmbeddings(self._settings.embeddings_mib)
+        self._processors = _pickled(self._settings.options.logits_processors)
+        if self._settings.worker.reads_embeddings:
+            self._embeddings = SglangEmbeddings(self._settings.worker.embeddings_mib)
         announced = sglang_process.announced(
             self._embeddings.folder if self._embeddings is not None else None
         )
@@ -164,14 +165,14 @@ class SglangEngine(SglangControl):
     ) -> EngineInfo:
         """What the worker is told of the engine, once it is started."""
         return EngineInfo(
-            self._settings.name,
+            self._settings.files.name,
             int(config["page_size"]),
             self._ranks[0].idle.total_blocks,
             await self._running_max(),
             self._context_length,
             version=version,
             dtype=str(self._manager.model_config.dtype).removeprefix("torch."),
-            pairs_with=handoff.pairs_with(mode, version, self._settings.name, config),
+            pairs_with=handoff.pairs_with(mode, version, self._settings.files.name, config),
             lora_slots=self._loras.slots,
             lora_rank_max=self._loras.rank_max,
             tasks=() if self._manager.is_generation else self._pooling.tasks,
@@ -200,7 +201,7 @@ class SglangEngine(SglangControl):
                 f"{len(tokens)} prompt + {wanted.max_tokens} new tokens exceed the context of "
                 f"{self._context_length}"
             )
-        if fault := sampling.unknown_processor(wanted.processors, self._settings.processors):
+        if fault := sampling.unknown_processor(wanted.processors, self._settings.options.logits_processors):
             raise RequestRejected(fault)
         self._loras.check(request.lora_name)
         if self._speech is not None:
@@ -256,14 +257,12 @@ class SglangEngine(SglangControl):
 
     def _meet(self, mode: sglang_config.Mode, *, cpu: bool) -> None:
         """Prepare to meet engines of the other mode."""
-        settings = self._settings
-        for name, value in sglang_config.environment(settings.host, cpu=cpu).items():
+        host, options = sglang_config.host_of(self._settings), self._settings.options
+        for name, value in sglang_config.environment(host, cpu=cpu).items():
             os.environ.setdefault(name, value)
-        if not settings.bootstrap_port:
-            self._settings = settings = settings._replace(
-                bootstrap_port=sglang_config.free_port(settings.host)
-            )
-        self._handoffs = SglangHandoffs(mode, settings.host, settings.bootstrap_port)
+        port = options.bootstrap_port or sglang_config.free_port(host)
+        self._settings = self._settings._replace(options=options._replace(bootstrap_port=port))
+        self._handoffs = SglangHandoffs(mode, host, port)
 
     def _meeting(
         self, request: GenerateRequest, transfer: Transfer | None

@@ -14,13 +14,13 @@ from typing import Any, ClassVar, Final
 from headwater.engines import kv_socket, native_arguments
 from headwater.engines import process as engine_process
 from headwater.engines.engine import Engine, EngineDied
-from headwater.engines.launcher import EngineLauncher, Follower, MeetingPlace, WorkerSpec
+from headwater.engines.launcher import EngineLauncher, EngineSettings, Follower, MeetingPlace, WorkerSpec
 from headwater.engines.model_files import ModelFiles
 from headwater.engines.process import EngineInterrupted, interruptible
 from headwater.engines.releases import Vulnerability
 from headwater.engines.sglang import SglangOptions, config
 from headwater.engines.sglang.config import SglangSettings, keyword_arguments
-from headwater.schemas.addresses import LOOPBACK, host_port
+from headwater.schemas.addresses import host_port
 from headwater.schemas.events.fleet import Role
 
 BLOCK: Final = "SGLANG_BLOCK_NONZERO_RANK_CHILDREN"
@@ -73,31 +73,11 @@ class SglangLauncher(EngineLauncher[SglangOptions]):
 
     def run_follower(self, worker: WorkerSpec) -> None:
         """See `EngineLauncher.run_follower`."""
-        follow(self._settings(worker, self.read_files(worker)))
-
-    def _settings(self, worker: WorkerSpec, files: ModelFiles) -> SglangSettings:
-        options = self.options
-        return SglangSettings(
-            model=worker.model,
-            name=files.name,
-            worker=worker.name,
-            block_size=worker.block_size,
-            max_model_len=worker.max_model_len,
-            role=worker.role,
-            native=options.native,
-            metrics=worker.exports_metrics,
-            ranks=config.number(options.native, "dp_size", 1),
-            host=options.host or LOOPBACK,
-            bootstrap_port=options.bootstrap_port,
-            processors=options.logits_processors,
-            embeddings_mib=worker.embeddings_mib,
-            reads_embeddings=worker.reads_embeddings,
-            traces=worker.traces,
-        )
+        follow(EngineSettings(worker, self.options, self.read_files(worker)))
 
     def make(self, worker: WorkerSpec, files: ModelFiles) -> Engine:
         """See `EngineLauncher.make`."""
-        settings = self._settings(worker, files)
+        settings = EngineSettings(worker, self.options, files)
         if worker.role == "encode":
             from headwater.engines.sglang.encoder import SglangEncoder
 
@@ -112,7 +92,7 @@ def follow(settings: SglangSettings) -> None:
     from headwater.engines.sglang.process import import_sglang, launch
 
     cpu = import_sglang()
-    given = config.parse(settings.native)
+    given = config.parse(settings.options.native)
     folder = engine_process.take("engine")
     failure = engine_process.prepare(folder)
     # Else the constructor returns when the schedulers have ended.

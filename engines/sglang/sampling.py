@@ -278,23 +278,24 @@ def is_whisper(folder: str) -> bool:
     return isinstance(document, dict) and document.get("model_type") == WHISPER
 
 
-def speech_settings(settings: SglangSettings, given: Mapping[str, Any]) -> SglangSettings:
-    """The settings that SGLang needs for a Whisper. Raises `EngineUnavailable` for others that would end it.
+def speech_settings(
+    settings: SglangSettings, given: Mapping[str, Any]
+) -> tuple[SglangSettings, dict[str, Any]]:
+    """The settings, and the native arguments, that SGLang needs for a Whisper. Raises `EngineUnavailable` for others that would end it.
 
     `given` are the parsed native arguments. SGLang's context has the recording's places, too: the prompt's bound is the model's own.
     """
-    if settings.block_size not in (0, PAGE_SIZE):
+    worker = settings.worker
+    if worker.block_size not in (0, PAGE_SIZE):
         raise EngineUnavailable(
-            f"--block-size {settings.block_size}: SGLang loses count of its memory with a Whisper model unless it is {PAGE_SIZE}"
+            f"--block-size {worker.block_size}: SGLang loses count of its memory with a Whisper model unless it is {PAGE_SIZE}"
         )
     if int(given.get(CHUNKS) or NO_CHUNKS) != NO_CHUNKS:
         raise EngineUnavailable(
             f"--chunked-prefill-size {given[CHUNKS]}: SGLang ends where it cuts a recording into chunks; leave it out"
         )
-    overrides = {**settings.overrides, CHUNKS: NO_CHUNKS}
-    if BATCH not in given:
-        overrides.setdefault(BATCH, BATCH_TOKENS)
-    return settings._replace(block_size=PAGE_SIZE, max_model_len=0, overrides=overrides)
+    worker = worker._replace(block_size=PAGE_SIZE, max_model_len=0)
+    return settings._replace(worker=worker), {BATCH: BATCH_TOKENS, **given, CHUNKS: NO_CHUNKS}
 
 
 class SglangSpeech:

@@ -10,17 +10,16 @@ import difflib
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import structlog
 import yaml
 
 from headwater.engines.engine import EngineUnavailable
+from headwater.engines.launcher import EngineSettings
 from headwater.engines.releases import Vulnerability, check_release
-from headwater.engines.tensorrt_llm import HandoffMode
+from headwater.engines.tensorrt_llm import TensorRtOptions
 from headwater.engines.tensorrt_llm.recorded import LLM_ARGUMENTS, NESTED_ARGUMENTS
-from headwater.engines.traces import EngineTraces
-from headwater.schemas.events.fleet import Role
 
 EVENT_BUFFER: Final = 16_384
 """KV events that are kept until they are polled: at 5 ms between polls, of far more blocks than a step stores."""
@@ -33,45 +32,23 @@ TRANSFER_TIMEOUT_MS: Final = 60_000
 _log = structlog.get_logger("headwater.tensorrt_llm")
 
 
-class TensorRtSettings(NamedTuple):
-    """Settings of the adapter. `context_length` and `vocabulary` (tokens, 0 if unknown) are the model's own; `tokenizer` is its `tokenizer.json`.
-    `file` and `overrides` are TensorRT-LLM's own arguments: a YAML file, and values that replace its own.
-
-    `processors` are logits processors that requests may name: NAME to MODULE:CLASS. `allow_faults` starts combinations of
-    arguments that are known to hang or to end the engine.
-    """
-
-    model: str
-    name: str
-    worker: str
-    role: Role = "both"
-    block_size: int = 0
-    max_model_len: int = 0
-    context_length: int = 4096
-    eos_token_ids: tuple[int, ...] = ()
-    vocabulary: int = 0
-    tokenizer: bytes = b""
-    file: str = ""
-    overrides: dict[str, Any] = {}  # noqa: RUF012 (the default of a NamedTuple, never changed)
-    handoff: HandoffMode = "context-first"
-    processors: dict[str, str] = {}  # noqa: RUF012 (likewise)
-    allow_faults: bool = False
-    traces: EngineTraces = EngineTraces()
+TensorRtSettings = EngineSettings[TensorRtOptions]
 
 
 def arguments(settings: TensorRtSettings) -> dict[str, Any]:
     """The arguments of all layers. Raises `EngineUnavailable` for an unknown key or a contradiction."""
-    file = _read(settings.file) if settings.file else {}
-    _check_known(file, settings.file)
-    _check_known(settings.overrides, "--tensorrt-llm-overrides")
-    for key in _collisions(file, settings.overrides):
-        _log.info("engine_argument_overridden", argument=key, file=settings.file)
-    merged = merge(merge(_defaults(settings), file), settings.overrides)
-    _set_own(merged, "model", settings.model)
-    if settings.max_model_len:
-        _set_own(merged, "max_seq_len", settings.max_model_len)
-    if settings.block_size:
-        _set_own(merged["kv_cache_config"], "tokens_per_block", settings.block_size)
+    worker, options = settings.worker, settings.options
+    file = _read(options.file) if options.file else {}
+    _check_known(file, options.file)
+    _check_known(options.overrides, "--tensorrt-llm-overrides")
+    for key in _collisions(file, options.overrides):
+        _log.info("engine_argument_overridden", argument=key, file=options.file)
+    merged = merge(merge(_defaults(settings), file), options.overrides)
+    _set_own(merged, "model", worker.model)
+    if worker.max_model_len:
+        _set_own(merged, "max_seq_len", worker.max_model_len)
+    if worker.block_size:
+        _set_own(merged["kv_cache_config"], "tokens_per_block", worker.block_size)
     return merged
 
 
@@ -85,13 +62,13 @@ def _defaults(settings: TensorRtSettings) -> dict[str, Any]:
         "kv_cache_config": {
             "enable_block_reuse": True,
             # With a logits processor the events freeze the engine (TensorRT-LLM 3857): see `checks`.
-            "event_buffer_max_size": 0 if settings.processors else EVENT_BUFFER,
+            "event_buffer_max_size": 0 if settings.options.logits_processors else EVENT_BUFFER,
             "tokens_per_block": BLOCK_SIZE,
         },
     }
-    if endpoint := settings.traces.announced("tensorrt_llm", settings.worker).endpoint:
+    if endpoint := settings.worker.traces.announced("tensorrt_llm", settings.worker.name).endpoint:
         found["otlp_traces_endpoint"] = endpoint
-    if settings.role != "both":
+    if settings.worker.role != "both":
         found["cache_transceiver_config"] = {
             "backend": "DEFAULT",
             "kv_transfer_timeout_ms": TRANSFER_TIMEOUT_MS,
@@ -182,10 +159,10 @@ def check(settings: TensorRtSettings, arguments: Mapping[str, Any], *, gpus: int
     if int(arguments.get("max_beam_width") or 1) > 1:
         raise EngineUnavailable("max_beam_width: beam search is not supported, leave it out")
     _check_parallel(arguments, gpus)
-    if settings.role != "both":
+    if settings.worker.role != "both":
         _check_transceiver(arguments)
-    if not settings.allow_faults:
-        _check_faults(settings, arguments)
+    if not settings.options.allow_faults:
+        _check_faults(settings.options, arguments)
 
 
 def _check_parallel(arguments: Mapping[str, Any], gpus: int) -> None:
@@ -233,9 +210,9 @@ def _check_transceiver(arguments: Mapping[str, Any]) -> None:
         )
 
 
-def _check_faults(settings: TensorRtSettings, arguments: Mapping[str, Any]) -> None:
+def _check_faults(options: TensorRtOptions, arguments: Mapping[str, Any]) -> None:
     cache = arguments.get("kv_cache_config") or {}
-    if settings.processors and int(cache.get("event_buffer_max_size") or 0) > 0:
+    if options.logits_processors and int(cache.get("event_buffer_max_size") or 0) > 0:
         raise EngineUnavailable(
             "logits processors freeze an engine that reports KV events (TensorRT-LLM 3857): set "
             "kv_cache_config.event_buffer_max_size to 0, or leave the processors out; --tensorrt-llm-allow-faults overrides"

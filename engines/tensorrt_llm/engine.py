@@ -58,14 +58,14 @@ def capabilities(
         "cache_salt": has_salt,
         "priority": takes(llm.generate_async, "priority"),
         "guide": bool(arguments.get("guided_decoding_backend")),
-        "processors": bool(settings.processors),
+        "processors": bool(settings.options.logits_processors),
         "lora": bool(arguments.get("enable_lora") and arguments.get("lora_config")),
         "handoff": bool((arguments.get("cache_transceiver_config") or {}).get("backend")),
         "sleep": hasattr(llm, "_collective_rpc"),
-        "logit_bias": settings.vocabulary > 0,
-        "allowed_tokens": settings.vocabulary > 0,
+        "logit_bias": settings.files.vocabulary > 0,
+        "allowed_tokens": settings.files.vocabulary > 0,
         # A logits processor, which an engine that reports KV events does not survive: see `checks`.
-        "bad_words": bool(settings.tokenizer) and not has_events,
+        "bad_words": bool(settings.files.tokenizer) and not has_events,
         # Tokens that are taken from the cache have no logits: such a request gets a salt of its own.
         "prompt_logprobs": has_salt or not cache.get("enable_block_reuse"),
     }
@@ -91,7 +91,7 @@ class TensorRtEngine(TensorRtControl):
         self._arguments = arguments(settings)
         config.check(settings, self._arguments, gpus=gpus)
         self.ranks = attention_ranks(self._arguments)
-        self.choreography = handoff.CHOREOGRAPHIES[settings.handoff]
+        self.choreography = handoff.CHOREOGRAPHIES[settings.options.handoff]
         transceiver = self._arguments.get("cache_transceiver_config") or {}
         self._transfer_s = int(transceiver.get("kv_transfer_timeout_ms") or TRANSFER_TIMEOUT_MS) / 1000
         self._legs: dict[str, Leg] = {}
@@ -112,18 +112,18 @@ class TensorRtEngine(TensorRtControl):
                 self._llm = api.LLM(**accepted(api.LLM.__init__, self._arguments))
             except Exception as error:  # whatever TensorRT-LLM raises while it starts, it did not start
                 raise start_failure(
-                    f"TensorRT-LLM cannot start with {self._settings.model}", error
+                    f"TensorRT-LLM cannot start with {self._settings.worker.model}", error
                 ) from error
         given = self._arguments
         # How the legs of a request with images are joined depends on the model: only whole requests may have some.
-        self._images = image_handling(self._llm) if self._settings.role == "both" else None
+        self._images = image_handling(self._llm) if self._settings.worker.role == "both" else None
         self.capabilities = capabilities(self._settings, given, self._llm, images=self._images is not None)
         self._traces = bool(given.get("otlp_traces_endpoint")) and takes(
             self._llm.generate_async, "trace_headers"
         )
-        self._metrics = LibraryMetrics(self._settings.name)
+        self._metrics = LibraryMetrics(self._settings.files.name)
         if "bad_words" in self.capabilities:
-            self._tokenizer = Tokenizer.from_buffer(self._settings.tokenizer)
+            self._tokenizer = Tokenizer.from_buffer(self._settings.files.tokenizer)
         slots = int(given.get("max_batch_size") or 2048)
         size = int(given["kv_cache_config"]["tokens_per_block"])
         self._ranks = [RankState(number, size, slots, self._images) for number in range(self.ranks)]
@@ -135,19 +135,21 @@ class TensorRtEngine(TensorRtControl):
         ]
         lora = given.get("lora_config") or {}
         self._info = EngineInfo(
-            self._settings.name,
+            self._settings.files.name,
             size,
             self._ranks[0].total_blocks,
             slots,
-            int(given.get("max_seq_len") or self._settings.context_length),
+            int(given.get("max_seq_len") or self._settings.files.context_length),
             version=str(api.version),
-            pairs_with=f"tensorrt_llm/{api.version}/{self._settings.name}/{given.get('dtype') or 'auto'}"
+            pairs_with=f"tensorrt_llm/{api.version}/{self._settings.files.name}/{given.get('dtype') or 'auto'}"
             if "handoff" in self.capabilities
             else "",
             lora_slots=int(lora.get("max_loras") or 0),
             lora_rank_max=int(lora.get("max_lora_rank") or 0),
-            processors=tuple(self._settings.processors) if "processors" in self.capabilities else (),
-            vocabulary=self._settings.vocabulary,
+            processors=tuple(self._settings.options.logits_processors)
+            if "processors" in self.capabilities
+            else (),
+            vocabulary=self._settings.files.vocabulary,
             media=MediaSupport(self._images.support if self._images is not None else None),
         )
         return self._info
@@ -270,7 +272,7 @@ class TensorRtEngine(TensorRtControl):
             "disaggregated_params": self._disaggregated(leg),
         }
         if self._traces:
-            given["trace_headers"] = self._settings.traces.headers(request.request, request.trace)
+            given["trace_headers"] = self._settings.worker.traces.headers(request.request, request.trace)
         if self.ranks > 1:
             given["scheduling_params"] = api.SchedulingParams(
                 attention_dp_rank=leg.rank, attention_dp_relax=False
@@ -288,7 +290,7 @@ class TensorRtEngine(TensorRtControl):
 
     def _disaggregated(self, leg: Leg) -> Any:
         """Return how this leg takes part in a hand-off, None if it does not. Raises `EngineError` for one that is unusable."""
-        request, mode = leg.request, self._settings.handoff
+        request, mode = leg.request, self._settings.options.handoff
         if request.leg == "prefill":
             number = handoff.new_request_id()
             made = handoff.for_prefill(self._api, mode, number)
@@ -323,7 +325,7 @@ class TensorRtEngine(TensorRtControl):
                 await leg.score_prompt(result)
             except EngineError as error:
                 leg.fail(str(error))
-            leg.take(result, self._transfer_s, as_opaque=self._settings.handoff == "opaque")
+            leg.take(result, self._transfer_s, as_opaque=self._settings.options.handoff == "opaque")
             if leg.done:
                 self._metrics.take_result(result)
                 return

@@ -118,7 +118,7 @@ def sampling_params(
     Without a tokenizer TensorRT-LLM needs `end_id`; further end tokens are stop tokens, which it would cut off. Of a
     prefill leg only one token is generated. `prompt` is the prompt's length, `tokenizer` the model's, for bad words.
     """
-    eos = settings.eos_token_ids
+    eos, processors = settings.files.eos_token_ids, settings.options.logits_processors
     stops = [*sampling.stop_token_ids]
     if not sampling.ignore_eos:
         stops += [token for token in eos[1:] if token not in stops]
@@ -155,10 +155,10 @@ def sampling_params(
     if sampling.prompt_logprobs is not None and sampling.prompt_logprobs >= 0:
         # Its own `prompt_logprobs` may lack the token that is in the prompt.
         wanted["return_context_logits"] = True
-    bias = bias_of(sampling, settings.vocabulary)
+    bias = bias_of(sampling, settings.files.vocabulary)
     if bias is not None:
         wanted["embedding_bias"] = api.from_numpy(bias)
-    applied = [_processor(name, given, settings.processors) for name, given in sampling.processors.items()]
+    applied = [_processor(name, given, processors) for name, given in sampling.processors.items()]
     if sampling.bad_words:
         applied.append(BannedSequences(banned_sequences(sampling.bad_words, tokenizer), prompt))
     if applied:

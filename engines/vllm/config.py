@@ -15,12 +15,10 @@ from typing import Any, Final, NamedTuple, get_args
 from headwater.engines import logs, native_arguments
 from headwater.engines import process as engine_process
 from headwater.engines.engine import EngineUnavailable, RequestRejected
-from headwater.engines.launcher import PortRange
-from headwater.engines.limits import EMBEDDINGS_MIB
+from headwater.engines.launcher import EngineSettings, PortRange
 from headwater.engines.native_arguments import has, name_of, number, tokens_of, value, without
 from headwater.engines.releases import Vulnerability, check_release, release
-from headwater.engines.traces import EngineTraces
-from headwater.engines.vllm import connectors
+from headwater.engines.vllm import VllmOptions, connectors
 from headwater.engines.vllm.connectors import can_hand_over
 from headwater.schemas.addresses import LOOPBACK, host_port
 from headwater.schemas.events.fleet import Role
@@ -57,38 +55,19 @@ MIB = 1024 * 1024
 _SAME_TYPES = {"float": "float32", "half": "float16"}
 
 
-class VllmSettings(NamedTuple):
-    """Headwater's settings of vLLM; all others are vLLM's defaults. Zero and empty mean: choose for this machine.
+VllmSettings = EngineSettings[VllmOptions]
+"""Zero and empty mean: choose for this machine."""
 
-    `native` are vLLM's own arguments as words of a command line. `connectors` are short names in order, with their
-    options. `metrics`: vLLM's Prometheus metrics are exported. `ranks` is vLLM's data_parallel_size.
-    `embeddings_mib` bounds the image embeddings that the worker keeps; with `reads_embeddings` it takes those of encode workers, with
-    `accepts_embeddings` those of clients too.
-    `processors` are logits processors that requests may use, "module:Class" by name; see
-    `headwater.engines.vllm.sampling.arguments`. `overrides` are arguments of AsyncEngineArgs with the highest precedence.
-    """
 
-    model: str
-    name: str
-    worker: str
-    block_size: int = 0
-    max_model_len: int = 0
-    dtype: str = ""
-    kv_cache_mib: int = 0
-    role: Role = "both"
-    native: tuple[str, ...] = ()
-    connectors: tuple[str, ...] = ()
-    connector_options: Mapping[str, Mapping[str, Any]] = {}
-    nixl_host: str = LOOPBACK
-    nixl_port: int = 0
-    metrics: bool = False
-    ranks: int = 1
-    processors: Mapping[str, str] = {}
-    embeddings_mib: int = EMBEDDINGS_MIB
-    reads_embeddings: bool = False
-    accepts_embeddings: bool = False
-    overrides: Mapping[str, Any] = {}
-    traces: EngineTraces = EngineTraces()
+def connectors_of(settings: VllmSettings) -> tuple[str, ...]:
+    """The connectors of the worker, by short names in order."""
+    return role(settings.worker.role, settings.options.connector, settings.options.native)
+
+
+def transfer_config(settings: VllmSettings, *, cpu: bool) -> dict[str, Any] | None:
+    """See `connectors.transfer_config`. An encode worker has no connectors, whatever the others of its fleet have."""
+    options = {} if settings.worker.role == "encode" else settings.options.connector_options
+    return connectors.transfer_config(connectors_of(settings), options, cpu=cpu)
 
 
 KEPT_MAPPINGS: Final = "UCX_CUDA_IPC_CACHE"
@@ -98,13 +77,14 @@ decode workers had ended."""
 
 def environment(settings: VllmSettings) -> None:
     """Set what vLLM, and UCX below NIXL, read only from the environment. Call before the engine is created."""
-    if connectors.hands_over(settings.connectors) or has(settings.native, "kv_transfer_config"):
+    options = settings.options
+    if connectors.hands_over(connectors_of(settings)) or has(options.native, "kv_transfer_config"):
         os.environ.setdefault(KEPT_MAPPINGS, "n")
     # In the environment it is in whole GiB, and would override the argument.
     os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)
-    if settings.nixl_port:
-        os.environ["VLLM_NIXL_SIDE_CHANNEL_HOST"] = settings.nixl_host
-        os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(settings.nixl_port)
+    if options.nixl_port:
+        os.environ["VLLM_NIXL_SIDE_CHANNEL_HOST"] = options.nixl_host or LOOPBACK
+        os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(options.nixl_port)
 
 
 LOG_CONFIG: Final = "VLLM_LOGGING_CONFIG_PATH"
@@ -129,7 +109,7 @@ def keyword_arguments(settings: VllmSettings, events: str, replay: str, *, cpu: 
 
     Raises `EngineUnavailable` naming the invalid argument.
     """
-    given = parse(settings.native)
+    given = parse(settings.options.native)
     _agree(settings, given)
     # Prefix caching stays vLLM's default: on, except for models that it would crash or make wrong, as encoders that attend to both sides.
     arguments: dict[str, Any] = {
@@ -140,8 +120,8 @@ def keyword_arguments(settings: VllmSettings, events: str, replay: str, *, cpu: 
     # One backend for checking and for compiling. With vLLM's default, "auto", the first guided request of an engine
     # decides what compiles all later ones, whatever each of them was checked with.
     arguments["structured_outputs_config"] = {"backend": "guidance"}
-    transfer = connectors.transfer_config(settings.connectors, settings.connector_options, cpu=cpu)
-    if endpoint := settings.traces.announced("vllm", settings.worker).endpoint:
+    transfer = transfer_config(settings, cpu=cpu)
+    if endpoint := settings.worker.traces.announced("vllm", settings.worker.name).endpoint:
         arguments["otlp_traces_endpoint"] = endpoint
     if transfer is not None:
         from vllm.config.kv_transfer import KVTransferConfig
@@ -151,7 +131,7 @@ def keyword_arguments(settings: VllmSettings, events: str, replay: str, *, cpu: 
         arguments
         | given
         | {
-            "model": settings.model,
+            "model": settings.worker.model,
             "kv_events_config": _kv_events(given.get("kv_events_config"), events, replay),
         }
     )
@@ -159,28 +139,29 @@ def keyword_arguments(settings: VllmSettings, events: str, replay: str, *, cpu: 
 
 def shared_arguments(settings: VllmSettings, *, cpu: bool) -> dict[str, Any]:
     """Return what every process of an engine must be started with, its headless ranks and further nodes too; native arguments go first."""
+    worker, options = settings.worker, settings.options
     arguments: dict[str, Any] = {}
-    if settings.max_model_len:
-        arguments["max_model_len"] = settings.max_model_len
-    if settings.dtype or cpu:
+    if worker.max_model_len:
+        arguments["max_model_len"] = worker.max_model_len
+    if options.dtype or cpu:
         # Most CPUs have no bf16 arithmetic and emulate it at a third of float32's speed.
-        arguments["dtype"] = settings.dtype or "float32"
-    if settings.block_size or cpu:
-        arguments["block_size"] = settings.block_size or CPU_BLOCK_SIZE
+        arguments["dtype"] = options.dtype or "float32"
+    if worker.block_size or cpu:
+        arguments["block_size"] = worker.block_size or CPU_BLOCK_SIZE
     if cpu:
         arguments["enforce_eager"] = True
-    if settings.kv_cache_mib or cpu:
-        arguments["kv_cache_memory_bytes"] = (settings.kv_cache_mib or CPU_KV_CACHE_MIB) * MIB
+    if options.kv_cache_mib or cpu:
+        arguments["kv_cache_memory_bytes"] = (options.kv_cache_mib or CPU_KV_CACHE_MIB) * MIB
     return arguments
 
 
 def _agree(settings: VllmSettings, given: Mapping[str, Any]) -> None:
     """Raise if a setting and the corresponding native argument differ."""
     pairs = (
-        ("--block-size", settings.block_size, "block_size", 1),
-        ("--max-model-len", settings.max_model_len, "max_model_len", 1),
-        ("--dtype", settings.dtype, "dtype", 1),
-        ("--kv-cache-mib", settings.kv_cache_mib, "kv_cache_memory_bytes", MIB),
+        ("--block-size", settings.worker.block_size, "block_size", 1),
+        ("--max-model-len", settings.worker.max_model_len, "max_model_len", 1),
+        ("--dtype", settings.options.dtype, "dtype", 1),
+        ("--kv-cache-mib", settings.options.kv_cache_mib, "kv_cache_memory_bytes", MIB),
     )
     for flag, ours, name, unit in pairs:
         theirs = given.get(name)

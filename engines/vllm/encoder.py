@@ -57,7 +57,7 @@ PROCESSOR_CACHE_GIB: Final = 0.25
 
 
 class VllmEncoder(ImageEncoder):
-    """See `headwater.engines.engine.Engine`. Keeps up to `settings.embeddings_mib` of embeddings."""
+    """See `headwater.engines.engine.Engine`. Keeps up to `embeddings_mib` of embeddings."""
 
     name = "vllm"
 
@@ -83,15 +83,17 @@ class VllmEncoder(ImageEncoder):
         self._support = media_support(config)
         item = probe_item(self._support)
         if item is None:
-            raise EngineUnavailable(f"{settings.model} takes no media that could be encoded apart from it")
+            raise EngineUnavailable(
+                f"{settings.worker.model} takes no media that could be encoded apart from it"
+            )
         self.capabilities |= self._support.capabilities
         self._frames_have_times = frames_have_times(config.model_config.hf_config)
         block_size = int(config.cache_config.block_size)
         probe = await self._compute(item)
         row_bytes = probe.values.nbytes // probe.values.shape[0]
-        self._open_cache(block_size, (settings.embeddings_mib << 20) // (row_bytes * block_size))
+        self._open_cache(block_size, (settings.worker.embeddings_mib << 20) // (row_bytes * block_size))
         return EngineInfo(
-            settings.name,
+            settings.files.name,
             block_size,
             self._blocks,
             int(config.scheduler_config.max_num_seqs),

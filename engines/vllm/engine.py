@@ -22,6 +22,7 @@ from headwater.engines.engine import (
     Transfer,
 )
 from headwater.engines.handoff_params import Unusable, seal, unseal
+from headwater.engines.native_arguments import number
 from headwater.engines.process import freeze_heap, interruptible
 from headwater.engines.ranked import default_sampling
 from headwater.engines.vllm import handoff, sampling
@@ -113,7 +114,7 @@ class VllmEngine(VllmControl):
     def __init__(self, settings: VllmSettings) -> None:
         super().__init__()
         self._settings = settings
-        self.ranks = settings.ranks
+        self.ranks = number(settings.options.native, "data_parallel_size", 1)
         self._folder: Path | None = None
         self._handoffs: handoff.VllmHandoffs | None = None
         self._embeddings: EmbeddingInput | None = None
@@ -123,20 +124,21 @@ class VllmEngine(VllmControl):
         """See `Engine.start`. Loads for seconds to minutes on this thread, on which nothing else runs yet."""
         # No other user can listen in it.
         self._folder = process.take("engine")
-        if self._settings.reads_embeddings:
-            self._embeddings = EmbeddingInput(self._settings.embeddings_mib)
+        own, processors = self._settings.worker, self._settings.options.logits_processors
+        if own.reads_embeddings:
+            self._embeddings = EmbeddingInput(own.embeddings_mib)
         with interruptible():
             version = import_vllm(self._folder)
-            loggers = stat_loggers(self._record, prometheus=self._settings.metrics)
+            loggers = stat_loggers(self._record, prometheus=own.exports_metrics)
             self._engine, self._failure_file = launch(self._settings, self._folder, self._complete, loggers)
         config = self._engine.vllm_config
         if config.observability_config.otlp_traces_endpoint is not None:
-            self._traces = self._settings.traces
+            self._traces = own.traces
         self._ranks = of_engine(self._engine, self.ranks)
         self._context_length = int(config.model_config.max_model_len)
         tasks = await self._engine.get_supported_tasks()
         self._pooling = pooling_of(tasks, config.model_config.hf_config)
-        self.capabilities = capabilities(config, tasks, self._settings.processors, self._engine)
+        self.capabilities = capabilities(config, tasks, processors, self._engine)
         if "handoff" in self.capabilities:
             self._handoffs = handoff.VllmHandoffs(config)
         self._media = media_support(config)
@@ -155,18 +157,18 @@ class VllmEngine(VllmControl):
         )
         freeze_heap()
         return EngineInfo(
-            self._settings.name,
+            self._settings.files.name,
             int(config.cache_config.block_size),
             self._ranks[0].idle.total_blocks,
             int(config.scheduler_config.max_num_seqs),
             self._context_length,
             version=version,
             dtype=str(config.model_config.dtype).removeprefix("torch."),
-            pairs_with=handoff.pairs_with(config, self._settings.name, version),
+            pairs_with=handoff.pairs_with(config, self._settings.files.name, version),
             lora_slots=self._loras.slots,
             lora_rank_max=self._loras.rank_max,
             tasks=self._pooling.tasks,
-            processors=tuple(sorted(self._settings.processors)) if "processors" in self.capabilities else (),
+            processors=tuple(sorted(processors)) if "processors" in self.capabilities else (),
             vocabulary=int(config.model_config.get_vocab_size()),
             logprobs_max=_logprobs_max(config.model_config.max_logprobs),
             media=self._media,
@@ -179,11 +181,11 @@ class VllmEngine(VllmControl):
 
     def _taken_embeddings(self) -> EmbeddingSupport | None:
         """Return the embeddings that clients may send. Raises `EngineUnavailable` if they should be able to, and the model needs the images too."""
-        if not self._settings.accepts_embeddings:
+        if not self._settings.worker.accepts_embeddings:
             return None
         if self._embeddings is None or self._embeddings.taken is None:
             raise EngineUnavailable(
-                f"{self._settings.name} cannot take embeddings in place of images: start it without --accept-image-embeds"
+                f"{self._settings.files.name} cannot take embeddings in place of images: start it without --accept-image-embeds"
             )
         return self._embeddings.taken
 
@@ -191,11 +193,8 @@ class VllmEngine(VllmControl):
         """Arguments that follow from other settings."""
         if self._embeddings is not None:
             arguments |= self._embeddings.arguments()
-        if self.ranks > 1:
-            # On one node of several it covers more than this engine.
-            arguments.setdefault("data_parallel_size", self.ranks)
-        if self._settings.processors:
-            arguments["logits_processors"] = list(self._settings.processors.values())
+        if processors := self._settings.options.logits_processors:
+            arguments["logits_processors"] = list(processors.values())
         # A configured extension is kept; unfetched blocks are then freed only when their lease expires.
         if not arguments.get("worker_extension_cls"):
             arguments["worker_extension_cls"] = WORKER_EXTENSION
@@ -224,7 +223,7 @@ class VllmEngine(VllmControl):
                 f"{len(tokens)} prompt + {wanted.max_tokens} new tokens exceed the context of "
                 f"{self._context_length}"
             )
-        if fault := sampling.unknown_processor(wanted.processors, self._settings.processors):
+        if fault := sampling.unknown_processor(wanted.processors, self._settings.options.logits_processors):
             raise RequestRejected(fault)
         prompt = self._prompt(request, tokens.tolist())
         lora = self._loras.request(request.lora_name)

@@ -17,7 +17,7 @@ from headwater.engines.engine import EngineDied, EngineLoad, EngineUnavailable, 
 from headwater.engines.kv_events import KvTranslator
 from headwater.engines.kv_socket import KvSocket, reachable
 from headwater.engines.process import EngineInterrupted, interruptible, with_stack_room
-from headwater.engines.vllm import config, connectors
+from headwater.engines.vllm import config
 from headwater.engines.vllm.config import VllmSettings, environment, keyword_arguments, shared_arguments
 from headwater.engines.vllm.connectors import CONNECTORS
 
@@ -50,8 +50,7 @@ def launch(
 ) -> tuple[Any, str]:
     """The started AsyncLLM, and the file with the first cause of its death. Loads for seconds to minutes.
 
-    `folder` is private: no other user can listen on its sockets. `complete` changes the arguments of AsyncEngineArgs, after settings and
-    overrides. Raises `EngineUnavailable` and `EngineStartFailed`.
+    `folder` is private: no other user can listen on its sockets. `complete` changes the arguments of AsyncEngineArgs, after settings. Raises `EngineUnavailable` and `EngineStartFailed`.
     """
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.platforms import current_platform
@@ -59,13 +58,12 @@ def launch(
     from vllm.v1.engine.async_llm import AsyncLLM
 
     environment(settings)
-    for name in settings.connectors:
+    for name in config.connectors_of(settings):
         if reason := CONNECTORS[name].not_run:
             _log.warning("connector_not_tested", connector=name, reason=reason)
     _put_sockets_in(folder)
     failure_file = engine_process.prepare(folder)
     arguments = keyword_arguments(settings, *kv_socket.in_folder(folder), cpu=current_platform.is_cpu())
-    arguments |= settings.overrides
     complete(arguments)
     try:
         # With the API server's defaults: the library's are smaller (on an H200 batches of 2,048 tokens and 128
@@ -77,7 +75,7 @@ def launch(
         )
     except Exception as error:  # whatever vLLM raises while it starts, it did not start
         cause = engine_process.read(failure_file, ())
-        raise start_failure(f"vLLM cannot start with {settings.model}", error, cause) from error
+        raise start_failure(f"vLLM cannot start with {settings.worker.model}", error, cause) from error
     return engine, failure_file
 
 
@@ -177,13 +175,14 @@ def of_engine(engine: Any, count: int) -> list[EngineRank]:
 
 def words(settings: VllmSettings, transfer: str = "", *, cpu: bool = False) -> tuple[str, ...]:
     """All arguments as words of vLLM's command line, Headwater's first. `transfer` is KVTransferConfig in JSON."""
-    made: dict[str, Any] = {"model": settings.model}
+    native = settings.options.native
+    made: dict[str, Any] = {"model": settings.worker.model}
     for name, value in shared_arguments(settings, cpu=cpu).items():
-        if not config.has(settings.native, name):
+        if not config.has(native, name):
             made[name] = value
     if transfer:
         made["kv_transfer_config"] = transfer
-    rest = config.without(settings.native, "headless", takes_value=False)
+    rest = config.without(native, "headless", takes_value=False)
     rest = config.without(rest, "model", takes_value=True)
     return (*config.tokens_of(made, "settings"), "--headless", *rest)
 
@@ -206,9 +205,9 @@ def run(settings: VllmSettings) -> None:
     except ImportError as error:
         raise EngineUnavailable(f"this vLLM cannot run headless: {error}") from error
     # Its errors name the argument; the parser below would end the process with its help text.
-    config.parse(config.without(settings.native, "headless", takes_value=False))
+    config.parse(config.without(settings.options.native, "headless", takes_value=False))
     cpu = bool(current_platform.is_cpu())
-    transfer = connectors.transfer_config(settings.connectors, settings.connector_options, cpu=cpu)
+    transfer = config.transfer_config(settings, cpu=cpu)
     environment(settings)
     parser = make_arg_parser(FlexibleArgumentParser(prog="headwater engine vllm --"))
     arguments = parser.parse_args(list(words(settings, json.dumps(transfer) if transfer else "", cpu=cpu)))

@@ -9,6 +9,7 @@ import structlog
 from headwater.engines.engine import Engine, EngineUnavailable
 from headwater.engines.launcher import (
     EngineLauncher,
+    EngineSettings,
     Follower,
     MeetingPlace,
     PortRange,
@@ -18,7 +19,7 @@ from headwater.engines.launcher import (
 from headwater.engines.model_files import ModelFiles
 from headwater.engines.releases import Vulnerability
 from headwater.engines.vllm import VllmOptions, config
-from headwater.engines.vllm.config import CPU_BLOCK_SIZE, VllmSettings
+from headwater.engines.vllm.config import CPU_BLOCK_SIZE
 from headwater.schemas.addresses import LOOPBACK
 from headwater.schemas.events.fleet import Role
 from headwater.schemas.tables import ModelCard
@@ -55,11 +56,7 @@ class VllmLauncher(EngineLauncher[VllmOptions]):
         """See `EngineLauncher.side_ports`: NIXL's side channels."""
         if not self.options.nixl_port and not any(map(self._needs_nixl, roles)):
             return SidePorts()
-        return SidePorts(self._ranks, self.options.nixl_port, self._nixl_host)
-
-    @property
-    def _nixl_host(self) -> str:
-        return self.options.nixl_host or LOOPBACK
+        return SidePorts(self._ranks, self.options.nixl_port, self.options.nixl_host or LOOPBACK)
 
     def meeting_place(self, role: Role) -> MeetingPlace | None:
         """See `EngineLauncher.meeting_place`: NIXL's side channels."""
@@ -131,7 +128,7 @@ class VllmLauncher(EngineLauncher[VllmOptions]):
 
         if self.computes_on_cpu():
             forkserver.preload(online=worker.online)
-        launch.run(self.settings(worker, self.read_files(worker)))
+        launch.run(EngineSettings(worker, self.options, self.read_files(worker)))
 
     def node_arguments(self, nodes: int, rank: int, leader: str, port: int) -> list[str]:
         """See `EngineLauncher.node_arguments`."""
@@ -155,36 +152,9 @@ class VllmLauncher(EngineLauncher[VllmOptions]):
         config.parse(self.options.native)
         _log.info("vllm_imported", seconds=round(seconds, 1))
 
-    def settings(self, worker: WorkerSpec, files: ModelFiles) -> VllmSettings:
-        """The settings of the adapter."""
-        options = self.options
-        return VllmSettings(
-            model=worker.model,
-            name=files.name,
-            worker=worker.name,
-            block_size=worker.block_size,
-            max_model_len=worker.max_model_len,
-            dtype=options.dtype,
-            kv_cache_mib=options.kv_cache_mib,
-            role=worker.role,
-            native=options.native,
-            connectors=config.role(worker.role, options.connector, options.native),
-            # An encode worker has no connectors, whatever the others of its fleet have.
-            connector_options=options.connector_options if worker.role != "encode" else {},
-            nixl_host=self._nixl_host,
-            nixl_port=options.nixl_port,
-            metrics=worker.exports_metrics,
-            ranks=config.number(options.native, "data_parallel_size", 1),
-            processors=options.logits_processors,
-            embeddings_mib=worker.embeddings_mib,
-            reads_embeddings=worker.reads_embeddings,
-            accepts_embeddings=worker.accepts_embeddings,
-            traces=worker.traces,
-        )
-
     def make(self, worker: WorkerSpec, files: ModelFiles) -> Engine:
         """See `EngineLauncher.make`."""
-        settings = self.settings(worker, files)
+        settings = EngineSettings(worker, self.options, files)
         if worker.role == "encode":
             from headwater.engines.vllm.encoder import VllmEncoder
 

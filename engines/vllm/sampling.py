@@ -123,7 +123,7 @@ def unknown_processor(wanted: Iterable[str], known: Mapping[str, str]) -> str:
 def arguments(params: Any, name: str) -> dict[str, Any] | None:
     """Return the arguments in `params` for the processor `name`; for authors of logits processors.
 
-    None if the request does not use it. See `VllmSettings.processors`.
+    None if the request does not use it. See `VllmOptions.logits_processors`.
     """
     given = (params.extra_args or {}).get(PROCESSORS, {})
     found: dict[str, Any] | None = given.get(name)

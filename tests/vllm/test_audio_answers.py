@@ -10,13 +10,13 @@ import pytest
 from msgspec.structs import replace
 
 from headwater.engines.conformance.case import EngineCase
-from headwater.engines.vllm import forkserver
-from headwater.engines.vllm.config import VllmSettings
+from headwater.engines.vllm import VllmOptions, forkserver
 from headwater.engines.vllm.encoder import VllmEncoder
 from headwater.schemas import hashing
 from headwater.schemas.messages.media import PromptMedia
 from tests.support.engines.multimodal import audio_reference, tiny_audio_model
 from tests.support.engines.multimodal.audio_reference import ANSWERS, BEFORE, noise, prompt
+from tests.support.engines.settings import engine_settings
 from tests.support.ports.engines import started, vllm_engine
 from tests.support.ports.waiting import eventually
 from tests.support.processes import zygote
@@ -72,7 +72,7 @@ async def test_vllm_answers_as_hugging_face_does() -> None:
     Given the embeddings that an encode worker computes, of one clip or of two, it gives the same tokens and encodes nothing.
     """
     encoder = VllmEncoder(
-        VllmSettings(model := str(tiny_audio_model.ensure()), "tiny", "e0", max_model_len=1024)
+        engine_settings(VllmOptions(), model := str(tiny_audio_model.ensure()), max_model_len=1024)
     )
     assert (await encoder.start()).media.audio is not None
     try:

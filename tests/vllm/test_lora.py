@@ -15,9 +15,10 @@ import pytest
 from headwater.actors.worker.model_card import Served
 from headwater.engines.engine import Engine, EngineInfo
 from headwater.engines.model_files import read_model_files
-from headwater.engines.vllm import forkserver
+from headwater.engines.vllm import VllmOptions, forkserver
 from tests.support.engines import tiny_model
 from tests.support.engines.adapters import make_adapter
+from tests.support.engines.settings import engine_settings
 from tests.support.processes import zygote
 from tests.support.worlds.lora_fleet import Client, Fleet, serving, until
 
@@ -52,7 +53,6 @@ async def engines(folder: Path, *names: str) -> AsyncIterator[dict[str, tuple[En
     # As `headwater up` on a CPU: vLLM is imported once instead of six times, its processes are forks, their
     # threads are not all bound to the first core, and they pause while they poll.
     forkserver.preload()
-    from headwater.engines.vllm.config import VllmSettings
     from headwater.engines.vllm.engine import VllmEngine
 
     class UpAlready(VllmEngine):
@@ -63,12 +63,14 @@ async def engines(folder: Path, *names: str) -> AsyncIterator[dict[str, tuple[En
             return self.info
 
     files = read_model_files(folder)
-    settings = VllmSettings(str(folder), files.name, "", max_model_len=256, kv_cache_mib=128)
-    overrides = {"enable_lora": True, "max_loras": 2, "max_lora_rank": RANK}
+    native = ("--enable-lora", "--max-loras=2", f"--max-lora-rank={RANK}")
+    options = VllmOptions(kv_cache_mib=128, native=native)
     made: dict[str, tuple[Engine, Served]] = {}
     async with contextlib.AsyncExitStack() as stack:
         for name in names:
-            engine = UpAlready(settings._replace(worker=name, overrides=overrides))
+            engine = UpAlready(
+                engine_settings(options, str(folder), files=files, name=name, max_model_len=256)
+            )
             # Again behind its worker's end, which is fine.
             stack.push_async_callback(engine.stop)
             await engine.start()

@@ -43,14 +43,17 @@ import dataclasses, json, sys
 from headwater.engines.engine import EngineError
 from headwater.engines.vllm import config as cli_arguments
 from headwater.engines.vllm import forkserver
-from headwater.engines.vllm.config import VllmSettings, keyword_arguments
+from headwater.engines.launcher import EngineSettings, WorkerSpec
+from headwater.engines.vllm import VllmOptions
+from headwater.engines.vllm.config import keyword_arguments
 forkserver.preload()
 found = {}
 for name, words in json.loads(sys.argv[1]).items():
-    settings = VllmSettings("m", "m", "w", block_size=16, dtype="float32", native=tuple(words))
+    options = VllmOptions(dtype="float32", native=tuple(words))
     if name == "connectors":
-        options = {"example": {"shared_storage_path": "/kv"}}
-        settings = settings._replace(connectors=("nixl", "example"), connector_options=options)
+        example = {"example": {"shared_storage_path": "/kv"}}
+        options = options._replace(connector="nixl,example", connector_options=example)
+    settings = EngineSettings(WorkerSpec("w", model="m", block_size=16), options)
     try:
         whole = name.startswith("ours") or name in ("no events", "own events", "connectors")
         given = keyword_arguments(settings, "e", "r", cpu=True) if whole else cli_arguments.parse(words)
@@ -85,7 +88,7 @@ for name, usage in (("server", UsageContext.OPENAI_API_SERVER), ("library", Usag
     found[name] = limits(AsyncEngineArgs(model=model, enforce_eager=True), usage)
 AsyncLLM.from_engine_args = from_engine_args
 try:
-    asyncio.run(VllmEngine(VllmSettings(model, "m", "w")).start())
+    asyncio.run(VllmEngine(EngineSettings(WorkerSpec("w", model=model), VllmOptions())).start())
 except EngineError as error:
     assert "captured" in str(error), error
 print("FOUND " + json.dumps(found))

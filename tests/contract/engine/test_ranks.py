@@ -41,10 +41,14 @@ RANKS = 2
 def engine(request: pytest.FixtureRequest) -> RankedEngine:
     """The engine that is installed here, with two ranks."""
     if environment.HERE:
-        made = sglang_engine(request.getfixturevalue("sglang_model"), max_model_len=512, ranks=RANKS)
+        made = sglang_engine(
+            request.getfixturevalue("sglang_model"), max_model_len=512, given={"dp_size": RANKS}
+        )
     else:
         model = request.getfixturevalue("vllm_model")
-        made = vllm_engine(model, max_model_len=512, kv_cache_mib=64, ranks=RANKS)
+        made = vllm_engine(
+            model, max_model_len=512, kv_cache_mib=64, native=(f"--data-parallel-size={RANKS}",)
+        )
     return cast(RankedEngine, made)
 
 

@@ -13,12 +13,12 @@ from headwater.engines import ranked
 from headwater.engines.conformance.case import rebuilt, started
 from headwater.engines.conformance.suite import ConformanceRun
 from headwater.engines.engine import Engine, LoraAdapter, RequestRejected, Transfer
-from headwater.engines.model_files import byte_tokenizer
+from headwater.engines.model_files import byte_model_files, byte_tokenizer
 from headwater.engines.sim.defaults import ZERO
-from headwater.engines.tensorrt_llm import HandoffMode
-from headwater.engines.tensorrt_llm.config import TensorRtSettings
+from headwater.engines.tensorrt_llm import HandoffMode, TensorRtOptions
 from headwater.engines.tensorrt_llm.engine import TensorRtEngine
 from headwater.ops.process.metrics import Labelled
+from tests.support.engines.settings import engine_settings
 from tests.support.ports.waiting import eventually
 from tests.support.tensorrt_llm.double import World, installed
 from tests.support.tensorrt_llm.metrics import MetricsCollector
@@ -56,16 +56,11 @@ def engine(
     **overrides: object,
 ) -> TensorRtEngine:
     """An engine that can hand over."""
-    settings = TensorRtSettings(
-        "model",
-        "model",
-        "w0",
-        eos_token_ids=(2,),
-        vocabulary=VOCABULARY,
-        tokenizer=byte_tokenizer().to_str().encode(),
-        handoff=mode,
-        processors=processors or {},
-        overrides={**DISAGGREGATED, **overrides},
+    settings = engine_settings(
+        TensorRtOptions(
+            handoff=mode, logits_processors=processors or {}, overrides={**DISAGGREGATED, **overrides}
+        ),
+        files=byte_model_files("model")._replace(eos_token_ids=(2,), vocabulary=VOCABULARY),
     )
     return TensorRtEngine(settings, world.clock)
 

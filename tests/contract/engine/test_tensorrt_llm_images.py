@@ -10,12 +10,15 @@ from structlog.testing import capture_logs
 
 from headwater.engines.conformance.case import Answer, EngineCase, started
 from headwater.engines.engine import RequestRejected
+from headwater.engines.model_files import NO_FILES
 from headwater.engines.sim.defaults import ZERO
-from headwater.engines.tensorrt_llm.config import TensorRtSettings
+from headwater.engines.tensorrt_llm import TensorRtOptions
 from headwater.engines.tensorrt_llm.engine import TensorRtEngine
 from headwater.schemas import hashing
+from headwater.schemas.events.fleet import Role
 from headwater.schemas.messages.media import PromptMedia
 from headwater.schemas.tables import MediaSupport
+from tests.support.engines.settings import engine_settings
 from tests.support.tensorrt_llm.double import World, installed
 from tests.support.tensorrt_llm.images import PLACEHOLDER, SUPPORT, InputProcessor
 
@@ -35,11 +38,11 @@ def world() -> Iterator[World]:
         yield made
 
 
-def engine(world: World, **settings: Any) -> TensorRtEngine:
+def engine(world: World, role: Role = "both", **overrides: Any) -> TensorRtEngine:
     """A worker that serves whole requests, unless they say otherwise."""
-    return TensorRtEngine(
-        TensorRtSettings("model", "model", "w0", eos_token_ids=(2,), **settings), world.clock
-    )
+    files = NO_FILES._replace(eos_token_ids=(2,))
+    options = TensorRtOptions(overrides=overrides)
+    return TensorRtEngine(engine_settings(options, role=role, files=files), world.clock)
 
 
 def picture(seed: int, start: int) -> PromptMedia:
@@ -105,7 +108,7 @@ async def test_what_would_end_tensorrt_llm_is_rejected(world: World) -> None:
             "kv_transfer_timeout_ms": 60_000,
         },
     }
-    async with started(engine(world, role="prefill", overrides=transceiver)) as case:
+    async with started(engine(world, "prefill", **transceiver)) as case:
         assert "images" not in case.engine.capabilities
         assert case.info.media.images is None
 

@@ -18,10 +18,14 @@ from headwater.engines.conformance.case import (
     started,
 )
 from headwater.engines.engine import Engine, EngineDied
+from headwater.engines.native_arguments import tokens_of
+from headwater.engines.sglang import SglangOptions
 from headwater.engines.sim.defaults import StepTime
 from headwater.engines.sim.engine import SimEngine, SimSettings
+from headwater.engines.vllm import VllmOptions
 from headwater.ops.process.sockets import free_range
 from headwater.schemas.clock import SystemClock
+from tests.support.engines.settings import engine_settings, with_fields
 from tests.support.sglang import environment
 
 __all__ = [
@@ -58,14 +62,13 @@ def sim_engine(step_time: StepTime, *, small: bool = False) -> Engine:
 
 
 def vllm_engine(model: str, *, small: bool = False, **settings: Any) -> Engine:
-    """A real engine with the small model. `settings` are fields of VllmSettings."""
-    from headwater.engines.vllm.config import VllmSettings
+    """A real engine with the small model. `settings` are fields of a worker and of vLLM's options."""
     from headwater.engines.vllm.engine import VllmEngine
 
-    made = VllmSettings(model=model, name="small", worker="w0", kv_cache_mib=512)
+    made = engine_settings(VllmOptions(kv_cache_mib=512), model)
     if small:
-        made = made._replace(max_model_len=512, overrides={"num_gpu_blocks_override": 22})
-    return VllmEngine(made._replace(**settings))
+        made = with_fields(made, max_model_len=512, native=("--num-gpu-blocks-override=22",))
+    return VllmEngine(with_fields(made, **settings))
 
 
 def full_vllm_engine(model: str) -> Engine:
@@ -74,38 +77,32 @@ def full_vllm_engine(model: str) -> Engine:
         model,
         max_model_len=1024,
         kv_cache_mib=128,
-        processors={"only": ONLY_TOKEN},
-        overrides={"enable_lora": True, "max_loras": 2, "max_lora_rank": 8, "scheduling_policy": "priority"},
+        logits_processors={"only": ONLY_TOKEN},
+        native=("--enable-lora", "--max-loras=2", "--max-lora-rank=8", "--scheduling-policy=priority"),
     )
 
 
 def pooling_vllm_engine(model: str) -> Engine:
     """A real engine that makes vectors: of the small model's last state, as good as any for a test."""
-    return vllm_engine(model, max_model_len=512, kv_cache_mib=64, overrides={"runner": "pooling"})
+    return vllm_engine(model, max_model_len=512, kv_cache_mib=64, native=("--runner=pooling",))
 
 
 def nixl_engine(model: str) -> Engine:
     """A real engine that hands its KV over and takes that of others. Start it before the next one is made."""
-    from vllm.config.kv_transfer import KVTransferConfig
-
     # VLLM takes the place of its side channel from the environment only.
     os.environ["VLLM_NIXL_SIDE_CHANNEL_HOST"] = "127.0.0.1"
     os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(free_port())
-    transfer = KVTransferConfig(kv_connector="NixlConnector", kv_role="kv_both", kv_buffer_device="cpu")
-    return vllm_engine(
-        model, max_model_len=1024, kv_cache_mib=128, overrides={"kv_transfer_config": transfer}
-    )
+    return vllm_engine(model, max_model_len=1024, kv_cache_mib=128, connector="nixl")
 
 
 def sglang_engine(model: str, *, small: bool = False, **settings: Any) -> Engine:
-    """A real SGLang with the small model. `settings` are fields of SglangSettings."""
-    from headwater.engines.sglang.config import SglangSettings
+    """A real SGLang with the small model. `settings` are fields of a worker and of SGLang's options, `given` its own arguments by name."""
     from headwater.engines.sglang.engine import SglangEngine
 
     own: dict[str, Any] = {"max_total_tokens": 20 * 32, "context_length": 512} if small else {}
-    own |= {"skip_tokenizer_init": True} | settings.pop("overrides", {})
-    made = SglangSettings(model=model, name="small", worker="w0", overrides=own)
-    return SglangEngine(made._replace(**settings))
+    own |= {"skip_tokenizer_init": True} | settings.pop("given", {})
+    made = engine_settings(SglangOptions(native=tokens_of(own, "given")), model)
+    return SglangEngine(with_fields(made, **settings))
 
 
 def full_sglang_engine(model: str) -> Engine:
@@ -113,8 +110,8 @@ def full_sglang_engine(model: str) -> Engine:
     return sglang_engine(
         model,
         max_model_len=1024,
-        processors={"only": ONLY_TOKEN},
-        overrides={
+        logits_processors={"only": ONLY_TOKEN},
+        given={
             "skip_tokenizer_init": False,
             "enable_priority_scheduling": True,
             "schedule_low_priority_values_first": True,
@@ -131,7 +128,7 @@ def full_sglang_engine(model: str) -> Engine:
 
 def pooling_sglang_engine(model: str) -> Engine:
     """A real SGLang that makes vectors: of the small model's last state, as good as any for a test."""
-    return sglang_engine(model, max_model_len=512, overrides={"is_embedding": True})
+    return sglang_engine(model, max_model_len=512, given={"is_embedding": True})
 
 
 def free_port() -> int:

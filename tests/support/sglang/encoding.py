@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 
 from headwater.engines.engine import EncodedImage, EngineInfo
+from headwater.engines.sglang import SglangOptions
 from headwater.schemas.messages.media import PromptMedia
 from tests.support.engines.multimodal import tiny_vision_model
+from tests.support.engines.settings import engine_settings
 
 TIMEOUT_S = 200
 
@@ -32,11 +34,10 @@ def _run(to: Connection, images: list[PromptMedia]) -> None:
 
 
 async def _encode(images: list[PromptMedia]) -> list[EncodedImage]:
-    from headwater.engines.sglang.config import SglangSettings
     from headwater.engines.sglang.encoder import SglangEncoder
 
     model = str(tiny_vision_model.ensure())
-    encoder = SglangEncoder(SglangSettings(model, "tiny", "encode-0", max_model_len=1024, role="encode"))
+    encoder = SglangEncoder(engine_settings(SglangOptions(), model, max_model_len=1024, role="encode"))
     info: EngineInfo = await encoder.start()
     assert info.media.images is not None
     found = [await encoder.encode(one) for one in images]

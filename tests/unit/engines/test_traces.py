@@ -5,14 +5,15 @@ import os
 import pytest
 
 from headwater.engines import traces
-from headwater.engines.sglang.config import SglangSettings
+from headwater.engines.sglang import SglangOptions
 from headwater.engines.sglang.config import keyword_arguments as sglang_arguments
-from headwater.engines.tensorrt_llm.config import TensorRtSettings
+from headwater.engines.tensorrt_llm import TensorRtOptions
 from headwater.engines.tensorrt_llm.config import arguments as tensorrt_llm_arguments
 from headwater.engines.traces import EngineTraces
 from headwater.ops.config.setting import ConfigError
 from headwater.ops.config.trace import TraceSettings, engine_traces, receiver_of
 from headwater.schemas.trace import NO_TRACE, TraceContext, span_id
+from tests.support.engines.settings import engine_settings
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 URL = "http://collector:4318"
@@ -47,13 +48,13 @@ def test_spans_of_an_engine_are_below_the_leg_of_its_attempt(attempt: str, reque
 def test_engines_are_started_with_the_receiver() -> None:
     """In their own arguments, and with what they read from the environment only; what an operator has set stays."""
     os.environ["OTEL_SERVICE_NAME"] = "mine"
-    sglang = sglang_arguments(SglangSettings("m", "m", "w1", traces=SENT), {}, "", "", cpu=True)
+    sglang = sglang_arguments(engine_settings(SglangOptions(), name="w1", traces=SENT), {}, "", "", cpu=True)
     assert (sglang["enable_trace"], sglang["otlp_traces_endpoint"]) == (True, SENT.endpoint)
-    tensorrt_llm = tensorrt_llm_arguments(TensorRtSettings("m", "m", "w1", traces=SENT))
+    tensorrt_llm = tensorrt_llm_arguments(engine_settings(TensorRtOptions(), name="w1", traces=SENT))
     assert tensorrt_llm["otlp_traces_endpoint"] == SENT.endpoint
     assert [os.environ[name] for name in VARIABLES] == ["http/protobuf", "mine", "service.instance.id=w1"]
     plain = sglang_arguments(
-        SglangSettings("m", "m", "w1", traces=EngineTraces(sample=1.0)), {}, "", "", cpu=True
+        engine_settings(SglangOptions(), name="w1", traces=EngineTraces(sample=1.0)), {}, "", "", cpu=True
     )
     assert "enable_trace" not in plain
 

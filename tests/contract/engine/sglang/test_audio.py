@@ -30,7 +30,7 @@ TOKENS = 50
 async def case() -> AsyncIterator[EngineCase]:
     """An engine with the tiny model that hears."""
     engine = sglang_engine(
-        str(tiny_audio_model.ensure()), max_model_len=2048, overrides={"skip_tokenizer_init": False}
+        str(tiny_audio_model.ensure()), max_model_len=2048, given={"skip_tokenizer_init": False}
     )
     async with started(engine) as made:
         yield made

@@ -12,13 +12,13 @@ import pytest
 import pytest_asyncio
 
 from headwater.engines.engine import RequestRejected
-from headwater.engines.sglang import launcher
-from headwater.engines.sglang.config import SglangSettings
+from headwater.engines.sglang import SglangOptions, launcher
 from headwater.engines.sglang.sampling import Stream
 from headwater.schemas import hashing
 from headwater.schemas.events.kv import CPU, GPU
 from headwater.schemas.messages.inference import EmbedRequest
 from tests.support.engines import tiny_diffusion_model, tiny_model
+from tests.support.engines.settings import engine_settings
 from tests.support.ports.engines import EOS, EngineCase, free_port, rebuilt, sglang_engine, started
 from tests.support.ports.waiting import eventually
 
@@ -53,7 +53,7 @@ async def tiered(
     folder = tmp_path_factory.mktemp("profiles")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SGLANG_TORCH_PROFILER_DIR", str(folder))
-        async with started(sglang_engine(sglang_model, small=True, overrides=TIERED)) as case:
+        async with started(sglang_engine(sglang_model, small=True, given=TIERED)) as case:
             yield case, folder
 
 
@@ -176,11 +176,15 @@ async def test_a_second_node_computes_and_ends_with_the_first(
     address = f"127.0.0.1:{free_port()}"
 
     def native(node: int) -> tuple[str, ...]:
-        return ("--tp-size=2", "--nnodes=2", f"--node-rank={node}", f"--dist-init-addr={address}")
+        return (
+            "--skip-tokenizer-init",
+            "--tp-size=2",
+            "--nnodes=2",
+            f"--node-rank={node}",
+            f"--dist-init-addr={address}",
+        )
 
-    settings = SglangSettings(
-        sglang_model, "small", "w1", native=native(1), overrides={"skip_tokenizer_init": True}
-    )
+    settings = engine_settings(SglangOptions(native=native(1)), sglang_model, name="w1")
     second = multiprocessing.get_context("fork").Process(target=launcher.follow, args=(settings,))
     second.start()
     async with started(sglang_engine(sglang_model, native=native(0))) as case:
@@ -194,8 +198,8 @@ async def test_a_second_node_computes_and_ends_with_the_first(
 
 async def test_a_diffusion_model_answers_in_blocks(sglang_model: str) -> None:
     """Several tokens in one step, as many as were asked for; an answer repeats, and an abort ends it."""
-    overrides = {"dllm_algorithm": "LowConfidence"}
-    engine = sglang_engine(str(tiny_diffusion_model.ensure()), max_model_len=512, overrides=overrides)
+    given = {"dllm_algorithm": "LowConfidence"}
+    engine = sglang_engine(str(tiny_diffusion_model.ensure()), max_model_len=512, given=given)
     async with started(engine) as case:
         prompt = case.prompt(4.5)
         answer = await case.generate(prompt, max_tokens=23)

@@ -49,7 +49,7 @@ async def case(embeddings: dict[int, EncodedImage]) -> AsyncIterator[EngineCase]
     engine = sglang_engine(
         str(tiny_vision_model.ensure()),
         max_model_len=1024,
-        overrides={"skip_tokenizer_init": False},
+        given={"skip_tokenizer_init": False},
         reads_embeddings=True,
     )
     async with started(engine) as made:

@@ -7,15 +7,17 @@ import pytest
 
 from headwater.engines.engine import EngineUnavailable
 from headwater.engines.sglang import (
-    config as sglang_config,
+    SglangOptions,
+    signatures,
 )
 from headwater.engines.sglang import (
-    signatures,
+    config as sglang_config,
 )
 from headwater.engines.sglang.config import POSSIBLE, SglangSettings, capabilities, keyword_arguments
 from headwater.engines.sglang.signatures import LACKS, USED, Signatures
+from tests.support.engines.settings import engine_settings, with_fields
 
-SETTINGS = SglangSettings(model="/m", name="m", worker="w")
+SETTINGS = engine_settings(SglangOptions(), "/m")
 
 
 def made(settings: SglangSettings = SETTINGS, *, cpu: bool = False, **given: Any) -> dict[str, Any]:
@@ -39,21 +41,22 @@ def test_embeddings_may_share_a_batch_with_pixels() -> None:
     """Only where there are any; encode workers have neither role nor KV."""
     name = "enable_adaptive_dispatch_to_encoder"
     assert name not in made()
-    assert made(SETTINGS._replace(reads_embeddings=True))[name] is True
-    assert "disaggregation_mode" not in made(SETTINGS._replace(role="encode"))
+    assert made(with_fields(SETTINGS, reads_embeddings=True))[name] is True
+    assert "disaggregation_mode" not in made(with_fields(SETTINGS, role="encode"))
 
 
 def test_settings_and_native_arguments() -> None:
     """The user's are stronger than ours, and contradictions are errors."""
-    own = SETTINGS._replace(block_size=64, max_model_len=2048, ranks=2, metrics=True, processors={"a": "m:A"})
+    own = with_fields(
+        SETTINGS, block_size=64, max_model_len=2048, exports_metrics=True, logits_processors={"a": "m:A"}
+    )
     found = made(own, cpu=True, dtype="bfloat16")
-    assert (found["page_size"], found["context_length"], found["dp_size"]) == (64, 2048, 2)
+    assert (found["page_size"], found["context_length"]) == (64, 2048)
     assert (found["enable_metrics"], found["enable_custom_logit_processor"]) == (True, True)
     assert found["dtype"] == "bfloat16"
     assert made(own, page_size=64)["page_size"] == 64
     with pytest.raises(EngineUnavailable, match=r"--block-size 64 .*--page-size 32 disagree"):
         made(own, page_size=32)
-    assert made(SETTINGS._replace(overrides={"page_size": 1}))["page_size"] == 1
 
 
 def test_arguments_that_follow_from_others() -> None:
@@ -202,6 +205,6 @@ def test_nodes_of_one_engine() -> None:
     with pytest.raises(EngineUnavailable, match="--nnodes 2 without --dist-init-addr"):
         made(nnodes=2)
     with pytest.raises(EngineUnavailable, match="--dp-size 2 with --nnodes 2 is not implemented"):
-        made(SETTINGS._replace(ranks=2), **nodes)
+        made(**nodes, dp_size=2)
     with pytest.raises(EngineUnavailable, match="--role prefill with --nnodes 2 is not implemented"):
-        made(SETTINGS._replace(role="prefill"), **nodes)
+        made(with_fields(SETTINGS, role="prefill"), **nodes)

@@ -3,8 +3,9 @@
 from types import SimpleNamespace
 from typing import Any
 
-from headwater.engines.sglang.config import SglangSettings
+from headwater.engines.sglang import SglangOptions
 from headwater.engines.sglang.engine import SglangEngine
+from tests.support.engines.settings import engine_settings
 
 
 async def test_the_scheduler_knows_how_many_requests_may_run() -> None:
@@ -16,7 +17,7 @@ async def test_the_scheduler_knows_how_many_requests_may_run() -> None:
     async def call(awaitable: Any) -> Any:
         return await awaitable
 
-    engine = SglangEngine(SglangSettings(model="m", name="m", worker="w"))
+    engine = SglangEngine(engine_settings(SglangOptions()))
     engine._manager = SimpleNamespace(get_internal_state=get_internal_state)
     engine._process = SimpleNamespace(call=call)  # type: ignore[assignment]
     assert await engine._running_max() == 2048

@@ -7,12 +7,12 @@ from types import SimpleNamespace
 import pytest
 
 from headwater.engines.engine import EngineUnavailable
-from headwater.engines.sglang import sampling
-from headwater.engines.sglang.config import SglangSettings
+from headwater.engines.sglang import SglangOptions, sampling
 from headwater.engines.sglang.sampling import SglangSpeech, is_whisper, speech_settings
 from headwater.schemas.messages.inference import Sampling
+from tests.support.engines.settings import engine_settings, with_fields
 
-SETTINGS = SglangSettings("folder", "name", "w0", max_model_len=448)
+SETTINGS = engine_settings(SglangOptions(), "folder", max_model_len=448)
 
 
 def test_only_a_whisper_is_one(tmp_path: Path) -> None:
@@ -27,17 +27,17 @@ def test_only_a_whisper_is_one(tmp_path: Path) -> None:
 
 def test_a_whisper_has_pages_of_one_token_and_no_chunks() -> None:
     """SGLang ends with others. Its context has room for the recording; the operator's bound is the adapter's."""
-    made = speech_settings(SETTINGS, {})
-    assert (made.block_size, made.max_model_len) == (1, 0)
-    assert made.overrides == {"chunked_prefill_size": -1, "max_prefill_tokens": 8192}
-    given = speech_settings(SETTINGS, {"max_prefill_tokens": 4096, "chunked_prefill_size": -1})
-    assert "max_prefill_tokens" not in given.overrides
+    made, given = speech_settings(SETTINGS, {"tp_size": 2})
+    assert (made.worker.block_size, made.worker.max_model_len) == (1, 0)
+    assert given == {"tp_size": 2, "chunked_prefill_size": -1, "max_prefill_tokens": 8192}
+    own = {"max_prefill_tokens": 4096, "chunked_prefill_size": -1}
+    assert speech_settings(SETTINGS, own)[1] == own
 
 
 def test_settings_that_would_end_it_are_rejected() -> None:
     """By their flags."""
     with pytest.raises(EngineUnavailable, match="--block-size 16"):
-        speech_settings(SETTINGS._replace(block_size=16), {})
+        speech_settings(with_fields(SETTINGS, block_size=16), {})
     with pytest.raises(EngineUnavailable, match="--chunked-prefill-size 2048"):
         speech_settings(SETTINGS, {"chunked_prefill_size": 2048})
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from headwater.engines.engine import EngineUnavailable
+from headwater.engines.tensorrt_llm import TensorRtOptions
 from headwater.engines.tensorrt_llm.config import (
     TensorRtSettings,
     arguments,
@@ -13,21 +14,22 @@ from headwater.engines.tensorrt_llm.config import (
     check,
     gpus_needed,
 )
+from tests.support.engines.settings import engine_settings, with_fields
 
-SETTINGS = TensorRtSettings("/models/m", "m", "w0")
-ROLE = SETTINGS._replace(role="prefill", max_model_len=4096)
+SETTINGS = engine_settings(TensorRtOptions(), "/models/m")
+ROLE = with_fields(SETTINGS, role="prefill", max_model_len=4096)
 PROCESSORS = {"only": "module:Only"}
 
 
 def made(settings: TensorRtSettings = SETTINGS, **overrides: Any) -> dict[str, Any]:
-    return arguments(settings._replace(overrides=overrides))
+    return arguments(with_fields(settings, overrides=overrides))
 
 
 def test_later_layers_win_key_by_key(tmp_path: Path) -> None:
     """Our defaults, the file, the overrides, our own settings."""
     path = tmp_path / "engine.yaml"
     path.write_text("max_batch_size: 8\nkv_cache_config: {free_gpu_memory_fraction: 0.5, dtype: fp8}\n")
-    settings = SETTINGS._replace(file=str(path), max_model_len=1024, block_size=64)
+    settings = with_fields(SETTINGS, file=str(path), max_model_len=1024, block_size=64)
     found = made(settings, kv_cache_config={"free_gpu_memory_fraction": 0.8})
     assert found["backend"] == "pytorch"
     assert (found["model"], found["max_seq_len"], found["max_batch_size"]) == ("/models/m", 1024, 8)
@@ -53,16 +55,16 @@ def test_later_layers_win_key_by_key(tmp_path: Path) -> None:
 )
 def test_unknown_and_contradicting_arguments_are_errors(overrides: dict[str, Any], message: str) -> None:
     with pytest.raises(EngineUnavailable, match=message):
-        made(SETTINGS._replace(max_model_len=4096), **overrides)
+        made(with_fields(SETTINGS, max_model_len=4096), **overrides)
 
 
 def test_file_that_is_no_table_is_an_error(tmp_path: Path) -> None:
     for text in ("- 1\n", "a: [\n"):
         (tmp_path / "bad.yaml").write_text(text)
         with pytest.raises(EngineUnavailable, match=r"bad\.yaml"):
-            made(SETTINGS._replace(file=str(tmp_path / "bad.yaml")))
+            made(with_fields(SETTINGS, file=str(tmp_path / "bad.yaml")))
     with pytest.raises(EngineUnavailable, match="No such file"):
-        made(SETTINGS._replace(file=str(tmp_path / "none.yaml")))
+        made(with_fields(SETTINGS, file=str(tmp_path / "none.yaml")))
 
 
 GOOD = {"backend": "NIXL", "max_tokens_in_buffer": 4096, "kv_transfer_timeout_ms": 1000}
@@ -100,9 +102,9 @@ GOOD = {"backend": "NIXL", "max_tokens_in_buffer": 4096, "kv_transfer_timeout_ms
             {"cache_transceiver_config": {**GOOD, "kv_transfer_timeout_ms": None}},
             "kv_transfer_timeout_ms",
         ),
-        (ROLE._replace(max_model_len=0), {"cache_transceiver_config": GOOD}, "needs max_seq_len"),
+        (with_fields(ROLE, max_model_len=0), {"cache_transceiver_config": GOOD}, "needs max_seq_len"),
         (
-            SETTINGS._replace(processors=PROCESSORS),
+            with_fields(SETTINGS, logits_processors=PROCESSORS),
             {"kv_cache_config": {"event_buffer_max_size": 10}},
             "logits processors freeze",
         ),
@@ -122,10 +124,10 @@ def test_what_would_hang_or_end_the_engine_is_rejected(
 
 def test_known_faults_can_be_allowed_and_good_arguments_pass() -> None:
     check(ROLE, made(ROLE, cache_transceiver_config=GOOD))
-    processors = SETTINGS._replace(processors=PROCESSORS)
+    processors = with_fields(SETTINGS, logits_processors=PROCESSORS)
     check(processors, made(processors))
     assert made(processors)["kv_cache_config"]["event_buffer_max_size"] == 0
-    daring = processors._replace(allow_faults=True)
+    daring = with_fields(processors, allow_faults=True)
     check(daring, made(daring, kv_cache_config={"event_buffer_max_size": 10}))
 
 

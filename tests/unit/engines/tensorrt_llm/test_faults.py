@@ -10,12 +10,13 @@ from structlog.testing import capture_logs
 
 from headwater.engines.conformance.case import Answer, EngineCase, KvFold
 from headwater.engines.engine import EngineDied, EngineUnavailable, Transfer
+from headwater.engines.model_files import NO_FILES
 from headwater.engines.sim.defaults import ZERO, StepTime
+from headwater.engines.tensorrt_llm import TensorRtOptions, polling
 from headwater.engines.tensorrt_llm import engine as engine_module
-from headwater.engines.tensorrt_llm import polling
-from headwater.engines.tensorrt_llm.config import TensorRtSettings
 from headwater.engines.tensorrt_llm.engine import TensorRtEngine
 from headwater.schemas.events.kv import BlocksCleared, KvGap
+from tests.support.engines.settings import engine_settings
 from tests.support.ports.waiting import eventually
 from tests.support.tensorrt_llm.double import World, installed
 from tests.support.worlds.clock import ManualClock
@@ -45,7 +46,11 @@ def world() -> Iterator[World]:
 @asynccontextmanager
 async def running(world: World, **overrides: Any) -> AsyncIterator[EngineCase]:
     """An engine, started on the moved clock."""
-    settings = TensorRtSettings("m", "m", "w0", eos_token_ids=(2,), overrides={**OVERRIDES, **overrides})
+    options, files = (
+        TensorRtOptions(overrides={**OVERRIDES, **overrides}),
+        NO_FILES._replace(eos_token_ids=(2,)),
+    )
+    settings = engine_settings(options, files=files)
     made = TensorRtEngine(settings, world.clock)
     start = asyncio.ensure_future(made.start())
     while not start.done():
@@ -259,4 +264,4 @@ async def test_canary_passes_all_others_and_salts_are_given(world: World) -> Non
 
 def test_without_the_package_it_says_what_to_install() -> None:
     with pytest.raises(EngineUnavailable, match=r"`trtllm` extra on Python 3\.12 .*this is 3\.1"):
-        asyncio.run(TensorRtEngine(TensorRtSettings("m", "m", "w0"), ManualClock()).start())
+        asyncio.run(TensorRtEngine(engine_settings(TensorRtOptions()), ManualClock()).start())

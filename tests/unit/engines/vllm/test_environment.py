@@ -6,12 +6,14 @@ from collections.abc import Iterator
 import pytest
 
 from headwater.engines.sglang import config
+from headwater.engines.vllm import VllmOptions
 from headwater.engines.vllm.config import VllmSettings, environment
+from tests.support.engines.settings import engine_settings, with_fields
 
 KEPT_MAPPINGS = "UCX_CUDA_IPC_CACHE"
 """UCX keeps mappings of another process's GPU memory: those of a dead one keep its memory from being freed."""
 
-SETTINGS = VllmSettings("/models/small", "small", "w0")
+SETTINGS = engine_settings(VllmOptions(), "/models/small")
 
 
 @pytest.fixture(autouse=True)
@@ -26,13 +28,14 @@ def _restored(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize(
     "settings",
     [
-        SETTINGS._replace(connectors=("nixl",), role="prefill"),
-        SETTINGS._replace(connectors=("nixl",), role="decode"),
+        with_fields(SETTINGS, connector="nixl", role="prefill"),
+        with_fields(SETTINGS, connector="nixl", role="decode"),
         # Its role may change while it runs.
-        SETTINGS._replace(connectors=("nixl",)),
-        SETTINGS._replace(connectors=("offload", "nixl")),
-        SETTINGS._replace(
-            native=("--kv-transfer-config", '{"kv_connector": "NixlConnector", "kv_role": "kv_both"}')
+        with_fields(SETTINGS, connector="nixl"),
+        with_fields(SETTINGS, connector="offload,nixl"),
+        with_fields(
+            SETTINGS,
+            native=("--kv-transfer-config", '{"kv_connector": "NixlConnector", "kv_role": "kv_both"}'),
         ),
     ],
 )
@@ -41,7 +44,7 @@ def test_workers_that_hand_over_keep_no_memory_of_a_dead_one(settings: VllmSetti
     assert os.environ[KEPT_MAPPINGS] == "n"
 
 
-@pytest.mark.parametrize("settings", [SETTINGS, SETTINGS._replace(connectors=("offload",))])
+@pytest.mark.parametrize("settings", [SETTINGS, with_fields(SETTINGS, connector="offload")])
 def test_workers_that_hand_nothing_over_are_left_alone(settings: VllmSettings) -> None:
     environment(settings)
     assert KEPT_MAPPINGS not in os.environ
@@ -49,7 +52,7 @@ def test_workers_that_hand_nothing_over_are_left_alone(settings: VllmSettings) -
 
 def test_what_the_operator_says_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(KEPT_MAPPINGS, "y")
-    environment(SETTINGS._replace(connectors=("nixl",)))
+    environment(with_fields(SETTINGS, connector="nixl"))
     assert os.environ[KEPT_MAPPINGS] == "y"
 
 

@@ -10,10 +10,10 @@ import pytest
 
 from headwater.engines import process
 from headwater.engines.engine import EngineError, EngineUnavailable
-from headwater.engines.vllm import launch
-from headwater.engines.vllm.config import VllmSettings
+from headwater.engines.vllm import VllmOptions, launch
+from tests.support.engines.settings import engine_settings
 
-SETTINGS = VllmSettings("/models/small", "small", "w0")
+SETTINGS = engine_settings(VllmOptions(), "/models/small")
 CORE_FAILED = RuntimeError("Engine core initialization failed. See root cause above. Failed core proc(s): {}")
 
 

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from headwater.engines.engine import EngineDied, EngineError
-from headwater.engines.vllm import config
-from headwater.engines.vllm.config import VllmSettings
+from headwater.engines.vllm import VllmOptions, config
 from headwater.engines.vllm.engine import VllmEngine
 from headwater.engines.vllm.operations import Loras
+from tests.support.engines.settings import engine_settings
 
 
 class Library:
@@ -41,7 +41,7 @@ class Library:
 def engine(monkeypatch: pytest.MonkeyPatch, version: str, slots: int) -> tuple[VllmEngine, Library]:
     """An engine of this release that is awake, with so many places for adapters."""
     monkeypatch.setattr(config, "installed", lambda: version)
-    made, library = VllmEngine(VllmSettings("/models/small", "small", "w0")), Library()
+    made, library = VllmEngine(engine_settings(VllmOptions(), "/models/small")), Library()
     made._engine = library
     made.capabilities = frozenset({"sleep", "lora"} if slots else {"sleep"})
     made._loras = Loras(library, slots, 8, made.clear_kv)

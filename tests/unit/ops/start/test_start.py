@@ -23,7 +23,7 @@ def test_a_further_node_of_sglang_is_no_worker(monkeypatch: pytest.MonkeyPatch, 
     settings = with_settings(EngineProcess(), given_settings)
     assert start.run(settings) == 0
     [given] = run
-    assert given.native == words
+    assert given.options.native == words
 
 
 def test_headless_ranks_of_vllm_are_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,5 +36,5 @@ def test_headless_ranks_of_vllm_are_no_worker(monkeypatch: pytest.MonkeyPatch) -
     given = {"worker.model": str(model.ensure()), "vllm.native": words, "vllm.dtype": "float32"}
     assert start.run(with_settings(EngineProcess(name="h"), given)) == 0
     [settings] = run
-    assert (settings.worker, settings.native, settings.ranks, settings.dtype) == ("h", words, 4, "float32")
-    assert settings.model == str(model.ensure())
+    assert (settings.options.native, settings.options.dtype) == (words, "float32")
+    assert (settings.worker.name, settings.worker.model) == ("h", str(model.ensure()))

@@ -20,7 +20,7 @@ from headwater.engines.model_files import (
     read_pipeline_files,
 )
 from headwater.engines.registry import EngineEntry
-from headwater.engines.releases import Vulnerability
+from headwater.engines.releases import Releases
 from headwater.engines.traces import EngineTraces
 from headwater.schemas.events.fleet import Role
 from headwater.schemas.tables import ModelCard
@@ -98,8 +98,8 @@ class EngineLauncher(Generic[OptionsT]):
     Except for `make`, the defaults are those of an engine without ports, processes and arguments of its own.
     """
 
-    vulnerabilities: ClassVar[Sequence[Vulnerability]] = ()
-    """Those of its releases that matter behind Headwater's edge."""
+    releases: ClassVar[Releases] = Releases()
+    """What is known of the engine's releases."""
 
     def __init__(self, entry: EngineEntry, options: OptionsT) -> None:
         self.entry = entry

@@ -25,7 +25,7 @@ import sys
 import tempfile
 import threading
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from multiprocessing import resource_tracker
 from pathlib import Path
 from types import FrameType
@@ -33,6 +33,7 @@ from typing import Any, Final, NamedTuple, ParamSpec, TypeVar
 
 import structlog
 
+from headwater.engines import logs
 from headwater.schemas.clock import Clock, SystemClock
 
 ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -375,6 +376,18 @@ def give_up(folder: Path) -> None:
 def is_private(folder: Path) -> bool:
     """Return whether this is the name of a private folder of any process."""
     return folder.name.startswith(NAME)
+
+
+def pass_logs_on(variable: str, folder: Path, levels: Mapping[str, str]) -> bool:
+    """Have an engine's own processes log as this one does: `variable` names the configuration that they read. Return whether they do.
+
+    They do not if the operator has configured them. `folder` is private, and lives as long as they do.
+    """
+    given = os.environ.get(variable)
+    if not logs.is_configured() or (given and not is_private(Path(given).parent)):
+        return False
+    os.environ[variable] = str(logs.write_config(folder, levels))
+    return True
 
 
 def is_own(folder: Path) -> bool:

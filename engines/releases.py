@@ -1,7 +1,9 @@
 """Releases of engines, and their published vulnerabilities."""
 
+import contextlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from importlib import metadata
 from typing import Final, NamedTuple
 
 import structlog
@@ -40,33 +42,48 @@ def open_vulnerabilities(version: str, known: Iterable[Vulnerability]) -> list[V
     return [one for one in known if found is not None and (0, 1, 0) <= found < one.fixed]
 
 
-def check_release(
-    engine: str,
-    version: str,
-    known: Sequence[Vulnerability],
-    *,
-    allow: bool,
-    flag: str,
-    oldest: Release = (0, 0, 0),
-) -> None:
-    """Log the vulnerabilities of an installed release, and whether it is older than what the adapter was written for.
+class Releases(NamedTuple):
+    """What is known of an engine's releases. `engine` is its name for users, `distributions` are those that it is installed as.
 
-    Raises `EngineUnavailable` if one of them is refused, unless `allow`, which `flag` sets.
+    `vulnerabilities` are those that matter behind Headwater's edge; `flag` starts an affected release nevertheless. `oldest` is the first
+    that the adapter was written for.
     """
-    found = release(version)
-    # Versions like 0.0.0 are builds from source without release number.
-    if found is None or found < (0, 1, 0):
-        return
-    open_ = open_vulnerabilities(version, known)
-    for one in open_:
-        _log.warning("vulnerable_version", engine=engine, version=version, cve=one.cve, what=one.what)
-    refused = [one for one in open_ if one.refused]
-    if refused and not allow:
-        worst = max(refused, key=lambda one: one.fixed)
-        needed = ".".join(map(str, worst.fixed))
-        raise EngineUnavailable(
-            f"{engine} {version} has known vulnerabilities ({', '.join(one.cve for one in refused)}; {worst.cve}: it "
-            f"{worst.what}): install {needed} or newer, or start with {flag}"
-        )
-    if found < oldest:
-        _log.warning("old_version", engine=engine, version=version, oldest=".".join(map(str, oldest)))
+
+    engine: str = ""
+    distributions: tuple[str, ...] = ()
+    vulnerabilities: tuple[Vulnerability, ...] = ()
+    flag: str = ""
+    oldest: Release = (0, 0, 0)
+
+    def installed(self) -> str:
+        """Return the installed version, "" without one."""
+        for name in self.distributions:
+            with contextlib.suppress(metadata.PackageNotFoundError):
+                return metadata.version(name)
+        return ""
+
+    def check(self, version: str, *, allow: bool) -> None:
+        """Log the vulnerabilities of an installed release, and whether it is older than what the adapter was written for.
+
+        Raises `EngineUnavailable` if one of them is refused, unless `allow`.
+        """
+        found = release(version)
+        # Versions like 0.0.0 are builds from source without release number.
+        if found is None or found < (0, 1, 0):
+            return
+        open_ = open_vulnerabilities(version, self.vulnerabilities)
+        for one in open_:
+            _log.warning(
+                "vulnerable_version", engine=self.engine, version=version, cve=one.cve, what=one.what
+            )
+        refused = [one for one in open_ if one.refused]
+        if refused and not allow:
+            worst = max(refused, key=lambda one: one.fixed)
+            needed = ".".join(map(str, worst.fixed))
+            raise EngineUnavailable(
+                f"{self.engine} {version} has known vulnerabilities ({', '.join(one.cve for one in refused)}; {worst.cve}: it "
+                f"{worst.what}): install {needed} or newer, or start with {self.flag}"
+            )
+        if found < self.oldest:
+            oldest = ".".join(map(str, self.oldest))
+            _log.warning("old_version", engine=self.engine, version=version, oldest=oldest)

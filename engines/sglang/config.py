@@ -5,18 +5,15 @@ those that the adapter relies on, and on a CPU, where SGLang's are for a GPU.
 """
 
 import json
-import os
 import socket
 from collections.abc import Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from headwater.engines import logs, native_arguments
-from headwater.engines import process as engine_process
+from headwater.engines import logs, native_arguments, process
 from headwater.engines.engine import EngineUnavailable
 from headwater.engines.launcher import EngineSettings
-from headwater.engines.releases import SGLANG_DIFFUSION_BROKER, Vulnerability, check_release
+from headwater.engines.releases import SGLANG_DIFFUSION_BROKER, Releases, Vulnerability
 from headwater.engines.sglang import SglangOptions
 from headwater.engines.sglang.signatures import Signatures
 from headwater.schemas.addresses import LOOPBACK
@@ -85,11 +82,9 @@ def log_as_this_process(folder: Path, level: str) -> None:
 
     `folder` is private, and lives as long as they do.
     """
-    given = os.environ.get(LOG_CONFIG)
-    if not logs.is_configured() or (given and not engine_process.is_private(Path(given).parent)):
-        return
-    levels = {"sglang": level, PER_BATCH: "warning" if level == "info" else level}
-    os.environ[LOG_CONFIG] = str(logs.write_config(folder, levels))
+    process.pass_logs_on(
+        LOG_CONFIG, folder, {"sglang": level, PER_BATCH: "warning" if level == "info" else level}
+    )
 
 
 def free_port(host: str) -> int:
@@ -224,16 +219,10 @@ def _check_nodes(role: Role, given: Mapping[str, Any]) -> None:
 def _agree(settings: SglangSettings, given: Mapping[str, Any]) -> None:
     """Raise if a setting and the corresponding native argument differ."""
     pairs = (
-        ("--block-size", settings.worker.block_size, "page_size"),
-        ("--max-model-len", settings.worker.max_model_len, "context_length"),
+        ("--block-size", settings.worker.block_size, "page_size", 1),
+        ("--max-model-len", settings.worker.max_model_len, "context_length", 1),
     )
-    for flag, ours, name in pairs:
-        theirs = given.get(name)
-        if ours and theirs is not None and ours != theirs:
-            raise EngineUnavailable(
-                f"{flag} {ours} and, among SGLang's own arguments, --{name.replace('_', '-')} {theirs} disagree: "
-                "omit one"
-            )
+    native_arguments.check_agreement("SGLang", pairs, given)
 
 
 def _kv_events(given: Mapping[str, Any], events: str, replay: str) -> str:
@@ -378,28 +367,16 @@ OLDEST: Final = (0, 5, 17)
 """The first release that this adapter was used with."""
 
 
-VULNERABILITIES: Final[tuple[Vulnerability, ...]] = (
+VULNERABILITIES: Final = (
     SGLANG_DIFFUSION_BROKER,
     Vulnerability(
         "CVE-2026-3060", (0, 5, 10), "unpickles data from an open port (encoder disaggregation)", refused=True
     ),
 )
-"""Vulnerabilities that matter behind Headwater's edge.
-
-CVE-2026-5760 (a chat template of a GGUF file, at a rerank request) and CVE-2026-3989 (a replay script for dumped requests)
+"""CVE-2026-5760 (a chat template of a GGUF file, at a rerank request) and CVE-2026-3989 (a replay script for dumped requests)
 are not among them: the edge renders templates itself, in a sandbox, and the script is not part of a worker.
 """
 
+RELEASES: Final = Releases("SGLang", ("sglang",), VULNERABILITIES, "--sglang-allow-vulnerable-engine", OLDEST)
 
-def installed() -> str:
-    """The installed version of SGLang, "" without one."""
-    try:
-        return metadata.version("sglang")
-    except metadata.PackageNotFoundError:
-        return ""
-
-
-def check(version: str, *, allow: bool) -> None:
-    """See `check_release`. Raises `EngineUnavailable`."""
-    flag = "--sglang-allow-vulnerable-engine"
-    check_release("SGLang", version, VULNERABILITIES, allow=allow, flag=flag, oldest=OLDEST)
+installed = RELEASES.installed

@@ -9,7 +9,7 @@ import multiprocessing
 import os
 import time
 from collections.abc import Sequence
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 from headwater.engines import kv_socket, native_arguments
 from headwater.engines import process as engine_process
@@ -17,7 +17,6 @@ from headwater.engines.engine import Engine, EngineDied
 from headwater.engines.launcher import EngineLauncher, EngineSettings, Follower, MeetingPlace, WorkerSpec
 from headwater.engines.model_files import ModelFiles
 from headwater.engines.process import EngineInterrupted, interruptible
-from headwater.engines.releases import Vulnerability
 from headwater.engines.sglang import SglangOptions, config
 from headwater.engines.sglang.config import SglangSettings, keyword_arguments
 from headwater.schemas.addresses import host_port
@@ -30,7 +29,7 @@ POLL_S: Final = 0.2
 class SglangLauncher(EngineLauncher[SglangOptions]):
     """See `EngineLauncher`."""
 
-    vulnerabilities: ClassVar[Sequence[Vulnerability]] = config.VULNERABILITIES
+    releases = config.RELEASES
 
     def gpus(self) -> int:
         """See `EngineLauncher.gpus`."""
@@ -44,7 +43,7 @@ class SglangLauncher(EngineLauncher[SglangOptions]):
 
     def check(self, workers: Sequence[WorkerSpec]) -> None:
         """See `EngineLauncher.check`."""
-        config.check(config.installed(), allow=self.options.allow_vulnerable_engine)
+        self.releases.check(config.installed(), allow=self.options.allow_vulnerable_engine)
 
     def known_block_size(self, worker: WorkerSpec) -> int:
         """See `EngineLauncher.known_block_size`: what it takes on a CPU is known once it runs there."""

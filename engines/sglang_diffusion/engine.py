@@ -5,7 +5,7 @@ and no tokens: calls that concern these are rejected, and values empty.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Annotated, Any, ClassVar, Final
 
 import msgspec
@@ -30,7 +30,7 @@ from headwater.engines.engine import (
 from headwater.engines.file_turns import PriorityTurns
 from headwater.engines.launcher import PipelineLauncher, WorkerSpec
 from headwater.engines.model_files import ModelFiles, pipeline_folder
-from headwater.engines.releases import SGLANG_DIFFUSION_BROKER, Vulnerability, check_release
+from headwater.engines.releases import SGLANG_DIFFUSION_BROKER, Releases
 from headwater.engines.sglang_diffusion.client import DiffusionClient
 from headwater.engines.sglang_diffusion.process import DiffusionServer, ModelDefaults
 from headwater.schemas.events.kv import BlocksStored
@@ -79,6 +79,10 @@ def read_options(options: dict[str, Any]) -> SglangDiffusionOptions:
 
 
 # The engine.
+
+RELEASES: Final = Releases(
+    "SGLang", vulnerabilities=(SGLANG_DIFFUSION_BROKER,), flag="the option allow_vulnerable"
+)
 
 BLOCK_SIZE: Final = 16
 TOTAL_BLOCKS: Final = 4_096
@@ -129,13 +133,7 @@ class SglangDiffusionEngine(EngineBase):
         await self._wait_until_ready(client)
         model, defaults, options = await client.model(), self._server.defaults(), self._options
         version = await client.version()
-        check_release(
-            "SGLang",
-            version,
-            (SGLANG_DIFFUSION_BROKER,),
-            allow=options.allow_vulnerable,
-            flag="the option allow_vulnerable",
-        )
+        RELEASES.check(version, allow=options.allow_vulnerable)
         images = videos = None
         if "T2V" in model.supported_task_types:
             videos = _video_support(defaults, options)
@@ -358,7 +356,7 @@ def _video_support(defaults: ModelDefaults, options: SglangDiffusionOptions) -> 
 class SglangDiffusionLauncher(PipelineLauncher):
     """See `EngineLauncher`."""
 
-    vulnerabilities: ClassVar[Sequence[Vulnerability]] = (SGLANG_DIFFUSION_BROKER,)
+    releases = RELEASES
 
     def make(self, worker: WorkerSpec, files: ModelFiles) -> Engine:
         """See `EngineLauncher.make`."""

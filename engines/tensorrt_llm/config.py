@@ -8,7 +8,6 @@ Numbers of issues in errors are those of TensorRT-LLM's repository.
 
 import difflib
 from collections.abc import Mapping
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,7 +16,7 @@ import yaml
 
 from headwater.engines.engine import EngineUnavailable
 from headwater.engines.launcher import EngineSettings
-from headwater.engines.releases import Vulnerability, check_release
+from headwater.engines.releases import Releases, Vulnerability
 from headwater.engines.tensorrt_llm import TensorRtOptions
 from headwater.engines.tensorrt_llm.recorded import LLM_ARGUMENTS, NESTED_ARGUMENTS
 
@@ -229,29 +228,12 @@ def _check_faults(options: TensorRtOptions, arguments: Mapping[str, Any]) -> Non
 OLDEST: Final = (1, 2, 0)
 """The first release whose API this adapter was written from."""
 
-VULNERABILITIES: Final[tuple[Vulnerability, ...]] = (
+VULNERABILITIES: Final = (
     Vulnerability(
         "CVE-2025-23254", (0, 18, 2), "unpickles what any local user sends to its executor", refused=True
     ),
 )
-"""Vulnerabilities that matter behind Headwater's edge."""
 
-
-def installed() -> str:
-    """The installed version of TensorRT-LLM, "" without one."""
-    try:
-        return metadata.version("tensorrt-llm")
-    except metadata.PackageNotFoundError:
-        return ""
-
-
-def check_version(version: str, *, allow: bool) -> None:
-    """Raises `EngineUnavailable` for a release with a vulnerability, unless that is allowed."""
-    check_release(
-        "TensorRT-LLM",
-        version,
-        VULNERABILITIES,
-        allow=allow,
-        flag="--tensorrt-llm-allow-vulnerable-engine",
-        oldest=OLDEST,
-    )
+RELEASES: Final = Releases(
+    "TensorRT-LLM", ("tensorrt-llm",), VULNERABILITIES, "--tensorrt-llm-allow-vulnerable-engine", OLDEST
+)

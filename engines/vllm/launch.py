@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import structlog
 
-from headwater.engines import kv_socket
+from headwater.engines import kv_socket, native_arguments
 from headwater.engines import process as engine_process
 from headwater.engines.engine import EngineDied, EngineLoad, EngineUnavailable, start_failure
 from headwater.engines.kv_events import KvTranslator
@@ -178,13 +178,13 @@ def words(settings: VllmSettings, transfer: str = "", *, cpu: bool = False) -> t
     native = settings.options.native
     made: dict[str, Any] = {"model": settings.worker.model}
     for name, value in shared_arguments(settings, cpu=cpu).items():
-        if not config.has(native, name):
+        if not native_arguments.has(native, name):
             made[name] = value
     if transfer:
         made["kv_transfer_config"] = transfer
-    rest = config.without(native, "headless", takes_value=False)
-    rest = config.without(rest, "model", takes_value=True)
-    return (*config.tokens_of(made, "settings"), "--headless", *rest)
+    rest = native_arguments.without(native, "headless", takes_value=False)
+    rest = native_arguments.without(rest, "model", takes_value=True)
+    return (*native_arguments.tokens_of(made, "settings"), "--headless", *rest)
 
 
 def run(settings: VllmSettings) -> None:
@@ -205,7 +205,7 @@ def run(settings: VllmSettings) -> None:
     except ImportError as error:
         raise EngineUnavailable(f"this vLLM cannot run headless: {error}") from error
     # Its errors name the argument; the parser below would end the process with its help text.
-    config.parse(config.without(settings.options.native, "headless", takes_value=False))
+    config.parse(native_arguments.without(settings.options.native, "headless", takes_value=False))
     cpu = bool(current_platform.is_cpu())
     transfer = config.transfer_config(settings, cpu=cpu)
     environment(settings)

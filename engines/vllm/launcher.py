@@ -1,7 +1,6 @@
 """How workers of vLLM are planned, checked and made: see `EngineLauncher`."""
 
 from collections.abc import Iterable, Sequence
-from typing import ClassVar
 
 import msgspec
 import structlog
@@ -17,7 +16,7 @@ from headwater.engines.launcher import (
     WorkerSpec,
 )
 from headwater.engines.model_files import ModelFiles
-from headwater.engines.releases import Vulnerability
+from headwater.engines.native_arguments import number, value
 from headwater.engines.vllm import VllmOptions, config
 from headwater.engines.vllm.config import CPU_BLOCK_SIZE
 from headwater.schemas.addresses import LOOPBACK
@@ -30,7 +29,7 @@ _log = structlog.get_logger("headwater.vllm")
 class VllmLauncher(EngineLauncher[VllmOptions]):
     """See `EngineLauncher`."""
 
-    vulnerabilities: ClassVar[Sequence[Vulnerability]] = config.VULNERABILITIES
+    releases = config.RELEASES
 
     def computes_on_cpu(self) -> bool:
         """Is vLLM's CPU build installed?"""
@@ -39,18 +38,18 @@ class VllmLauncher(EngineLauncher[VllmOptions]):
     def gpus(self) -> int:
         """See `EngineLauncher.gpus`: all parts of the model on this host, for each rank."""
         words = self.options.native
-        parts = config.number(words, "tensor_parallel_size", 1)
+        parts = number(words, "tensor_parallel_size", 1)
         # Context parallelism of the decode shares the GPUs of the tensor-parallel parts.
-        parts *= config.number(words, "prefill_context_parallel_size", 1)
-        needed = parts * config.number(words, "pipeline_parallel_size", 1) * self._ranks
+        parts *= number(words, "prefill_context_parallel_size", 1)
+        needed = parts * number(words, "pipeline_parallel_size", 1) * self._ranks
         # A worker that spans hosts has its share of them on each.
-        return self.options.gpus_per_worker or max(1, needed // config.number(words, "nnodes", 1))
+        return self.options.gpus_per_worker or max(1, needed // number(words, "nnodes", 1))
 
     @property
     def _ranks(self) -> int:
         """Data-parallel ranks that one worker runs on this machine: each has a side channel."""
-        size = config.number(self.options.native, "data_parallel_size", 1)
-        return max(1, config.number(self.options.native, "data_parallel_size_local", size))
+        size = number(self.options.native, "data_parallel_size", 1)
+        return max(1, number(self.options.native, "data_parallel_size_local", size))
 
     def side_ports(self, roles: Sequence[Role]) -> SidePorts:
         """See `EngineLauncher.side_ports`: NIXL's side channels."""
@@ -67,7 +66,7 @@ class VllmLauncher(EngineLauncher[VllmOptions]):
             return False
         if self.options.connector:
             return "nixl" in self.options.connector
-        transfer = config.value(self.options.native, "kv_transfer_config") or ""
+        transfer = value(self.options.native, "kv_transfer_config") or ""
         return role != "both" or "nixl" in transfer.lower()
 
     def with_side_port(self, port: int) -> VllmOptions:
@@ -82,7 +81,7 @@ class VllmLauncher(EngineLauncher[VllmOptions]):
             for worker in workers
             if worker.side_port
         ]
-        text = config.value(self.options.native, "kv_events_config")
+        text = value(self.options.native, "kv_events_config")
         if not text:
             return found
         try:
@@ -98,13 +97,13 @@ class VllmLauncher(EngineLauncher[VllmOptions]):
 
     def check(self, workers: Sequence[WorkerSpec]) -> None:
         """See `EngineLauncher.check`."""
-        config.check(config.installed(), allow=self.options.allow_vulnerable_engine)
+        self.releases.check(config.installed(), allow=self.options.allow_vulnerable_engine)
         for worker in workers:
             config.role(worker.role, self.options.connector, self.options.native)
 
     def known_block_size(self, worker: WorkerSpec) -> int:
         """See `EngineLauncher.known_block_size`."""
-        native = config.number(self.options.native, "block_size", 0)
+        native = number(self.options.native, "block_size", 0)
         return worker.block_size or native or (CPU_BLOCK_SIZE if self.computes_on_cpu() else 0)
 
     def check_fleet(self, worker: WorkerSpec, model: str, cards: Iterable[ModelCard], live: set[str]) -> None:
@@ -116,9 +115,7 @@ class VllmLauncher(EngineLauncher[VllmOptions]):
         """See `EngineLauncher.follower`: the data-parallel ranks of a leader on another machine, or a further node."""
         if not config.is_follower(self.options.native):
             return None
-        given = (
-            config.value(self.options.native, f"data_parallel_{which}") for which in ("rank", "start_rank")
-        )
+        given = (value(self.options.native, f"data_parallel_{which}") for which in ("rank", "start_rank"))
         leader = config.leader(self.options.native)
         return Follower("headless", next((rank for rank in given if rank), "0"), leader)
 

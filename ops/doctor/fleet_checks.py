@@ -206,7 +206,7 @@ def check_engines(facts: Facts) -> Iterator[Finding]:
     for one in facts.processes:
         data = one.data or {}
         engine, version = str(data.get("engine", "")), str(data.get("engine_version", ""))
-        known = launcher_type(engine).vulnerabilities if engine in registry.all_traits() else ()
+        known = launcher_type(engine).releases.vulnerabilities if engine in registry.all_traits() else ()
         found = open_vulnerabilities(version, known)
         for refused in (True, False):
             group = [each for each in found if each.refused == refused]

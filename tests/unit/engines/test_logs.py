@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from headwater.engines import logs
+from headwater.engines.vllm import config as vllm_config
 from headwater.ops.start.children import child_environment
 
 OWN = """
@@ -169,3 +170,27 @@ def test_what_is_simulated_logs_nothing() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60, check=True)
     assert (done.stdout, done.stderr) == (b"", b"")
+
+
+@pytest.mark.parametrize(
+    ("given", "own", "taken"),
+    [
+        ("", True, True),
+        ("/etc/vllm/logging.json", True, False),
+        # Of the process that started this one.
+        ("/run/headwater-engine-1/logging.json", True, True),
+        ("", False, False),
+    ],
+)
+def test_an_engines_processes_log_as_theirs_does(
+    given: str, own: bool, taken: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless the operator has configured them, or this process logs as a program of somebody else's does."""
+    monkeypatch.setattr(logs, "is_configured", lambda: own)
+    monkeypatch.setenv(vllm_config.LOG_CONFIG, given)
+    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "")
+    monkeypatch.delenv("VLLM_LOGGING_LEVEL")
+    vllm_config.log_as_this_process(tmp_path)
+    found = os.environ[vllm_config.LOG_CONFIG]
+    assert Path(found).is_relative_to(tmp_path) if taken else found == given
+    assert os.environ.get("VLLM_LOGGING_LEVEL") == (logs.level().upper() if taken else None)

@@ -114,14 +114,14 @@ def test_arguments_are_found_in_all_spellings() -> None:
 )
 def test_releases_with_known_holes_are_refused(version: str, refused: bool) -> None:
     """Unless that is allowed; builds without a release number are taken."""
-    sglang_config.check(version, allow=True)
+    sglang_config.RELEASES.check(version, allow=True)
     if refused:
         with pytest.raises(
             EngineUnavailable, match=r"CVE-2026-3059.*install 0\.5\.10 .*--sglang-allow-vulnerable-engine"
         ):
-            sglang_config.check(version, allow=False)
+            sglang_config.RELEASES.check(version, allow=False)
     else:
-        sglang_config.check(version, allow=False)
+        sglang_config.RELEASES.check(version, allow=False)
 
 
 def test_a_recorded_release_lacks_what_was_recorded() -> None:

@@ -145,8 +145,8 @@ def test_a_vllm_with_known_holes_is_refused(version: str) -> None:
         EngineUnavailable,
         match=rf"vLLM {re.escape(version)} .*CVE-.*0\.14\.0 or newer.*--allow-vulnerable-eng",
     ):
-        vllm_config.check(version, allow=False)
-    vllm_config.check(version, allow=True)
+        vllm_config.RELEASES.check(version, allow=False)
+    vllm_config.RELEASES.check(version, allow=True)
 
 
 @pytest.mark.parametrize(
@@ -154,4 +154,4 @@ def test_a_vllm_with_known_holes_is_refused(version: str) -> None:
 )
 def test_later_ones_and_builds_from_source_start(version: str) -> None:
     """What is left open there is closed by the edge."""
-    vllm_config.check(version, allow=False)
+    vllm_config.RELEASES.check(version, allow=False)

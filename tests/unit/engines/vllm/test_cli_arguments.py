@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from headwater.engines import native_arguments
 from headwater.engines.engine import EngineUnavailable
-from headwater.engines.vllm import config
 from headwater.engines.vllm import config as vllm_config
 from headwater.ops import cli
 from headwater.ops.config.engine import checked
@@ -186,19 +186,19 @@ def test_vllms_front_has_no_template_here() -> None:
 )
 def test_a_value_is_found_in_each_spelling(words: tuple[str, ...], name: str, value: str | None) -> None:
     """Dashes, underscores, equals signs, short forms; the last one counts."""
-    assert config.value(words, name) == value
+    assert native_arguments.value(words, name) == value
 
 
 def test_a_number_that_is_none_is_named() -> None:
     """Before vLLM is imported."""
     with pytest.raises(EngineUnavailable, match="--node-rank two: use an integer"):
-        config.number(("--node-rank", "two"), "node_rank", 0)
+        native_arguments.number(("--node-rank", "two"), "node_rank", 0)
 
 
 def test_dotted_forms_count_as_the_argument() -> None:
     """`--kv-transfer-config.kv_connector X` gives a transfer configuration as well."""
-    assert config.has(("--kv-transfer-config.kv_connector", "X"), "kv_transfer_config")
-    assert not config.has(("--kv-transfer-configs", "X"), "kv_transfer_config")
+    assert native_arguments.has(("--kv-transfer-config.kv_connector", "X"), "kv_transfer_config")
+    assert not native_arguments.has(("--kv-transfer-configs", "X"), "kv_transfer_config")
 
 
 def test_other_commands_refuse_an_engines_arguments(

@@ -29,13 +29,13 @@ from headwater.actors.edge.admit.control import AccessServices
 from headwater.actors.edge.admit.limiter import RateLimiter
 from headwater.actors.edge.admit.sharing import UsageSharing
 from headwater.actors.edge.apis.app import DEFAULTS, App
-from headwater.actors.edge.apis.tokens import EdgeOptions
 from headwater.actors.edge.model.catalog import ModelCatalog
 from headwater.actors.edge.saga.open_requests import OpenRequests
 from headwater.actors.edge.saga.workers import WorkerRegistry
-from headwater.actors.edge.settings import AccessSettings
+from headwater.actors.edge.settings import AccessSettings, EdgeSettings
 from headwater.actors.http.asgi import allow_origins
 from headwater.actors.http.errors import upstream_failed
+from headwater.actors.http.limits import BodyLimits
 from headwater.actors.http.server import STOP_S, HttpServer
 from headwater.actors.media.intake import MediaIntake
 from headwater.actors.runtime import lease
@@ -47,7 +47,6 @@ from headwater.engines.transfer.port import OpenTransfer
 from headwater.events.ports import LogError
 from headwater.events.writer import WriterFenced
 from headwater.schemas import subjects
-from headwater.schemas.events.request import EncodeLegs
 
 ANSWER_S_MAX = 2.0
 RELEASE_S_MAX = 1.0
@@ -55,7 +54,7 @@ RELEASE_S_MAX = 1.0
 
 
 class EdgeActor(Actor):
-    """The edge as an actor. `payload`: what of requests and answers is recorded. `limits`: routing options of clients.
+    """The edge as an actor. `bodies` are the limits of request bodies. `probes`: it serves /metrics, /health and /live, too.
 
     `intake` fetches and decodes images, and is the caller's to close; None: requests are text only.
     """
@@ -67,19 +66,22 @@ class EdgeActor(Actor):
         ports: Ports,
         name: str,
         server: HttpServer,
-        options: EdgeOptions = DEFAULTS,
+        settings: EdgeSettings = DEFAULTS,
         *,
         drain_s: float = DRAIN_TIMEOUT_S,
         access: AccessSettings | None = None,
         probe_s: float = 0.0,
         cors_origins: tuple[str, ...] = (),
-        encode_legs: EncodeLegs = "estimate",
+        bodies: BodyLimits | None = None,
+        probes: bool = True,
         intake: MediaIntake | None = None,
         open_media_transfer: OpenTransfer | None = None,
     ) -> None:
         super().__init__(ports, name)
         self._server = server
-        self._options = options
+        self._settings = settings
+        self._bodies = bodies
+        self._probes = probes
         self._drain_s = drain_s
         self._probe_s = probe_s
         self._auth_mode = (access or AccessSettings()).mode
@@ -91,7 +93,7 @@ class EdgeActor(Actor):
         self._sharing: UsageSharing | None = None
         self._persistence = Persistence(ports.clock, self.log)
         self._models = ModelCatalog(ports)
-        self._workers = WorkerRegistry(ports, name, self.spawn, encode_legs)
+        self._workers = WorkerRegistry(ports, name, self.spawn, settings.encode_legs)
         self._lease: lease.LeaseHandle | None = None
         self._ledger: OpenRequests | None = None
         self._frames: Subscription | None = None
@@ -177,7 +179,9 @@ class EdgeActor(Actor):
             self._models,
             self._ledger,
             self,
-            self._options,
+            self._settings,
+            bodies=self._bodies,
+            probes=self._probes,
             persistence=self._persistence,
             access=self._access.control,
             limiter=self._limiter,

@@ -8,6 +8,7 @@ from msgspec import Meta
 
 from headwater.events.table import STORED_BYTES_MAX
 from headwater.schemas.constraints import CLIENT_POLICIES
+from headwater.schemas.events.request import EncodeLegs, PayloadKind
 
 AuthMode = Literal["none", "keys", "oidc", "keys,oidc"]
 HideCachedTokens = Literal["never", "shared", "always"]
@@ -115,16 +116,6 @@ UNLIMITED: Final = RateLimits()
 REQUEST_TIMEOUT_S: Final = 3600.0
 
 
-class ServiceLimits(NamedTuple):
-    """What one edge lets a request use: rates shared with the other edges, and time."""
-
-    rates: RateLimits = UNLIMITED
-    request_timeout_s: float = 0.0
-
-
-UNLIMITED_SERVICE: Final = ServiceLimits()
-
-
 # Limits of clients.
 
 ReasoningField = Literal["both", "reasoning_content", "reasoning"]
@@ -203,3 +194,61 @@ class VideoSettings(NamedTuple):
     ttl_s: Annotated[
         int, Meta(ge=1, description="seconds after which a video that is completed, or failed, expires")
     ] = 24 * 3600
+
+
+# All of an edge, apart from what it listens on, its media and its clients' credentials.
+
+
+class EdgeSettings(NamedTuple):
+    """What clients may ask for, and what of their requests is recorded."""
+
+    record_payloads: Annotated[
+        PayloadKind,
+        Meta(
+            description="what of prompts and outputs the request log contains: off, hashed (SHA-256) or full"
+        ),
+    ] = "off"
+    allow_special_tokens_in_text: Annotated[
+        bool,
+        Meta(description="control tokens spelled in clients' messages act as control tokens, not as text"),
+    ] = False
+    reasoning_field: Annotated[
+        ReasoningField,
+        Meta(
+            description="name of reasoning in chat completions: reasoning_content, reasoning, or both, with the text twice"
+        ),
+    ] = "both"
+    hosted_tools: Annotated[
+        HostedTools,
+        Meta(
+            description="tools that OpenAI's or Anthropic's own servers would run (web search, MCP, …): omit them from the prompt, or reject the request"
+        ),
+    ] = "omit"
+    keep_billing_line: Annotated[
+        bool,
+        Meta(
+            description="leave Claude Code's line x-anthropic-billing-header in the prompt, where it keeps sessions from sharing a prefix"
+        ),
+    ] = False
+    encode_legs: Annotated[
+        EncodeLegs,
+        Meta(
+            description="which images go to encode workers: estimate (where that is expected to be faster), always (where one takes it) or never"
+        ),
+    ] = "estimate"
+    metrics_tenants: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=1000,
+            description="tenants whose requests and tokens are metrics of their own, the first so many that an edge sees; further ones count together; 0: none",
+        ),
+    ] = 0
+    client: ClientLimits = ClientLimits()
+    limit: RateLimits = RateLimits()
+    request_timeout_s: Annotated[
+        float,
+        Meta(ge=0, description="time limit of a request until the end of its answer, in seconds; 0: none"),
+    ] = REQUEST_TIMEOUT_S
+    history: HistorySettings = HistorySettings()
+    videos: VideoSettings = VideoSettings()

@@ -65,7 +65,6 @@ class PickerActor(Actor):
             self._models,
             # The edge accounts for the request: nothing is written here.
             OpenRequests(ports.requests, ports.ns, name, 0, ports.clock),
-            "off",
             FieldChecker(),
             salts=self._access.control.salts,
         )

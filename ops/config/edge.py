@@ -1,20 +1,10 @@
-"""Settings of edges and of the admin port."""
+"""Settings of what an edge listens on and of its media, of the admin port and of the console."""
 
 from typing import Annotated, Final, NamedTuple
 
 from msgspec import Meta
 
-from headwater.actors.edge.settings import (
-    REQUEST_TIMEOUT_S,
-    AccessSettings,
-    ClientLimits,
-    HistorySettings,
-    HostedTools,
-    RateLimits,
-    ReasoningField,
-    VideoSettings,
-    check_jwks_url,
-)
+from headwater.actors.edge.settings import AccessSettings, check_jwks_url
 from headwater.actors.http.limits import BodyLimits, ConnectionLimits
 from headwater.actors.media.request import (
     AudioLimits,
@@ -26,9 +16,8 @@ from headwater.actors.media.request import (
     MediaLimits,
     VideoLimits,
 )
-from headwater.ops.config.setting import ConfigError, Flag, Prefix
+from headwater.ops.config.setting import ConfigError, Prefix
 from headwater.schemas.addresses import is_loopback
-from headwater.schemas.events.request import EncodeLegs, PayloadKind
 from headwater.schemas.messages.media import MediaTransport
 
 CONNECTION_NAMES = {
@@ -75,69 +64,6 @@ class HttpSettings(NamedTuple):
 
 
 CONSOLE_PORT: Final = 8001
-
-
-class EdgeSettings(NamedTuple):
-    """What clients may ask for, and what of their requests is recorded."""
-
-    record_payloads: Annotated[
-        PayloadKind,
-        Flag("record-payloads"),
-        Meta(
-            description="what of prompts and outputs the request log contains: off, hashed (SHA-256) or full"
-        ),
-    ] = "off"
-    allow_special_tokens_in_text: Annotated[
-        bool,
-        Flag("allow-special-tokens-in-text"),
-        Meta(description="control tokens spelled in clients' messages act as control tokens, not as text"),
-    ] = False
-    reasoning_field: Annotated[
-        ReasoningField,
-        Flag("reasoning-field"),
-        Meta(
-            description="name of reasoning in chat completions: reasoning_content, reasoning, or both, with the text twice"
-        ),
-    ] = "both"
-    hosted_tools: Annotated[
-        HostedTools,
-        Flag("hosted-tools"),
-        Meta(
-            description="tools that OpenAI's or Anthropic's own servers would run (web search, MCP, …): omit them from the prompt, or reject the request"
-        ),
-    ] = "omit"
-    keep_billing_line: Annotated[
-        bool,
-        Flag("keep-billing-line"),
-        Meta(
-            description="leave Claude Code's line x-anthropic-billing-header in the prompt, where it keeps sessions from sharing a prefix"
-        ),
-    ] = False
-    encode_legs: Annotated[
-        EncodeLegs,
-        Flag("encode-legs"),
-        Meta(
-            description="which images go to encode workers: estimate (where that is expected to be faster), always (where one takes it) or never"
-        ),
-    ] = "estimate"
-    metrics_tenants: Annotated[
-        int,
-        Flag("metrics-tenants"),
-        Meta(
-            ge=0,
-            le=1000,
-            description="tenants whose requests and tokens are metrics of their own, the first so many that an edge sees; further ones count together; 0: none",
-        ),
-    ] = 0
-    client: Annotated[ClientLimits, Prefix("client")] = ClientLimits()
-    limit: Annotated[RateLimits, Prefix("limit")] = RateLimits()
-    request_timeout_s: Annotated[
-        float,
-        Flag("request-timeout-s"),
-        Meta(ge=0, description="time limit of a request until the end of its answer, in seconds; 0: none"),
-    ] = REQUEST_TIMEOUT_S
-    history: Annotated[HistorySettings, Prefix("responses")] = HistorySettings()
-    videos: Annotated[VideoSettings, Prefix("videos")] = VideoSettings()
 
 
 def check_access(access: AccessSettings, host: str) -> None:

@@ -74,7 +74,6 @@ class StreamSettings(NamedTuple):
 
     replicas: Annotated[
         int,
-        Flag("replicas"),
         Meta(
             ge=1,
             le=5,
@@ -83,7 +82,6 @@ class StreamSettings(NamedTuple):
     ] = 1
     responses_bytes_max: Annotated[
         int,
-        Flag("responses-bytes-max"),
         Meta(
             ge=1024 * 1024,
             description="maximum bytes of all stored responses and conversations; beyond it the oldest are discarded; "
@@ -92,7 +90,6 @@ class StreamSettings(NamedTuple):
     ] = STORED_BYTES_MAX
     requests_bytes_max: Annotated[
         int,
-        Flag("requests-bytes-max"),
         Meta(
             ge=1024 * 1024,
             description="maximum bytes of the request log, which the NATS server reserves; beyond it the oldest events are discarded",
@@ -100,7 +97,6 @@ class StreamSettings(NamedTuple):
     ] = REQUEST_BYTES_MAX
     pool_bytes_max: Annotated[
         int,
-        Flag("pool-bytes-max"),
         Meta(
             ge=1024 * 1024,
             description="maximum bytes of the log of each pool, which the NATS server reserves; beyond it the oldest events are discarded",

@@ -10,13 +10,12 @@ from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar, get_type_
 
 from msgspec import Meta
 
-from headwater.actors.edge.settings import AccessSettings
+from headwater.actors.edge.settings import AccessSettings, EdgeSettings
 from headwater.actors.runtime.settings import DRAIN_TIMEOUT_S
 from headwater.actors.worker.settings import HealthSettings
 from headwater.ops.config.edge import (
     AdminSettings,
     ConsoleSettings,
-    EdgeSettings,
     HttpSettings,
     MediaSettings,
     MediaTransferSettings,
@@ -138,11 +137,13 @@ class Settings(NamedTuple):
     engines: Annotated[EngineOptions, Prefix(inline=True)] = EngineOptions()
     lora: LoraOptions = LoraOptions()
     health: HealthSettings = HealthSettings()
-    router: RouterSettings = RouterSettings()
+    router: Annotated[
+        RouterSettings, Prefix("", flags={"temperature": "router-temperature", "weights": "routing-weights"})
+    ] = RouterSettings()
     busy: BusyLimits = BusyLimits()
     queue: QueueLimits = QueueLimits()
     http: Annotated[HttpSettings, Prefix("")] = HttpSettings()
-    edge: EdgeSettings = EdgeSettings()
+    edge: Annotated[EdgeSettings, Prefix("", flags={"history": "responses"})] = EdgeSettings()
     media: MediaSettings = MediaSettings()
     media_transfer: Annotated[
         MediaTransferSettings, Prefix("media-transfer", flags={"transport": "media-transfer"})
@@ -156,7 +157,7 @@ class Settings(NamedTuple):
         Prefix("trace", flags={"otlp": "otlp", "protocol": "otlp-protocol", "slow_s": "trace-slow"}),
     ] = TraceSettings()
     nats: NatsSettings = NatsSettings()
-    streams: StreamSettings = StreamSettings()
+    streams: Annotated[StreamSettings, Prefix("")] = StreamSettings()
     metrics: MetricsSettings = MetricsSettings()
     log: LogSettings = LogSettings()
 

@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Meta
 
 from headwater.engines.traits import Text
-from headwater.ops.config.setting import ConfigError, Flag
+from headwater.ops.config.setting import ConfigError
 from headwater.router.decision.names import DEFAULT_POLICY, PolicyName
 from headwater.schemas.events.route import Weights
 
@@ -48,15 +48,13 @@ def write_weights(values: dict[str, Any]) -> str:
     )
 
 
-WeightValues = Annotated[
-    dict[str, Any], Flag("routing-weights"), Text(read_weights, write_weights, "NAME=VALUE,…")
-]
+WeightValues = Annotated[dict[str, Any], Text(read_weights, write_weights, "NAME=VALUE,…")]
 
 
 class RouterSettings(NamedTuple):
     """How a router chooses a worker."""
 
-    policy: Annotated[PolicyName, Flag("policy"), Meta(description="routing policy")] = DEFAULT_POLICY
+    policy: Annotated[PolicyName, Meta(description="routing policy")] = DEFAULT_POLICY
     temperature: Annotated[
         float,
         Meta(
@@ -74,7 +72,6 @@ class RouterSettings(NamedTuple):
     ] = {}  # noqa: RUF012 (the default of a NamedTuple, never changed)
     local_prefill_tokens: Annotated[
         int,
-        Flag("local-prefill-tokens"),
         Meta(
             ge=0,
             description="prompts with at most this many uncached tokens are prefilled by the decode worker",
@@ -82,7 +79,6 @@ class RouterSettings(NamedTuple):
     ] = Weights().local_tokens
     disaggregate: Annotated[
         Literal["estimate", "always"],
-        Flag("disaggregate"),
         Meta(
             description="longer prompts go to a prefill worker if that is estimated to be cheaper, or always"
         ),

@@ -56,7 +56,7 @@ class Flag(NamedTuple):
 class Prefix(NamedTuple):
     """Annotation of a section: what its flags begin with, and names that differ from those of its fields.
 
-    `inline`: its keys are those of the section that contains it. `flags`: whole flags by field, as `Flag` has them. `group`: its title
+    `inline`: its keys are those of the section that contains it. `flags`: whole flags by field, as `Flag` has them, and prefixes by section. `group`: its title
     in help, if it is not that of the section that contains it.
     """
 
@@ -251,7 +251,7 @@ def settings_of(
         value = getattr(default, name)
         base = base_of(kind)
         if is_section(base) and marker(kind, Text) is None:
-            inner = marker(kind, Prefix) or Prefix(name)
+            inner = marker(kind, Prefix) or Prefix(how.flags.get(name, name))
             below = key if inner.inline else f"{key}.{name}" if key else name
             own = inner.group or group
             yield from settings_of(base, value, key=below, group=own, how=inner, path=(*path, name))

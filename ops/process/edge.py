@@ -6,8 +6,6 @@ from pathlib import Path
 
 from headwater.actors import metrics
 from headwater.actors.edge.actor import EdgeActor
-from headwater.actors.edge.apis.tokens import EdgeOptions
-from headwater.actors.edge.settings import ServiceLimits
 from headwater.actors.http.asgi import check_origins
 from headwater.actors.http.server import BadCertificate, Certificate, UvicornServer
 from headwater.actors.media.intake import MediaIntake
@@ -40,7 +38,7 @@ def certificate(
 
 async def run_edge(settings: EdgeProcess, stop: asyncio.Event) -> int:
     """Run an edge until stopped. Raises `ConfigError` if its address is taken."""
-    http, edge = settings.http, settings.edge
+    http = settings.http
     check_access(settings.auth, http.host)
     served_with = certificate(http.tls_cert, http.tls_key)
     try:
@@ -51,20 +49,7 @@ async def run_edge(settings: EdgeProcess, stop: asyncio.Event) -> int:
     connections = http.connections._replace(connections=connections_possible(http.connections.connections))
     name = settings.name or f"edge-{secrets.token_hex(3)}"
     logs.describe(edge=name)
-    metrics.TENANTS.tenants_max = edge.metrics_tenants
-    options = EdgeOptions(
-        payload=edge.record_payloads,
-        limits=edge.client,
-        bodies=http.bodies,
-        service=ServiceLimits(edge.limit, edge.request_timeout_s),
-        history=edge.history,
-        videos=edge.videos,
-        special_tokens_in_text=edge.allow_special_tokens_in_text,
-        reasoning_field=edge.reasoning_field,
-        hosted_tools=edge.hosted_tools,
-        keep_billing_line=edge.keep_billing_line,
-        probes=http.probes,
-    )
+    metrics.TENANTS.tenants_max = settings.edge.metrics_tenants
     try:
         transfer = settings.media_transfer
         open_media_transfer = media_transfer(name, transfer.mib, transfer.transport)
@@ -82,9 +67,10 @@ async def run_edge(settings: EdgeProcess, stop: asyncio.Event) -> int:
             ports,
             name,
             server,
-            options,
+            settings.edge,
             drain_s=settings.drain_timeout,
-            encode_legs=edge.encode_legs,
+            bodies=http.bodies,
+            probes=http.probes,
             access=settings.auth,
             probe_s=PROBE_S,
             cors_origins=http.cors_origins,

@@ -461,9 +461,9 @@ class Generator:
         serving, quota = self._serving, call.quota
         if request.omitted_tools:
             self._omit_tools(request)
-        if max(request.choices, request.best_of) > serving.limits.choices_max:
+        if max(request.choices, request.best_of) > serving.settings.client.choices_max:
             raise bad_request(
-                f"At most {serving.limits.choices_max} choices (n, best_of) of one prompt are generated here.",
+                f"At most {serving.settings.client.choices_max} choices (n, best_of) of one prompt are generated here.",
                 param="n",
             )
         model = serving.model(request.model, call.principal)
@@ -476,7 +476,7 @@ class Generator:
             context,
             salt,
             serving.intake_of(call.headers, call.principal),
-            special_tokens_in_text=serving.special_tokens_in_text,
+            special_tokens_in_text=serving.settings.allow_special_tokens_in_text,
         )
 
     def hints(self, request: GenerationRequest, call: Call) -> RoutingHints:
@@ -484,7 +484,7 @@ class Generator:
         given = request.hints
         return parse_routing_headers(
             call.headers,
-            self._serving.limits,
+            self._serving.settings.client,
             call.principal,
             user=given.user,
             session=given.session,
@@ -495,7 +495,7 @@ class Generator:
     def _omit_tools(self, request: GenerationRequest) -> None:
         """Say that tools are left out. Raises `ApiError` 400 where the operator wants none to be."""
         names = ", ".join(sorted(set(request.omitted_tools)))[:NAMES_MAX]
-        if self._serving.hosted_tools == "reject":
+        if self._serving.settings.hosted_tools == "reject":
             raise bad_request(
                 f"Tools of type {names} are run by the servers of the API's maker, and not here; leave them out.",
                 param="tools",
@@ -513,7 +513,7 @@ class Generator:
         """What the client said about routing. Raises `ApiError`."""
         return parse_routing_headers(
             call.headers,
-            self._serving.limits,
+            self._serving.settings.client,
             call.principal,
             user=request.hints.user,
             session=request.hints.session,
@@ -570,7 +570,7 @@ class Generator:
         )
         client = Disconnect(call.receive)
         try:
-            with TimeLimit(serving.request_timeout_s, generation.abort), self._held(prepared):
+            with TimeLimit(serving.settings.request_timeout_s, generation.abort), self._held(prepared):
                 return await generation.run(client)
         finally:
             client.stop()

@@ -24,7 +24,7 @@ from headwater.actors.edge.apis.openai.endpoints import OpenAiApi
 from headwater.actors.edge.apis.openapi import openapi_document
 from headwater.actors.edge.apis.pooling import PoolingApi
 from headwater.actors.edge.apis.responses.endpoints import PREFIXES, ResponsesRoutes
-from headwater.actors.edge.apis.tokens import EdgeOptions, TokensApi
+from headwater.actors.edge.apis.tokens import TokensApi
 from headwater.actors.edge.apis.video_endpoints import PATH as VIDEOS
 from headwater.actors.edge.apis.video_endpoints import VideosApi
 from headwater.actors.edge.apis.video_work import VIDEO_BYTES_MAX
@@ -36,18 +36,21 @@ from headwater.actors.edge.saga.open_requests import OpenRequests
 from headwater.actors.edge.saga.picked import DecisionSeal
 from headwater.actors.edge.saga.routing_hints import tenant_of
 from headwater.actors.edge.saga.workers import WorkerRegistry
-from headwater.actors.edge.settings import UNLIMITED, HistorySettings, VideoSettings
+from headwater.actors.edge.settings import UNLIMITED, EdgeSettings, HistorySettings, VideoSettings
 from headwater.actors.http.asgi import ClientGone, HeaderAdder, Headers, Receive, Scope, Send, respond
 from headwater.actors.http.body import Bodies
 from headwater.actors.http.decoding import LARGE_BYTES, check_shape, require_method, shorten
 from headwater.actors.http.errors import ApiError
+from headwater.actors.http.limits import BodyLimits
 from headwater.actors.http.websocket import WebSocket, refuse
 from headwater.actors.media.intake import MediaIntake
 from headwater.actors.runtime.persistence import Persistence, Ports
 from headwater.actors.runtime.tables import Requests
 from headwater.schemas.failure import failure_place
 
-DEFAULTS: Final = EdgeOptions()
+DEFAULTS: Final = EdgeSettings(request_timeout_s=0.0)
+"""Without a time limit of requests, which an operator has."""
+
 UNLIKE_JSON: Final = FORMS | {VIDEOS, IMAGE_EDITS}
 """Paths whose bodies may have another form than JSON."""
 
@@ -74,8 +77,10 @@ class App:
         models: ModelCatalog,
         ledger: OpenRequests,
         owner: Drainable,
-        options: EdgeOptions = DEFAULTS,
+        settings: EdgeSettings = DEFAULTS,
         *,
+        bodies: BodyLimits | None = None,
+        probes: bool = True,
         persistence: Persistence | None = None,
         access: AccessControl | None = None,
         limiter: RateLimiter | None = None,
@@ -84,38 +89,25 @@ class App:
     ) -> None:
         self._requests = requests or Requests()
         self._workers = workers
-        self.bodies = Bodies(options.bodies)
+        self.bodies = Bodies(bodies)
         self._models = models
         models.is_live = lambda pool: workers.workers(pool) > 0
         workers.on_pools_changed = models.refresh
         self._persistence = persistence
         self._access = access or AccessControl()
         self._owner = owner
-        self._rates = options.service.rates
+        self._rates = settings.limit
         # Not `or`: an empty limiter, as every one is at first, counts as false.
         self._limiter = RateLimiter(workers.ports.clock) if limiter is None else limiter
-        self._probes = options.probes
+        self._probes = probes
         self._seal = DecisionSeal(workers.ports.secrets, workers.ports.clock)
-        serving = Serving(
-            workers,
-            models,
-            ledger,
-            options.payload,
-            FieldChecker(),
-            options.limits,
-            options.special_tokens_in_text,
-            self._access.salts,
-            options.service.request_timeout_s,
-            options.reasoning_field,
-            intake,
-            options.hosted_tools,
-        )
+        serving = Serving(workers, models, ledger, FieldChecker(), settings, self._access.salts, intake)
         generator = Generator(serving)
-        history = options.history
+        history = settings.history
         self._responses = ResponsesRoutes(serving, generator, history)
         self._images = ImagesApi(serving, _image_objects(workers.ports, history))
-        self.videos = VideosApi(serving, *_video_parts(workers.ports, history, options.videos))
-        anthropic = AnthropicApi(serving, generator, keep_billing_line=options.keep_billing_line)
+        self.videos = VideosApi(serving, *_video_parts(workers.ports, history, settings.videos))
+        anthropic = AnthropicApi(serving, generator)
         self._posts = _posts(serving, generator, anthropic, self._images)
         self.active = 0
 

@@ -160,7 +160,7 @@ class ImagesApi:
         tokens = len(await tokens_of(model, request.prompt, "prompt"))
         user = request.user or request.safety_identifier
         hints = parse_routing_headers(
-            call.headers, self._serving.limits, call.principal, user=user, priority=request.priority
+            call.headers, self._serving.settings.client, call.principal, user=user, priority=request.priority
         )
         ports = self._serving.workers.ports
         order = msgspec.structs.replace(order, request=f"img-{ports.ids()}")

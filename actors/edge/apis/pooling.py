@@ -251,7 +251,7 @@ class PoolingApi:
             call.quota.context(card.name, card.context_length),
             serving.salts.salt_of(call.principal, card).value,
             serving.intake_of(call.headers, call.principal),
-            special_tokens_in_text=serving.special_tokens_in_text,
+            special_tokens_in_text=serving.settings.allow_special_tokens_in_text,
         )
 
     def _model(self, name: str, call: Call) -> Model:
@@ -329,7 +329,7 @@ class PoolingApi:
         await respond(call.send, 200, body, _headers(job.request))
 
     def _hints(self, call: Call, request: PoolingCommon) -> RoutingHints:
-        limits = self._serving.limits
+        limits = self._serving.settings.client
         return parse_routing_headers(
             call.headers, limits, call.principal, user=request.user, priority=request.priority
         )

@@ -1,6 +1,6 @@
 """POST /tokenize and /detokenize, in vLLM's format; and the options of an edge's API."""
 
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import msgspec
 
@@ -17,21 +17,10 @@ from headwater.actors.edge.prompt.messages import MediaPart, load_media, with_te
 from headwater.actors.edge.prompt.prompts import chat_prompt, text_prompts
 from headwater.actors.edge.prompt.request import GenerationRequest, PromptOptions
 from headwater.actors.edge.saga.context import Call, Serving
-from headwater.actors.edge.settings import (
-    UNLIMITED_SERVICE,
-    ClientLimits,
-    HistorySettings,
-    HostedTools,
-    ReasoningField,
-    ServiceLimits,
-    VideoSettings,
-)
 from headwater.actors.http.asgi import respond
 from headwater.actors.http.decoding import decode_body
 from headwater.actors.http.errors import bad_request
-from headwater.actors.http.limits import BodyLimits
 from headwater.actors.media.item import MediaItem
-from headwater.schemas.events.request import PayloadKind
 
 TOKENS_MAX = 1_000_000
 
@@ -77,7 +66,7 @@ class TokensApi:
         context = call.quota.context(model.card.name, model.card.context_length)
         wanted = _wanted(request)
         if wanted.messages:
-            plain = not self._serving.special_tokens_in_text
+            plain = not self._serving.settings.allow_special_tokens_in_text
             known: dict[MediaPart, MediaItem] = {}
             intake = self._serving.intake_of(call.headers, call.principal)
             turns = await with_texts_of_files(wanted.messages, intake, known)
@@ -123,23 +112,3 @@ def _wanted(request: TokenizeRequest) -> GenerationRequest:
             variables=request.chat_template_kwargs or {},
         ),
     )
-
-
-# The options that an operator sets.
-
-
-class EdgeOptions(NamedTuple):
-    """The API of an edge: what it takes, keeps and records. The flags of the same names describe each."""
-
-    payload: PayloadKind = "off"
-    limits: ClientLimits = ClientLimits()
-    bodies: BodyLimits = BodyLimits()
-    service: ServiceLimits = UNLIMITED_SERVICE
-    history: HistorySettings = HistorySettings()
-    videos: VideoSettings = VideoSettings()
-    special_tokens_in_text: bool = False
-    reasoning_field: ReasoningField = "both"
-    hosted_tools: HostedTools = "omit"
-    keep_billing_line: bool = False
-    probes: bool = True
-    """Serve /metrics, /health and /live, too."""

@@ -91,7 +91,12 @@ class VideosApi:
         self.runner: VideoRunner | None = None
         if objects is not None:
             parts = VideoParts(
-                serving.workers, serving.ledger, serving.payload, self.board, objects, settings.ttl_s
+                serving.workers,
+                serving.ledger,
+                serving.settings.record_payloads,
+                self.board,
+                objects,
+                settings.ttl_s,
             )
             self.runner = VideoRunner(parts)
 
@@ -147,7 +152,7 @@ class VideosApi:
         tokens = len(await tokens_of(model, fields.prompt, "prompt"))
         user = fields.user or fields.safety_identifier
         hints = parse_routing_headers(
-            call.headers, serving.limits, call.principal, user=user, priority=fields.priority
+            call.headers, serving.settings.client, call.principal, user=user, priority=fields.priority
         )
         tenant = call.principal.tenant
         self._check_room(tenant)

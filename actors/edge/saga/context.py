@@ -17,11 +17,10 @@ from headwater.actors.edge.saga.picked import Picked
 from headwater.actors.edge.saga.record import RequestLogWriter
 from headwater.actors.edge.saga.routing_hints import tenant_of
 from headwater.actors.edge.saga.workers import WorkerRegistry
-from headwater.actors.edge.settings import ClientLimits, HostedTools, ReasoningField
+from headwater.actors.edge.settings import EdgeSettings
 from headwater.actors.http.asgi import ClientGone, Disconnect, Headers, Receive, Scope, Send
 from headwater.actors.http.errors import ApiError, overloaded
 from headwater.actors.media.intake import MediaIntake, TenantIntake
-from headwater.schemas.events.request import PayloadKind
 from headwater.schemas.failure import failure_place
 from headwater.schemas.trace import NO_TRACE, TraceContext
 
@@ -63,26 +62,15 @@ class Call(NamedTuple):
 
 
 class Serving(NamedTuple):
-    """The parts of one edge. `payload`: what of requests is recorded.
-
-    `limits` bound the routing options of clients. `special_tokens_in_text`: control tokens that users and tools spell
-    in messages count as such. `salts` keep the cached prompts of tenants apart. `request_timeout_s`: the time limit of
-    a request, 0 for none. `reasoning_field` names reasoning in OpenAI's chat completions. `intake` fetches and decodes media, None: there is
-    text only. `hosted_tools`: what is done with tools that nothing here runs.
-    """
+    """The parts of one edge. `salts` keep the cached prompts of tenants apart. `intake` fetches and decodes media, None: there is text only."""
 
     workers: WorkerRegistry
     models: ModelCatalog
     ledger: OpenRequests
-    payload: PayloadKind
     fields: FieldChecker
-    limits: ClientLimits = ClientLimits()
-    special_tokens_in_text: bool = False
+    settings: EdgeSettings = EdgeSettings()
     salts: CacheSalts = NO_SALTS
-    request_timeout_s: float = 0.0
-    reasoning_field: ReasoningField = "both"
     intake: MediaIntake | None = None
-    hosted_tools: HostedTools = "omit"
 
     def intake_of(self, headers: Headers, principal: Principal) -> TenantIntake | None:
         """The media intake for the items of a client's call. Raises `ApiError` 400 for a header that names no tenant."""
@@ -104,7 +92,7 @@ class Serving(NamedTuple):
             request,
             model.card.name,
             endpoint,
-            payload=self.payload,
+            payload=self.settings.record_payloads,
             trace=call.trace,
             arrived_s=call.arrived_s,
             answers=answers,
@@ -125,10 +113,10 @@ class Serving(NamedTuple):
         reason, why = "cancelled", ""
         try:
             call.quota.settle(tokens)
-            if await client.or_done(running, self.request_timeout_s or None):
+            if await client.or_done(running, self.settings.request_timeout_s or None):
                 raise ClientGone
             if not running.done():
-                raise time_limit_reached(self.request_timeout_s)
+                raise time_limit_reached(self.settings.request_timeout_s)
             result = running.result()
             reason = "stop"
             return result

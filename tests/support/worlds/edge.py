@@ -9,19 +9,11 @@ import msgspec
 from headwater.actors.bus import Message, Subscription
 from headwater.actors.edge.admit.control import AccessServices
 from headwater.actors.edge.admit.keys import key_text
-from headwater.actors.edge.apis.app import App
-from headwater.actors.edge.apis.tokens import EdgeOptions
+from headwater.actors.edge.apis.app import DEFAULTS, App
 from headwater.actors.edge.model.catalog import ModelCatalog
 from headwater.actors.edge.saga.open_requests import OpenRequests
 from headwater.actors.edge.saga.workers import WorkerRegistry
-from headwater.actors.edge.settings import (
-    UNLIMITED_SERVICE,
-    AccessSettings,
-    ClientLimits,
-    HistorySettings,
-    HostedTools,
-    ServiceLimits,
-)
+from headwater.actors.edge.settings import AccessSettings
 from headwater.actors.media.intake import MediaIntake
 from headwater.actors.runtime.persistence import Ports
 from headwater.actors.runtime.tables import ApiKeyTable
@@ -144,34 +136,26 @@ class LoopTasks:
 class EdgeWorld:
     """Use as a context manager, from synchronous code: `ask` sends one request and brings the whole answer.
 
-    `payload` is what the edge records of requests. The worker sends `frame_tokens` at a time, 0: in two halves; it
+    `record_payloads` is what the edge records of requests, `settings` are further ones of the edge's. The worker sends `frame_tokens` at a time, 0: in two halves; it
     gives the next requests up after so many tokens as `breaks_after` says, and vectors as `pool` does. The router
-    answers the next queries with `refuses`. A `silent` worker sends one token and no end. `service` and `probes` are
-    those of the application.
+    answers the next queries with `refuses`. A `silent` worker sends one token and no end. `probes` are those of the application.
     """
 
     def __init__(
         self,
-        payload: PayloadKind = "off",
+        record_payloads: PayloadKind = "off",
         *,
         frame_tokens: int = 0,
         access: AccessSettings | None = None,
-        service: ServiceLimits = UNLIMITED_SERVICE,
         probes: bool = True,
         context: int = CONTEXT,
         intake: MediaIntake | None = None,
-        history: HistorySettings | None = None,
-        hosted_tools: HostedTools = "omit",
-        limits: ClientLimits | None = None,
+        **settings: Any,
     ) -> None:
-        self.limits = limits or ClientLimits()
-        self.history = history
-        self.hosted_tools: HostedTools = hosted_tools
+        self.settings = DEFAULTS._replace(record_payloads=record_payloads, **settings)
         self.intake = intake
-        self.payload: PayloadKind = payload
         self.frame_tokens = frame_tokens
         self.access = access or AccessSettings()
-        self.service = service
         self.probes = probes
         self.context = context
         self.cancelled: list[Cancel] = []
@@ -278,14 +262,8 @@ class EdgeWorld:
             models,
             self.ledger,
             self,
-            EdgeOptions(
-                self.payload,
-                service=self.service,
-                probes=self.probes,
-                history=self.history or HistorySettings(),
-                limits=self.limits,
-                hosted_tools=self.hosted_tools,
-            ),
+            self.settings,
+            probes=self.probes,
             access=services.control,
             intake=self.intake,
         )

@@ -25,7 +25,7 @@ class OpenAiApi:
         serving = self._serving
         serving.fields.check(request, request.logits_processors)
         model = serving.model(request.model, call.principal)
-        encoder = ChatEncoder(model.tokenizer, shown_in_chat(request, serving.reasoning_field))
+        encoder = ChatEncoder(model.tokenizer, shown_in_chat(request, serving.settings.reasoning_field))
         await self._generator.run(chat_request(request), encoder, call)
 
     async def complete(self, call: Call) -> None:

@@ -304,7 +304,7 @@ class ResponseCreator:
         known: dict[MediaPart, MediaItem] | None = None,
     ) -> int:
         """Tokens of a request's prompt; media in `known` are not fetched again. Raises `ApiError` 400 if they cannot fit into `context`."""
-        special = self._serving.special_tokens_in_text
+        special = self._serving.settings.allow_special_tokens_in_text
         found = {} if known is None else known
         turns = await with_texts_of_files(request.messages, intake, found)
         request = msgspec.structs.replace(request, messages=turns)

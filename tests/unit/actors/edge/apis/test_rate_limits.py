@@ -7,7 +7,7 @@ import pytest
 
 from headwater.actors.edge.admit.limiter import RateLimiter
 from headwater.actors.edge.apis.app import App
-from headwater.actors.edge.settings import RateLimits, ServiceLimits
+from headwater.actors.edge.settings import RateLimits
 from headwater.schemas.events.route import RouteRefused
 from tests.support.worlds.edge import EdgeWorld, Response
 
@@ -19,7 +19,7 @@ CHAT = {"model": "m", "messages": [{"role": "user", "content": "hello"}], "max_t
 @pytest.fixture
 def world() -> Iterator[EdgeWorld]:
     """An edge with limits, just started."""
-    with EdgeWorld(service=ServiceLimits(RATES)) as made:
+    with EdgeWorld(limit=RATES) as made:
         yield made
 
 

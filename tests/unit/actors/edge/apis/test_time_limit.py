@@ -5,7 +5,6 @@ import asyncio
 import pytest
 
 from headwater.actors.edge.admit.limiter import TimeLimit
-from headwater.actors.edge.settings import ServiceLimits
 from headwater.actors.http.errors import ApiError
 from tests.support.worlds.edge import EdgeWorld
 
@@ -16,7 +15,7 @@ CHAT = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
 def test_a_request_that_takes_too_long_ends(stream: bool) -> None:
     """As 504 that is not to be retried; in a stream that has begun, as an event. The worker is told to stop."""
     # Long enough for the stream to begin on a busy machine.
-    with EdgeWorld(service=ServiceLimits(request_timeout_s=1.5)) as world:
+    with EdgeWorld(request_timeout_s=1.5) as world:
         world.silent = True
         response = world.ask("/v1/chat/completions", {**CHAT, "stream": stream})
         if stream:
@@ -36,7 +35,7 @@ def test_a_request_that_takes_too_long_ends(stream: bool) -> None:
 
 def test_vectors_have_a_time_limit_too() -> None:
     """The request is cancelled at the worker."""
-    with EdgeWorld(service=ServiceLimits(request_timeout_s=0.2)) as world:
+    with EdgeWorld(request_timeout_s=0.2) as world:
         world.serve("v", capabilities=frozenset({"embed"}), tasks=("embed",))
         world.silent = True
         response = world.ask("/v1/embeddings", {"model": "v", "input": "a text"})

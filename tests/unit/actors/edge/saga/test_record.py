@@ -110,13 +110,13 @@ def test_of_the_payload_is_recorded_what_was_asked_for(edge: EdgeWorld) -> None:
     events = told(records := edge.recorded())
     [accepted] = [e for e in events if isinstance(e, RequestAccepted)]
     [ended] = [e for e in events if isinstance(e, RequestEnded)]
-    assert {accepted.payload, ended.payload} == {edge.payload}
+    assert {accepted.payload, ended.payload} == {edge.settings.record_payloads}
     wanted: dict[PayloadKind, tuple[bytes, tuple[bytes, ...]]] = {
         "off": (b"", ()),
         "hashed": (sha256(body).digest(), (sha256(answer.encode()).digest(),)),
         "full": (body, (answer.encode(),)),
     }
-    assert (accepted.body, ended.answers) == wanted[edge.payload]
+    assert (accepted.body, ended.answers) == wanted[edge.settings.record_payloads]
     _bytes_hold(edge, records, [SECRET, answer])
 
 
@@ -133,9 +133,9 @@ def test_a_stop_string_and_a_stream_change_nothing_of_it(edge: EdgeWorld) -> Non
     records = edge.recorded()
     [ended] = [e for e in told(records) if isinstance(e, RequestEnded)]
     assert ended.reason == "stop"
-    if edge.payload == "full":
+    if edge.settings.record_payloads == "full":
         assert ended.answers == (shown.encode(),)
-    elif edge.payload == "hashed":
+    elif edge.settings.record_payloads == "hashed":
         assert ended.answers == (sha256(shown.encode()).digest(),)
     _bytes_hold(edge, records, [SECRET, shown])
 
@@ -147,8 +147,8 @@ def test_checkpoints_hold_tokens_only_where_payloads_are_full(edge: EdgeWorld) -
     records = edge.recorded()
     marks = [event for event in told(records) if isinstance(event, RequestCheckpoint)]
     assert marks
-    assert all(bool(mark.tokens) == (edge.payload == "full") for mark in marks)
-    if edge.payload != "full":
+    assert all(bool(mark.tokens) == (edge.settings.record_payloads == "full") for mark in marks)
+    if edge.settings.record_payloads != "full":
         secret = b"".join(token.to_bytes(4, "little") for token in edge.answer[:4])
         assert all(secret not in data for data in _raw(edge, records))
 
@@ -168,9 +168,12 @@ def _bytes_hold(edge: EdgeWorld, records: list[Record], texts: list[str]) -> Non
     data = b"".join(_raw(edge, records))
     assert len(data) > 100
     for text in texts:
-        assert (text.encode() in data) == (edge.payload == "full")
+        assert (text.encode() in data) == (edge.settings.record_payloads == "full")
         ids = byte_tokenizer().encode(text).ids
-        assert edge.payload == "full" or b"".join(i.to_bytes(4, "little") for i in ids) not in data
+        assert (
+            edge.settings.record_payloads == "full"
+            or b"".join(i.to_bytes(4, "little") for i in ids) not in data
+        )
 
 
 SOUND = [

@@ -153,7 +153,7 @@ def test_the_prompts_log_probabilities_have_vllms_shape(edge: EdgeWorld) -> None
 
 def test_the_operator_bounds_choices(edge: EdgeWorld) -> None:
     """Of each prompt, returned or not; the default is the bound of the field."""
-    with EdgeWorld(limits=ClientLimits(choices_max=2)) as bounded:
+    with EdgeWorld(client=ClientLimits(choices_max=2)) as bounded:
         assert len(chat(bounded, n=2)["choices"]) == 2
         for field in ("n", "best_of"):
             error = refused(bounded, COMPLETIONS, **{field: 3})

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from headwater.actors.edge.answer.files import DEATHS_MAX
-from headwater.actors.edge.apis.tokens import EdgeOptions
+from headwater.actors.edge.apis.app import DEFAULTS
 from headwater.actors.edge.settings import VideoSettings
 from headwater.actors.worker.file_jobs import ABANDONED_S
 from headwater.actors.worker.handoffs import CHECK_PERIOD_S, GONE_S
@@ -364,7 +364,7 @@ def test_a_job_has_a_time_limit_and_expires() -> None:
     async def work(stage: Stage) -> None:
         made = await fleet(stage, "w1", edges=())
         videos = VideoSettings(jobs_max=1, timeout_s=20, ttl_s=30)
-        await made.edge("e1", options=EdgeOptions(videos=videos))
+        await made.edge("e1", settings=DEFAULTS._replace(videos=videos))
         id_ = await created(made.edges["e1"], steps=100)
         document = await ended(made.edges["e1"], id_)
         assert document["completed_at"] is None

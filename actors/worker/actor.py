@@ -41,12 +41,12 @@ from headwater.actors.worker.file_jobs import FileJobs
 from headwater.actors.worker.handoffs import OrphanWatch
 from headwater.actors.worker.health import EngineHealth
 from headwater.actors.worker.incarnation import CommandAudit, Incarnation, written_subjects
-from headwater.actors.worker.inflight import WorkerProfile, WorkerStatus
+from headwater.actors.worker.inflight import WorkerStatus
 from headwater.actors.worker.lora import LoraGate, LoraManager, LoraSettings
 from headwater.actors.worker.model_card import CardKeeper, Served, media_processor, name_revision
 from headwater.actors.worker.pooling import PoolingRequests
 from headwater.actors.worker.requests import RequestIntake
-from headwater.actors.worker.settings import HealthSettings
+from headwater.actors.worker.settings import HealthSettings, WorkerProfile
 from headwater.actors.worker.subscriptions import (
     ReadyGate,
     WorkerSubscriptions,

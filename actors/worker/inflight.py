@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector
 from headwater.actors.metrics import WORKER_COUNTERS, WORKER_GAUGES
 from headwater.actors.worker.handoffs import Handoffs
 from headwater.actors.worker.prefill_timer import PrefillTimer
+from headwater.actors.worker.settings import WorkerProfile
 from headwater.engines.engine import EngineLoad, KvEvent, Step
 from headwater.schemas.clock import Clock
 from headwater.schemas.events.fleet import Role, WorkerState
@@ -288,23 +289,6 @@ class Inflight:
 
 
 # Status: what the worker publishes of itself, and whether it accepts requests.
-
-
-class WorkerProfile(NamedTuple):
-    """What a worker is started as. `instance` names the engine instance; the ranks of one engine share it.
-
-    `embedding_format` names the image embeddings that it exchanges with other workers; "": its engine's. `revision` names what it
-    runs; "": its engine, its model and this release (`name_revision`).
-    `embedding_format` names the image embeddings that it exchanges with other workers; "": its engine's. `endpoint` as in `Lease`.
-    """
-
-    role: Role = "both"
-    instance: str = ""
-    tier: str = ""
-    taints: tuple[str, ...] = ()
-    embedding_format: str = ""
-    revision: str = ""
-    endpoint: str = ""
 
 
 class StatusPublisher(Protocol):

@@ -2,24 +2,17 @@
 
 import keyword
 from collections.abc import Iterable
-from ipaddress import ip_address
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 from msgspec import Meta
 
-from headwater.actors.worker.settings import LoraLoading
+from headwater.actors.worker.settings import LoraLoading, WorkerProfile
 from headwater.engines import registry
 from headwater.engines.engine import EngineUnavailable
 from headwater.engines.limits import EMBEDDINGS_MIB, LORA_CACHE_MIB, LORA_FETCH_S, LORA_MIB
 from headwater.engines.traits import EngineTraits, Table, Text
-from headwater.ops.config.setting import Flag, Prefix, section_type
-from headwater.schemas.addresses import host_port, split_host_port
-from headwater.schemas.events.fleet import Role
-from headwater.schemas.names import REVISION_MAX
+from headwater.ops.config.setting import Prefix, section_type
 from headwater.schemas.tables import MIGRATIONS_MAX
-
-Label = Annotated[str, Meta(pattern="^[A-Za-z0-9_-]{1,64}$")]
-
 
 # Options of engines: a section for each engine that is installed and has options.
 
@@ -100,19 +93,6 @@ def _read_engine(text: str) -> str:
     return text
 
 
-def _read_endpoint(text: str) -> str:
-    try:
-        host, port = split_host_port(text)
-        usable = 0 < port < 65_536 and text == host_port(str(ip_address(host)), port)
-    except ValueError:
-        usable = not text
-    if not usable:
-        raise ValueError(
-            f"{text!r} is no address of a gateway's: give IP:PORT, as 10.0.0.7:8000 or [fd00::7]:8000"
-        )
-    return text
-
-
 class FleetSettings(NamedTuple):
     """How many workers run on this machine."""
 
@@ -181,25 +161,13 @@ class WorkerSettings(NamedTuple):
     model_aliases: Annotated[
         tuple[str, ...], Meta(description="further names that clients may use for the model")
     ] = ()
-    role: Annotated[
-        Role,
-        Meta(
-            description="what the workers of an `engine` process serve: both legs, prefill only, decode only, or encoding media"
-        ),
-    ] = "both"
+    profile: Annotated[WorkerProfile, Prefix("", inline=True, flags={"taints": "taint"})] = WorkerProfile()
     reads_embeddings: Annotated[
         bool,
         Meta(
             description="take the embeddings of media that encode workers compute (default: with --encode-workers)"
         ),
     ] = False
-    embedding_format: Annotated[
-        Annotated[str, Meta(pattern="^[A-Za-z0-9._-]{0,64}$")],
-        Meta(
-            description="name of the embeddings that encode workers and the workers that read them exchange: only equal ones do "
-            "(default: the engine's name). The same name on workers of several engines declares their encoders compatible"
-        ),
-    ] = ""
     accept_image_embeds: Annotated[
         bool,
         Meta(
@@ -211,30 +179,6 @@ class WorkerSettings(NamedTuple):
         int,
         Meta(ge=16, description="MiB of embeddings that a worker keeps, and as much to transfer them"),
     ] = EMBEDDINGS_MIB
-    tier: Annotated[
-        Annotated[str, Meta(pattern="^[A-Za-z0-9_-]{0,64}$")],
-        Meta(description="service class; requests that name one (x-headwater-tier) go only to its workers"),
-    ] = ""
-    revision: Annotated[
-        Annotated[str, Meta(pattern=f"^[A-Za-z0-9._+-]{{0,{REVISION_MAX}}}$")],
-        Meta(
-            description="name of what the workers run: prefill and decode workers of one revision make pairs, and `headwater switch` moves "
-            "requests from one revision to another (default: made of the engine's version, the model and Headwater's version)"
-        ),
-    ] = ""
-    taints: Annotated[
-        tuple[Label, ...],
-        Flag("taint"),
-        Meta(description="reject requests that do not tolerate this (x-headwater-tolerates)"),
-    ] = ()
-    endpoint: Annotated[
-        str,
-        Text(_read_endpoint, str, "IP:PORT"),
-        Meta(
-            description="address at which a gateway reaches the edge beside these workers; `headwater picker` answers with it "
-            "(default: none, so that no gateway sends to them)"
-        ),
-    ] = ""
     migration_limit: Annotated[
         int,
         Meta(

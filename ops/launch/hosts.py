@@ -258,7 +258,7 @@ def _groups_of(
         fleet=FleetSettings(workers=workers.count),
         worker=base.worker._replace(
             engine=workers.engine,
-            role=workers.role,
+            profile=base.worker.profile._replace(role=workers.role),
             model=pool.model or (model if loads else ""),
             served_model_name=model,
             reads_embeddings=base.worker.reads_embeddings
@@ -271,7 +271,7 @@ def _groups_of(
         leader = fleet.host(hosts[hosts.index(host) - rank]).address
         if rank:
             # It has no requests of its own, and so no role.
-            base = base._replace(worker=base.worker._replace(role="both"))
+            base = with_fields(base, {"worker.role": "both"})
         arguments += plan.launcher_for(base).node_arguments(workers.nodes, rank, leader, workers.nodes_port)
     yield WorkerGroup(_with_arguments(base, arguments, f"{place}.arguments"), rank)
 

@@ -13,8 +13,8 @@ from headwater.actors.router.actor import RouterActor
 from headwater.actors.runtime.actor import Actor, RestartPolicy, supervise
 from headwater.actors.runtime.persistence import PROBE_S, Ports
 from headwater.actors.worker.actor import WorkerActor
-from headwater.actors.worker.inflight import WorkerProfile
 from headwater.actors.worker.model_card import Served
+from headwater.actors.worker.settings import WorkerProfile
 from headwater.engines.engine import Engine
 from headwater.engines.model_files import byte_model_files
 from headwater.engines.sim import model

@@ -15,7 +15,7 @@ import structlog
 from headwater.actors.runtime.actor import Actor, Unrecoverable
 from headwater.actors.runtime.persistence import Ports
 from headwater.actors.worker.actor import WorkerActor
-from headwater.actors.worker.inflight import WorkerCollector, WorkerProfile
+from headwater.actors.worker.inflight import WorkerCollector
 from headwater.actors.worker.lora import LoraSettings
 from headwater.actors.worker.lora_slots import RestartList
 from headwater.engines import logs, registry
@@ -106,9 +106,7 @@ async def run_engine(settings: EngineProcess, stop: asyncio.Event) -> int:
             one,
             served,
             drain_s=settings.drain_timeout,
-            profile=WorkerProfile(
-                own.role, name, own.tier, own.taints, own.embedding_format, own.revision, own.endpoint
-            ),
+            profile=own.profile._replace(instance=name),
             lora=adapters_of(settings, worker),
             health=settings.health,
             open_transfer=partial(open_transfer, worker, own.embeddings_mib, traits.transport),
@@ -120,7 +118,7 @@ async def run_engine(settings: EngineProcess, stop: asyncio.Event) -> int:
     def labels() -> dict[str, str]:
         actor = actors[0] if actors else None
         pool = str(actor.stats().get("pool", "")) if actor else ""
-        role = actor.status.role if actor else own.role
+        role = actor.status.role if actor else own.profile.role
         return {"worker": name, "pool": pool, "role": role, "rank": "0"}
 
     collector = WorkerCollector(lambda: [(actor.name, actor.stats) for actor in list(actors)])

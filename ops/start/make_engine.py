@@ -16,11 +16,11 @@ from headwater.ops.start.plan import launcher_for, native_words, spec_of
 def make(settings: EngineProcess, worker: str) -> tuple[Engine, Served]:
     """An engine (not started) and its model. Raises `EngineUnavailable`."""
     own = settings.worker
-    takes = registry.traits_of(own.engine).takes_embeddings and own.role not in ("prefill", "decode")
+    takes = registry.traits_of(own.engine).takes_embeddings and own.profile.role not in ("prefill", "decode")
     if own.accept_image_embeds and not takes:
         able = sorted(name for name, traits in registry.all_traits().items() if traits.takes_embeddings)
         raise EngineUnavailable(
-            f"--accept-image-embeds: {own.engine} workers of role {own.role} cannot take embeddings from clients; those of "
+            f"--accept-image-embeds: {own.engine} workers of role {own.profile.role} cannot take embeddings from clients; those of "
             f"{' and '.join(able)} that serve whole requests can"
         )
     launcher, spec = launcher_for(settings), with_model(settings, spec_of(settings, worker))

@@ -62,7 +62,7 @@ def _named(settings: EngineProcess) -> list[tuple[str, Role, str]]:
 
 
 def _own_names(settings: EngineProcess) -> list[tuple[str, Role]]:
-    fleet, role = settings.fleet, settings.worker.role
+    fleet, role = settings.fleet, settings.worker.profile.role
     roles = fleet.prefill_workers or fleet.decode_workers
     if fleet.encode_workers and not registry.traits_of(settings.worker.engine).encoder:
         able = sorted(name for name, traits in registry.all_traits().items() if traits.encoder)
@@ -91,7 +91,9 @@ def _own_names(settings: EngineProcess) -> list[tuple[str, Role]]:
 def with_endpoint(settings: EngineProcess, endpoint: str) -> EngineProcess:
     """The settings of workers that are beside the edge at this address, unless they name another."""
     own = settings.worker
-    return settings if own.endpoint else settings._replace(worker=own._replace(endpoint=endpoint))
+    if own.profile.endpoint:
+        return settings
+    return settings._replace(worker=own._replace(profile=own.profile._replace(endpoint=endpoint)))
 
 
 def launcher_for(settings: EngineProcess, engine: str = "") -> EngineLauncher[Any]:
@@ -103,7 +105,7 @@ def launcher_for(settings: EngineProcess, engine: str = "") -> EngineLauncher[An
 def spec_of(settings: EngineProcess, name: str, role: Role | None = None, side_port: int = 0) -> WorkerSpec:
     """Return what an engine is told of a worker of this name; `role` is that of the settings unless given."""
     own = settings.worker
-    role = role or own.role
+    role = role or own.profile.role
     return WorkerSpec(
         name,
         role,
@@ -173,7 +175,7 @@ def of_worker(settings: EngineProcess, worker: WorkerPlan) -> EngineProcess:
         name=worker.name,
         fleet=FleetSettings(workers=1),
         worker=settings.worker._replace(
-            role=worker.role,
+            profile=settings.worker.profile._replace(role=worker.role),
             engine=worker.engine,
             reads_embeddings=settings.worker.reads_embeddings
             or settings.worker.accept_image_embeds

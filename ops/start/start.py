@@ -68,7 +68,7 @@ def _follow(settings: EngineProcess, follower: Follower) -> None:
     plan.check(settings, plans)
     name = settings.name or follower.name
     if settings.metrics.port:
-        labels = {"worker": name, "pool": "", "role": settings.worker.role, "rank": follower.rank}
+        labels = {"worker": name, "pool": "", "role": settings.worker.profile.role, "rank": follower.rank}
         metrics.serve(settings.metrics, lambda: labels, kind="worker")
     if reason := _unreached(follower.leader):
         _log.warning("leader_not_reached", leader=follower.leader, reason=reason)

@@ -60,4 +60,4 @@ def test_what_the_containers_run_is_a_command(container: dict[str, Any]) -> None
             assert settings.http.port == ports["http"] == 8000
             assert settings.metrics.port == container["readinessProbe"]["httpGet"]["port"]
         case "worker":
-            assert settings.worker.endpoint == "10.0.0.7:8000"
+            assert settings.worker.profile.endpoint == "10.0.0.7:8000"

@@ -8,8 +8,8 @@ import pytest
 from headwater.actors.runtime.actor import Actor
 from headwater.actors.runtime.persistence import Ports
 from headwater.actors.worker.actor import WorkerActor
-from headwater.actors.worker.inflight import WorkerProfile
 from headwater.actors.worker.model_card import Served
+from headwater.actors.worker.settings import WorkerProfile
 from headwater.engines.engine import Engine
 from headwater.engines.model_files import byte_model_files
 from headwater.ops.config.nats import NatsSettings

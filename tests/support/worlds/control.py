@@ -8,9 +8,8 @@ import msgspec
 from headwater.actors.runtime.persistence import Ports
 from headwater.actors.worker.actor import WorkerActor
 from headwater.actors.worker.control_commands import LoraOperations
-from headwater.actors.worker.inflight import WorkerProfile
 from headwater.actors.worker.model_card import Served
-from headwater.actors.worker.settings import HealthSettings
+from headwater.actors.worker.settings import HealthSettings, WorkerProfile
 from headwater.events.memory import MemoryLog
 from headwater.events.ports import AppendResult, Entry
 from headwater.ops.sim.fleet import FILES, MODEL, NAMESPACE, SETTINGS

@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 
 from headwater.actors.runtime.persistence import Ports
-from headwater.actors.worker.inflight import WorkerProfile, WorkerStatus
+from headwater.actors.worker.inflight import WorkerStatus
 from headwater.actors.worker.lora import LoraManager, LoraSettings
 from headwater.actors.worker.lora_slots import RestartList
-from headwater.actors.worker.settings import LoraLoading
+from headwater.actors.worker.settings import LoraLoading, WorkerProfile
 from headwater.engines.sim.engine import SimSettings
 from headwater.schemas import subjects
 from headwater.schemas.tables import LoraCard

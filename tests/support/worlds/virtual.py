@@ -12,8 +12,8 @@ from headwater.actors.runtime import lease
 from headwater.actors.runtime.actor import Actor
 from headwater.actors.runtime.persistence import Ports
 from headwater.actors.worker.actor import WorkerActor
-from headwater.actors.worker.inflight import WorkerProfile
 from headwater.actors.worker.model_card import Served
+from headwater.actors.worker.settings import WorkerProfile
 from headwater.engines.sim.engine import SimEngine
 from headwater.events.memory import MemoryLog
 from headwater.events.ports import Record

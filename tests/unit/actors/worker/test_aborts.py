@@ -8,8 +8,9 @@ import msgspec
 import pytest
 
 from headwater.actors.bus import Message
-from headwater.actors.worker.inflight import WorkerProfile, WorkerStatus
+from headwater.actors.worker.inflight import WorkerStatus
 from headwater.actors.worker.requests import RequestIntake
+from headwater.actors.worker.settings import WorkerProfile
 from headwater.engines.engine import Aborts, Emit, EngineLoad, Pinned, Step, Transfer
 from headwater.schemas import subjects
 from headwater.schemas.hashing import pack_tokens

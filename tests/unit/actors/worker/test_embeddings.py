@@ -11,11 +11,12 @@ import pytest
 from headwater.actors.bus import MemoryBus
 from headwater.actors.edge.saga.workers import MediaHolder
 from headwater.actors.worker.handoffs import Handoffs
-from headwater.actors.worker.inflight import Inflight, WorkerProfile, WorkerStatus
+from headwater.actors.worker.inflight import Inflight, WorkerStatus
 from headwater.actors.worker.lora import LoraGate
 from headwater.actors.worker.media import MediaCache
 from headwater.actors.worker.pooling import REPLY_BYTES_MAX, PoolingRequests
 from headwater.actors.worker.reply_server import ACTIVE_MAX
+from headwater.actors.worker.settings import WorkerProfile
 from headwater.engines.engine import EngineError, NotSupported
 from headwater.engines.sim.engine import SimEngine, SimSettings
 from headwater.schemas import subjects

@@ -16,8 +16,9 @@ from headwater.actors.edge.saga.workers import MediaHolder
 from headwater.actors.runtime.lease import OfferAnswers
 from headwater.actors.worker.encoding import OFFER_S, EmbeddingReader, EncodeRequests
 from headwater.actors.worker.handoffs import Handoffs
-from headwater.actors.worker.inflight import Inflight, WorkerProfile, WorkerStatus
+from headwater.actors.worker.inflight import Inflight, WorkerStatus
 from headwater.actors.worker.media import MediaCache
+from headwater.actors.worker.settings import WorkerProfile
 from headwater.engines.engine import EncodedImage, EngineBase, EngineError, EngineLoad, RequestRejected
 from headwater.engines.transfer.local import LocalFabric, LocalTransfer
 from headwater.engines.transfer.memory import HostMemory

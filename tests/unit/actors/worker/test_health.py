@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from headwater.actors.worker.inflight import WorkerProfile
+from headwater.actors.worker.settings import WorkerProfile
 from headwater.engines.engine import EmitFile, EngineError, EngineInfo, Step
 from headwater.engines.sim.engine import SimEngine
 from headwater.ops.sim.fleet import POOL

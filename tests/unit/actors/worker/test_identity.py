@@ -8,8 +8,8 @@ from msgspec.structs import replace
 
 from headwater.actors.runtime.tables import CardTable, LeaseTable
 from headwater.actors.worker.actor import WorkerActor
-from headwater.actors.worker.inflight import WorkerProfile
 from headwater.actors.worker.model_card import Served, check_block_size, own_card
+from headwater.actors.worker.settings import WorkerProfile
 from headwater.engines.engine import EngineInfo, EngineUnavailable
 from headwater.engines.model_files import ModelFiles
 from headwater.ops.sim.fleet import FILES, SETTINGS

@@ -13,8 +13,9 @@ from headwater.actors.runtime import lease
 from headwater.actors.worker.actor import WorkerActor
 from headwater.actors.worker.handoffs import Handoffs
 from headwater.actors.worker.incarnation import CommandAudit, Incarnation
-from headwater.actors.worker.inflight import Inflight, WorkerProfile, WorkerStatus
+from headwater.actors.worker.inflight import Inflight, WorkerStatus
 from headwater.actors.worker.lora import LoraGate
+from headwater.actors.worker.settings import WorkerProfile
 from headwater.engines.engine import KvEvent
 from headwater.engines.sim.engine import SimEngine
 from headwater.events.memory import MemoryLog

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from headwater.actors.worker.inflight import WorkerProfile, WorkerStatus
+from headwater.actors.worker.inflight import WorkerStatus
 from headwater.actors.worker.lora import LoraManager, LoraSettings
+from headwater.actors.worker.settings import WorkerProfile
 from headwater.engines.engine import EngineError, NotSupported
 from headwater.engines.lora_files import LoraError
 from headwater.engines.sim.engine import SimEngine, SimSettings

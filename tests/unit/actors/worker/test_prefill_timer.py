@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from headwater.actors.bus import Message
-from headwater.actors.worker.inflight import Progress, WorkerProfile, WorkerStatus
+from headwater.actors.worker.inflight import Progress, WorkerStatus
 from headwater.actors.worker.lora import LoraGate
 from headwater.actors.worker.prefill_timer import SAMPLES_MAX, PrefillMeasurements, PrefillTimer
 from headwater.actors.worker.requests import RequestIntake
+from headwater.actors.worker.settings import WorkerProfile
 from headwater.engines.sim.defaults import StepTime
 from headwater.engines.sim.engine import SimEngine, SimSettings
 from headwater.schemas.hashing import pack_tokens

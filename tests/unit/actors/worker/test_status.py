@@ -2,7 +2,8 @@
 
 import asyncio
 
-from headwater.actors.worker.inflight import WorkerProfile, WorkerStatus
+from headwater.actors.worker.inflight import WorkerStatus
+from headwater.actors.worker.settings import WorkerProfile
 
 
 class Publisher:

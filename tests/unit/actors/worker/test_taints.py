@@ -2,7 +2,7 @@
 
 import asyncio
 
-from headwater.actors.worker.inflight import WorkerProfile
+from headwater.actors.worker.settings import WorkerProfile
 from headwater.router.fold.state import RouterState
 from headwater.router.fold.worker import Worker
 from headwater.schemas.events.fleet import WorkerControlled

@@ -129,7 +129,7 @@ def test_ports_are_counted_up_per_worker_and_rank() -> None:
     assert [worker.side_port for worker in plan] == [5600, 5602, 5604]
     assert [worker.metrics_port for worker in plan] == [9100, 9101, 9102]
     one = workers.of_worker(settings, plan[1])
-    assert (one.name, one.worker.role, one.engines.vllm.nixl_port, one.metrics.port, one.fleet) == (
+    assert (one.name, one.worker.profile.role, one.engines.vllm.nixl_port, one.metrics.port, one.fleet) == (
         "decode-0",
         "decode",
         5602,
@@ -213,7 +213,10 @@ def test_a_process_that_hosts_all_plans_the_same() -> None:
     hosted = settings_of("engine", *process_words(settings), "--", *native)
     assert workers.plan(hosted) == workers.plan(settings)
     assert hosted == with_settings(settings, {"vllm.native": native})
-    assert workers.of_worker(hosted, workers.plan(hosted)[0]).worker.taints == settings.worker.taints
+    assert (
+        workers.of_worker(hosted, workers.plan(hosted)[0]).worker.profile.taints
+        == settings.worker.profile.taints
+    )
     for worker in workers.plan(settings):
         alone = settings_of("engine", *process_words(workers.of_worker(settings, worker)))
         assert workers.plan(workers.of_worker(alone, worker)) == [worker._replace(gpus=())]

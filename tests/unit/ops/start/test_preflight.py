@@ -3,6 +3,7 @@
 import msgspec
 import pytest
 
+from headwater.actors.worker.settings import WorkerProfile
 from headwater.engines.engine import EngineUnavailable
 from headwater.engines.launcher import PortRange
 from headwater.ops.config.processes import EngineProcess, with_settings
@@ -29,7 +30,7 @@ async def test_cards_count_while_a_worker_lives(monkeypatch: pytest.MonkeyPatch,
         await world.leases.put("worker.w", msgspec.json.encode(lease))
     edge = Lease(kind="edge", name="e", pool=present.pool)
     await world.leases.put("edge.e", msgspec.json.encode(edge))
-    asked = EngineProcess(worker=WorkerSettings(role="prefill"))
+    asked = EngineProcess(worker=WorkerSettings(profile=WorkerProfile("prefill")))
     if not live:
         await plan.against_fleet(world, asked, "m")
         return
@@ -70,7 +71,7 @@ def test_the_block_size_that_is_compared_is_the_one_that_the_engine_will_take(
 
 async def test_an_empty_fleet_is_fine() -> None:
     """The first worker of all."""
-    decode = EngineProcess(worker=WorkerSettings(role="decode"))
+    decode = EngineProcess(worker=WorkerSettings(profile=WorkerProfile("decode")))
     await plan.against_fleet(memory_world(ManualClock()), decode, "m")
 
 

@@ -32,7 +32,13 @@ ENV_PREFIX = "HEADWATER_"
 
 T = TypeVar("T")
 
-_ITEMS = {"ALIASES": "NAME", "POLICIES": "POLICY", "SEARCH": "WEIGHT", "TAINT": "NAME"}
+_ITEMS = {
+    "ALIASES": "NAME",
+    "DIRECTORIES": "FOLDER",
+    "POLICIES": "POLICY",
+    "SEARCH": "WEIGHT",
+    "TAINT": "NAME",
+}
 _TEXTS = {
     "HOST": "HOST",
     "DIR": "FOLDER",

@@ -1,6 +1,8 @@
 """Sources of values: flags, then the environment, then a file, then defaults.
 
-cyclopts reads flags and variables; `Sources` is its last source and adds the file and the engine's own arguments.
+cyclopts reads flags and variables; `Sources` is its last source and adds the file and the engine's own arguments. Its own sources of
+files are not used: each process knows a part of the keys of one file, and a key that no process knows is an error that names the nearest
+one; so is a key that YAML has twice, while a section whose keys are all comments is none.
 """
 
 import difflib

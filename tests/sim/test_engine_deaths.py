@@ -16,7 +16,7 @@ from msgspec import structs
 from headwater.actors.runtime.lease import TTL_S
 from headwater.actors.worker.settings import HealthSettings
 from headwater.events.ports import Record
-from headwater.ops.sim import fleet, loop
+from headwater.ops.sim import fleet
 from headwater.ops.sim.checks import messages
 from headwater.ops.sim.fleet import SimFleet
 from headwater.ops.sim.loop import VirtualLoop
@@ -27,6 +27,7 @@ from tests.sim.disaggregated import EDGE, answer, ask, fleet_of
 from tests.sim.test_saga_kills import Watch
 from tests.support.engines.mortal import MortalSim, Way
 from tests.support.marks import grid
+from tests.support.worlds.virtual import virtual
 
 CAUSE: Final = "CUDA error: an illegal memory access"
 STREAMS: Final = 6
@@ -121,98 +122,87 @@ async def disturbed(up: SimFleet, name: str, hurt: Callable[[MortalSim], None]) 
 
 
 @pytest.mark.parametrize(("which", "way"), grid(list(FLEETS), WAYS, 1))
-def test_a_dead_engine_costs_no_stream(monkeypatch: pytest.MonkeyPatch, which: str, way: Way) -> None:
+@virtual
+async def test_a_dead_engine_costs_no_stream(
+    clock: VirtualLoop, monkeypatch: pytest.MonkeyPatch, which: str, way: Way
+) -> None:
     """No answer is lost or changed, and nothing runs twice on the incarnation that died."""
     wanted = FLEETS[which]
+    async with fleet_of(clock, wanted.how, wanted.roles) as up:
+        expected = await texts(up)
+        assert all(isinstance(text, str) for text in expected), expected
+        died: list[tuple[str, int]] = []
 
-    async def run(clock: VirtualLoop) -> None:
-        async with fleet_of(clock, wanted.how, wanted.roles) as up:
-            expected = await texts(up)
-            assert all(isinstance(text, str) for text in expected), expected
-            died: list[tuple[str, int]] = []
+        def hurt(doomed: MortalSim) -> None:
+            [name] = [name for name in up.engines if engine(up, name) is doomed]
+            died.append((name, up.worker(name).epoch))
+            doomed.end(way, CAUSE)
 
-            def hurt(doomed: MortalSim) -> None:
-                [name] = [name for name in up.engines if engine(up, name) is doomed]
-                died.append((name, up.worker(name).epoch))
-                doomed.end(way, CAUSE)
-
-            # From now on engines start as slowly as real ones.
-            monkeypatch.setattr(MortalSim, "start_s", wanted.restart_s)
-            assert await disturbed(up, wanted.victim, hurt) == expected
-            # One that dies in silence is not known to be dead before its worker asks.
-            assert way == "killed in silence" or await run_twice(up, died[0]) == []
-
-    loop.run(run)
+        # From now on engines start as slowly as real ones.
+        monkeypatch.setattr(MortalSim, "start_s", wanted.restart_s)
+        assert await disturbed(up, wanted.victim, hurt) == expected
+        # One that dies in silence is not known to be dead before its worker asks.
+        assert way == "killed in silence" or await run_twice(up, died[0]) == []
 
 
 @pytest.mark.parametrize("which", ["one of two", "the only one"])
-def test_requests_that_come_to_a_dead_engine_run_elsewhere_or_later(
-    monkeypatch: pytest.MonkeyPatch, which: str
+@virtual
+async def test_requests_that_come_to_a_dead_engine_run_elsewhere_or_later(
+    clock: VirtualLoop, monkeypatch: pytest.MonkeyPatch, which: str
 ) -> None:
     """It was idle when it died, so that the next request is the first to tell."""
     wanted = FLEETS[which]
-
-    async def run(clock: VirtualLoop) -> None:
-        async with fleet_of(clock, wanted.how, wanted.roles) as up:
-            expected = await texts(up)
-            monkeypatch.setattr(MortalSim, "start_s", 5.0)
-            died = "both-0", up.worker("both-0").epoch
-            engine(up, "both-0").end("killed", CAUSE)
-            assert await texts(up) == expected
-            assert await run_twice(up, died) == []
-
-    loop.run(run)
+    async with fleet_of(clock, wanted.how, wanted.roles) as up:
+        expected = await texts(up)
+        monkeypatch.setattr(MortalSim, "start_s", 5.0)
+        died = "both-0", up.worker("both-0").epoch
+        engine(up, "both-0").end("killed", CAUSE)
+        assert await texts(up) == expected
+        assert await run_twice(up, died) == []
 
 
-def test_an_engine_that_fails_every_request_keeps_none_from_another_worker() -> None:
+@virtual
+async def test_an_engine_that_fails_every_request_keeps_none_from_another_worker(clock: VirtualLoop) -> None:
     """It is idle and knows the prompts, so the router prefers it: a request that failed there goes elsewhere."""
-
-    async def run(clock: VirtualLoop) -> None:
-        async with fleet_of(clock, roles=("both", "both")) as up:
-            expected = await texts(up)
-            found = await disturbed(up, "", lambda one: one.end("failing", CAUSE))
-            assert found == expected
-            again = await texts(up)
-            assert again == expected
-
-    loop.run(run)
+    async with fleet_of(clock, roles=("both", "both")) as up:
+        expected = await texts(up)
+        found = await disturbed(up, "", lambda one: one.end("failing", CAUSE))
+        assert found == expected
+        again = await texts(up)
+        assert again == expected
 
 
-def test_streams_of_a_stopped_engine_move_once_it_counts_as_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
+@virtual
+async def test_streams_of_a_stopped_engine_move_once_it_counts_as_stuck(
+    clock: VirtualLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nothing tells it from a slow one before."""
     monkeypatch.setattr("headwater.actors.worker.actor.HealthSettings", lambda: QUICK)
-
-    async def run(clock: VirtualLoop) -> None:
-        async with fleet_of(clock, roles=("both", "both")) as up:
-            expected = await texts(up)
-            began_s = clock.time()
-            found = await disturbed(up, "", lambda one: one.end("stopped", CAUSE))
-            assert found == expected
-            assert QUICK.stuck_s < clock.time() - began_s < QUICK.stuck_s + 15.0
-
-    loop.run(run)
+    async with fleet_of(clock, roles=("both", "both")) as up:
+        expected = await texts(up)
+        began_s = clock.time()
+        found = await disturbed(up, "", lambda one: one.end("stopped", CAUSE))
+        assert found == expected
+        assert QUICK.stuck_s < clock.time() - began_s < QUICK.stuck_s + 15.0
 
 
 @pytest.mark.parametrize("way", ["killed", "stopped"])
 @pytest.mark.parametrize("roles", [("both", "both"), ("both",)], ids=["one of two", "the only one"])
-def test_a_dead_engine_costs_no_vector(
-    monkeypatch: pytest.MonkeyPatch, roles: tuple[Role, ...], way: Way
+@virtual
+async def test_a_dead_engine_costs_no_vector(
+    clock: VirtualLoop, monkeypatch: pytest.MonkeyPatch, roles: tuple[Role, ...], way: Way
 ) -> None:
     """Pooling keeps no state: what ran on it runs elsewhere, or later, as with generation."""
     monkeypatch.setattr("headwater.actors.worker.actor.HealthSettings", lambda: QUICK)
-
-    async def run(clock: VirtualLoop) -> None:
-        async with fleet_of(clock, roles=roles) as up:
-            body = {"model": "sim", "input": [prompt(number) * 10 for number in range(4)]}
-            expected = await vectors(up, body)
-            monkeypatch.setattr(MortalSim, "start_s", RESTART_S)
-            asked = asyncio.ensure_future(vectors(up, body))
-            while not (busy := [engine(up, name) for name in up.engines if engine(up, name).pools]):
-                await asyncio.sleep(0.001)
-            busy[0].end(way, CAUSE)
-            assert await asked == expected
-
-    loop.run(run)
+    async with fleet_of(clock, roles=roles) as up:
+        body = {"model": "sim", "input": [prompt(number) * 10 for number in range(4)]}
+        expected = await vectors(up, body)
+        monkeypatch.setattr(MortalSim, "start_s", RESTART_S)
+        asked = asyncio.ensure_future(vectors(up, body))
+        while not (busy := [engine(up, name) for name in up.engines if engine(up, name).pools]):
+            await asyncio.sleep(0.001)
+        busy[0].end(way, CAUSE)
+        assert await asked == expected
 
 
 async def vectors(up: SimFleet, body: dict[str, Any]) -> Any:
@@ -222,29 +212,26 @@ async def vectors(up: SimFleet, body: dict[str, Any]) -> Any:
 
 
 @pytest.mark.parametrize("how", ["returned", "opaque"])
-def test_a_prefilled_prompt_does_not_wait_for_a_decode_worker_that_is_gone(
-    monkeypatch: pytest.MonkeyPatch, how: Choreography
+@virtual
+async def test_a_prefilled_prompt_does_not_wait_for_a_decode_worker_that_is_gone(
+    clock: VirtualLoop, monkeypatch: pytest.MonkeyPatch, how: Choreography
 ) -> None:
     """Once no decode worker is left the prefill worker serves the whole of it, and does not wait for the end of its KV's lease."""
+    async with fleet_of(clock, how) as up:
+        expected = await texts(up)
+        struck: asyncio.Future[float] = clock.create_future()
 
-    async def run(clock: VirtualLoop) -> None:
-        async with fleet_of(clock, how) as up:
-            expected = await texts(up)
-            struck: asyncio.Future[float] = clock.create_future()
+        async def kill() -> None:
+            # A task of nobody's: one that the edge had started would be the edge's.
+            await struck
+            await up.kill("decode-1")
 
-            async def kill() -> None:
-                # A task of nobody's: one that the edge had started would be the edge's.
-                await struck
-                await up.kill("decode-1")
-
-            killing = clock.create_task(kill())
-            Watch(monkeypatch, "handoff", lambda _: struck.set_result(clock.time()))
-            assert await texts(up) == expected
-            took_s = clock.time() - struck.result()
-            await killing
-            # With the routers told, a new prompt is not handed over at all.
-            began_s = clock.time()
-            assert await texts(up) == expected
-            assert took_s < clock.time() - began_s + KNOWN_S_MAX
-
-    loop.run(run)
+        killing = clock.create_task(kill())
+        Watch(monkeypatch, "handoff", lambda _: struck.set_result(clock.time()))
+        assert await texts(up) == expected
+        took_s = clock.time() - struck.result()
+        await killing
+        # With the routers told, a new prompt is not handed over at all.
+        began_s = clock.time()
+        assert await texts(up) == expected
+        assert took_s < clock.time() - began_s + KNOWN_S_MAX

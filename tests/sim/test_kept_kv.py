@@ -2,17 +2,17 @@
 
 import asyncio
 from collections.abc import Callable
-from functools import partial
 
 import msgspec
 import pytest
 
 from headwater.engines.sim.handoff import SimHandoff
-from headwater.ops.sim import fleet, loop
+from headwater.ops.sim import fleet
 from headwater.ops.sim.fleet import SimFleet
 from headwater.ops.sim.loop import VirtualLoop
 from headwater.schemas.messages.inference import Choreography
 from tests.sim.disaggregated import ask, begin, fleet_of
+from tests.support.worlds.virtual import virtual
 
 PROMPT_TOKENS = 800
 """Half of a worker's blocks."""
@@ -51,29 +51,25 @@ def prompt(number: int) -> list[int]:
 
 
 @pytest.mark.parametrize("how", ["returned", "room", "opaque"])
-def test_what_was_fetched_is_freed_at_once(how: Choreography) -> None:
+@virtual
+async def test_what_was_fetched_is_freed_at_once(clock: VirtualLoop, how: Choreography) -> None:
     """Not with its lease, though no engine tells the other."""
-
-    async def run(how: Choreography, clock: VirtualLoop) -> None:
-        async with fleet_of(clock, how) as up:
-            document = await ask(up, prompt(1), 20)
-            assert document["usage"]["completion_tokens"] == 20
-            assert await within(FREED_S, lambda: not used(up))
-
-    loop.run(partial(run, how))
+    async with fleet_of(clock, how) as up:
+        document = await ask(up, prompt(1), 20)
+        assert document["usage"]["completion_tokens"] == 20
+        assert await within(FREED_S, lambda: not used(up))
 
 
 @pytest.mark.parametrize("how", ["returned", "room", "opaque"])
-def test_a_client_that_leaves_while_its_kv_is_fetched_leaves_none_behind(how: Choreography) -> None:
+@virtual
+async def test_a_client_that_leaves_while_its_kv_is_fetched_leaves_none_behind(
+    clock: VirtualLoop, how: Choreography
+) -> None:
     """Also when it leaves at any moment of the hand-off."""
-
-    async def run(how: Choreography, clock: VirtualLoop) -> None:
-        async with fleet_of(clock, how) as up:
-            for number in range(8):
-                connection = begin(up, prompt(number), 200)
-                await within(FREED_S, lambda: used(up))
-                await asyncio.sleep(0.02 * number)
-                connection.hang_up()
-                assert await within(FREED_S, lambda: not used(up))
-
-    loop.run(partial(run, how))
+    async with fleet_of(clock, how) as up:
+        for number in range(8):
+            connection = begin(up, prompt(number), 200)
+            await within(FREED_S, lambda: used(up))
+            await asyncio.sleep(0.02 * number)
+            connection.hang_up()
+            assert await within(FREED_S, lambda: not used(up))

@@ -1,9 +1,11 @@
 """Production actors on a virtual-time loop with simulated ports, one after the other and as a test likes them."""
 
 import asyncio
+import inspect
 import random
-from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import msgspec
 
@@ -26,7 +28,10 @@ from headwater.router.queue.limits import QueueSettings
 from headwater.schemas import subjects
 from headwater.schemas.tables import Lease
 
+P = ParamSpec("P")
 T = TypeVar("T")
+First = TypeVar("First")
+Test = Coroutine[Any, Any, None]
 POLL_S = 0.01
 
 
@@ -108,6 +113,31 @@ def play(work: Callable[[Stage], Awaitable[T]]) -> T:
                     await stage.kill(name)
 
     return loop.run(run)
+
+
+def _run_by(
+    runner: Callable[[Callable[[First], Test]], None], test: Callable[Concatenate[First, P], Test]
+) -> Callable[P, None]:
+    """The test that `runner` gives its first argument, and pytest the others."""
+
+    @wraps(test)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        runner(lambda first: test(first, *args, **kwargs))
+
+    whole = inspect.signature(test)
+    parameters = list(whole.parameters.values())[1:]
+    run.__signature__ = whole.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return run
+
+
+def virtual(test: Callable[Concatenate[VirtualLoop, P], Test]) -> Callable[P, None]:
+    """A test in virtual time, whose first argument is the loop."""
+    return _run_by(loop.run, test)
+
+
+def staged(test: Callable[Concatenate[Stage, P], Test]) -> Callable[P, None]:
+    """A test on a stage of its own, its first argument; every process is killed behind it."""
+    return _run_by(play, test)
 
 
 def events_of(records: list[Record], kind: type[Any]) -> list[Any]:

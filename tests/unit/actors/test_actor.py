@@ -24,7 +24,7 @@ from headwater.schemas.messages.inference import GenerateRequest, Sampling
 from tests.support.data.examples import joined, packed, record
 from tests.support.data.story import decided, fold, story
 from tests.support.worlds.clock import WALL_NS
-from tests.support.worlds.virtual import Stage, events_of, play, until
+from tests.support.worlds.virtual import Stage, events_of, staged, until
 from tests.unit.actors.router.test_actor import asked
 
 
@@ -190,71 +190,65 @@ async def shadowed(stage: Stage, policy: str, name: str = "shadow-a") -> ShadowA
     return actor
 
 
-def test_a_shadow_judges_live_and_only_once_over_restarts() -> None:
+@staged
+async def test_a_shadow_judges_live_and_only_once_over_restarts(stage: Stage) -> None:
     """Two routers; the shadow is killed twice, at any moment, and begins again where the log ends."""
-
-    async def run(stage: Stage) -> None:
-        for name in ("w1", "w2"):
-            await stage.engine(name)
-        for name in ("router-0", "router-1"):
-            await stage.router(name)
-        actor = await shadowed(stage, "kv")
-        for part in range(3):
-            await busy(stage, range(part * 40, part * 40 + 40))
-            if part < 2:
-                await asyncio.sleep(HOLD_S - 0.4 * part)
-                await stage.kill("shadow-a")
-                actor = await shadowed(stage, "kv")
-        await asyncio.sleep(HOLD_S + 1.0)
-        records = await stage.records()
-        decisions = events_of(records, Decision)
-        found = events_of(records, Shadowed)
-        assert len(decisions) == 120
-        assert Counter(one.request for one in found) == Counter(one.request for one in decisions)
-        assert len({record.batch.writer for record in records if events_of([record], Decision)}) == 2
-        assert {one.worker == one.chosen for one in found} == {True}
-        stats = actor.stats()
-        assert (stats["late"], stats["unjudged"], stats["agreement"]) == (0, 0, 1.0)
-        assert 40 <= stats["judged"] < 120
-        own = {record.subject for record in records if events_of([record], Shadowed)}
-        assert own == {subjects.pool_subject(NAMESPACE, POOL, "shadow", "shadow-a")}
-        state = RouterState()
-        for one in records:
-            assert state.apply(one) is None
-        assert state.digest() == stage.routers["router-0"].state.digest(), "routers pass over it"
-        actor.stop()
-        await asyncio.sleep(1.0)
-        assert await stage.fleet.store.leases.get(subjects.lease_key("shadow", "shadow-a")) is None
-
-    play(run)
+    for name in ("w1", "w2"):
+        await stage.engine(name)
+    for name in ("router-0", "router-1"):
+        await stage.router(name)
+    actor = await shadowed(stage, "kv")
+    for part in range(3):
+        await busy(stage, range(part * 40, part * 40 + 40))
+        if part < 2:
+            await asyncio.sleep(HOLD_S - 0.4 * part)
+            await stage.kill("shadow-a")
+            actor = await shadowed(stage, "kv")
+    await asyncio.sleep(HOLD_S + 1.0)
+    records = await stage.records()
+    decisions = events_of(records, Decision)
+    found = events_of(records, Shadowed)
+    assert len(decisions) == 120
+    assert Counter(one.request for one in found) == Counter(one.request for one in decisions)
+    assert len({record.batch.writer for record in records if events_of([record], Decision)}) == 2
+    assert {one.worker == one.chosen for one in found} == {True}
+    stats = actor.stats()
+    assert (stats["late"], stats["unjudged"], stats["agreement"]) == (0, 0, 1.0)
+    assert 40 <= stats["judged"] < 120
+    own = {record.subject for record in records if events_of([record], Shadowed)}
+    assert own == {subjects.pool_subject(NAMESPACE, POOL, "shadow", "shadow-a")}
+    state = RouterState()
+    for one in records:
+        assert state.apply(one) is None
+    assert state.digest() == stage.routers["router-0"].state.digest(), "routers pass over it"
+    actor.stop()
+    await asyncio.sleep(1.0)
+    assert await stage.fleet.store.leases.get(subjects.lease_key("shadow", "shadow-a")) is None
 
 
 @pytest.mark.parametrize("lost", ["purged", "replaced"])
-def test_a_shadow_goes_on_behind_a_gap(lost: str) -> None:
+@staged
+async def test_a_shadow_goes_on_behind_a_gap(stage: Stage, lost: str) -> None:
     """A part of the log is lost, or all of it: from nothing behind it, and decisions are judged again."""
-
-    async def run(stage: Stage) -> None:
-        await stage.engine("w1")
-        router = await stage.router("router-0")
-        actor = await shadowed(stage, "kv")
-        await busy(stage, range(20))
-        await asyncio.sleep(HOLD_S + 1.0)
-        assert actor.stats()["judged"] == 20
-        if lost == "purged":
-            stage.fleet.processes["shadow-a"].slow_reader_s = 5.0
-            await busy(stage, range(20, 40))
-            await asyncio.sleep(1.0)
-            await router._snapshots.save(router._require_log())
-            assert router._snapshots._saved_position
-            stage.pool.purge(router._snapshots._saved_position)
-            stage.fleet.processes["shadow-a"].slow_reader_s = 0.0
-        else:
-            stage.pool.replace()
-        # From the router's snapshot, or the workers announce themselves anew to the router, and the shadow hears it.
-        await asyncio.sleep(20.0)
-        before = actor.stats()["judged"]
-        await busy(stage, range(40, 60))
-        await asyncio.sleep(HOLD_S + 1.0)
-        assert actor.stats()["judged"] >= before + 20
-
-    play(run)
+    await stage.engine("w1")
+    router = await stage.router("router-0")
+    actor = await shadowed(stage, "kv")
+    await busy(stage, range(20))
+    await asyncio.sleep(HOLD_S + 1.0)
+    assert actor.stats()["judged"] == 20
+    if lost == "purged":
+        stage.fleet.processes["shadow-a"].slow_reader_s = 5.0
+        await busy(stage, range(20, 40))
+        await asyncio.sleep(1.0)
+        await router._snapshots.save(router._require_log())
+        assert router._snapshots._saved_position
+        stage.pool.purge(router._snapshots._saved_position)
+        stage.fleet.processes["shadow-a"].slow_reader_s = 0.0
+    else:
+        stage.pool.replace()
+    # From the router's snapshot, or the workers announce themselves anew to the router, and the shadow hears it.
+    await asyncio.sleep(20.0)
+    before = actor.stats()["judged"]
+    await busy(stage, range(40, 60))
+    await asyncio.sleep(HOLD_S + 1.0)
+    assert actor.stats()["judged"] >= before + 20

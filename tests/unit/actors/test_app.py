@@ -18,7 +18,7 @@ from headwater.actors.admin import (
 )
 from headwater.schemas.events.fleet import WorkerControlled
 from tests.support.worlds.control import Worker, ready
-from tests.support.worlds.virtual import Stage, events_of, play
+from tests.support.worlds.virtual import Stage, events_of, staged
 
 SECRET = "0123456789abcdef"
 TOKENS = [Token("ops", SECRET), Token("ci", "f" * 32)]
@@ -61,31 +61,28 @@ class Port:
         return start["status"], document, dict(start["headers"])
 
 
-def test_workers_are_listed_and_controlled_and_the_audit_names_who_asked() -> None:
+@staged
+async def test_workers_are_listed_and_controlled_and_the_audit_names_who_asked(stage: Stage) -> None:
     """The token's name, and what the header says of whoever uses it."""
-
-    async def run(stage: Stage) -> None:
-        worker = await ready(stage)
-        port = Port(worker)
-        status, listed, headers = await port.ask("GET", "/admin/workers")
-        assert status == 200
-        assert [(one["worker"], one["state"], one["role"]) for one in listed["workers"]] == [
-            ("w1", "ready", "both")
-        ]
-        assert headers[b"cache-control"] == b"no-store"
-        assert not any(name.startswith(b"access-control") for name in headers)
-        assert (await port.ask("GET", "/admin/workers/w1"))[1]["epoch"] == worker.actor.epoch
-        status, done, _ = await port.ask("POST", "/admin/workers/w1/sleep", {"level": 2}, by="ann")
-        assert (status, done["detail"]) == (200, "asleep at level 2")
-        status, refused, _ = await port.ask("POST", "/admin/workers/w1/drain", token=f"bearer {'f' * 32}")
-        assert status == 409
-        assert refused["error"]["message"] == "sleeping: wake it first"
-        await asyncio.sleep(0.1)
-        records = await stage.records()
-        audit = [(one.command, one.by, one.status) for one in events_of(records, WorkerControlled)]
-        assert audit == [("sleep", "ann (token ops)", 200), ("drain", "token ci", 409)]
-
-    play(run)
+    worker = await ready(stage)
+    port = Port(worker)
+    status, listed, headers = await port.ask("GET", "/admin/workers")
+    assert status == 200
+    assert [(one["worker"], one["state"], one["role"]) for one in listed["workers"]] == [
+        ("w1", "ready", "both")
+    ]
+    assert headers[b"cache-control"] == b"no-store"
+    assert not any(name.startswith(b"access-control") for name in headers)
+    assert (await port.ask("GET", "/admin/workers/w1"))[1]["epoch"] == worker.actor.epoch
+    status, done, _ = await port.ask("POST", "/admin/workers/w1/sleep", {"level": 2}, by="ann")
+    assert (status, done["detail"]) == (200, "asleep at level 2")
+    status, refused, _ = await port.ask("POST", "/admin/workers/w1/drain", token=f"bearer {'f' * 32}")
+    assert status == 409
+    assert refused["error"]["message"] == "sleeping: wake it first"
+    await asyncio.sleep(0.1)
+    records = await stage.records()
+    audit = [(one.command, one.by, one.status) for one in events_of(records, WorkerControlled)]
+    assert audit == [("sleep", "ann (token ops)", 200), ("drain", "token ci", 409)]
 
 
 REFUSED: list[tuple[str, str, Any, int, str]] = [
@@ -108,56 +105,47 @@ REFUSED: list[tuple[str, str, Any, int, str]] = [
 
 
 @pytest.mark.parametrize(("method", "path", "body", "status", "told"), REFUSED)
-def test_every_error_is_json_and_says_what_to_do(
-    method: str, path: str, body: Any, status: int, told: str
+@staged
+async def test_every_error_is_json_and_says_what_to_do(
+    stage: Stage, method: str, path: str, body: Any, status: int, told: str
 ) -> None:
     """Whatever is asked: a status that fits and a message."""
-
-    async def run(stage: Stage) -> None:
-        worker = await ready(stage)
-        got, document, _ = await Port(worker).ask(method, path, body)
-        assert got == status
-        assert told in document["error"]["message"]
-        assert worker.actor.status.state == "ready"
-
-    play(run)
+    worker = await ready(stage)
+    got, document, _ = await Port(worker).ask(method, path, body)
+    assert got == status
+    assert told in document["error"]["message"]
+    assert worker.actor.status.state == "ready"
 
 
 @pytest.mark.parametrize(
     "token",
     ["", "Bearer", "Bearer ", f"Bearer {SECRET[:-1]}", f"Bearer {SECRET}x", f"Basic {SECRET}", SECRET],
 )
-def test_nobody_gets_in_without_a_token(token: str) -> None:
+@staged
+async def test_nobody_gets_in_without_a_token(stage: Stage, token: str) -> None:
     """Not even to hear what there is; only whether the process lives."""
-
-    async def run(stage: Stage) -> None:
-        port = Port(await ready(stage))
-        for method, path in (("GET", "/admin/workers"), ("GET", "/x"), ("POST", "/admin/workers/w1/stop")):
-            status, document, headers = await port.ask(method, path, token=token)
-            assert status == 401
-            assert "Authorization: Bearer TOKEN" in document["error"]["message"]
-            assert headers[b"www-authenticate"].startswith(b"Bearer")
-        assert (await port.ask("GET", "/live", token=token))[0] == 200
-
-    play(run)
+    port = Port(await ready(stage))
+    for method, path in (("GET", "/admin/workers"), ("GET", "/x"), ("POST", "/admin/workers/w1/stop")):
+        status, document, headers = await port.ask(method, path, token=token)
+        assert status == 401
+        assert "Authorization: Bearer TOKEN" in document["error"]["message"]
+        assert headers[b"www-authenticate"].startswith(b"Bearer")
+    assert (await port.ask("GET", "/live", token=token))[0] == 200
 
 
-def test_an_address_that_guesses_is_not_listened_to_for_a_while() -> None:
+@staged
+async def test_an_address_that_guesses_is_not_listened_to_for_a_while(stage: Stage) -> None:
     """Not even with the right token: else guessing would go on. Others are not affected."""
-
-    async def run(stage: Stage) -> None:
-        port = Port(await ready(stage))
-        for _ in range(FAILURES_MAX):
-            assert (await port.ask("GET", "/admin/workers", token="Bearer no"))[0] == 401
-        status, document, headers = await port.ask("GET", "/admin/workers")
-        assert status == 429
-        assert "retry after" in document["error"]["message"]
-        assert 1 <= int(headers[b"retry-after"]) <= WINDOW_S
-        assert (await port.ask("GET", "/admin/workers", address="10.0.0.2"))[0] == 200
-        stage.clock._now += WINDOW_S
-        assert (await port.ask("GET", "/admin/workers"))[0] == 200
-
-    play(run)
+    port = Port(await ready(stage))
+    for _ in range(FAILURES_MAX):
+        assert (await port.ask("GET", "/admin/workers", token="Bearer no"))[0] == 401
+    status, document, headers = await port.ask("GET", "/admin/workers")
+    assert status == 429
+    assert "retry after" in document["error"]["message"]
+    assert 1 <= int(headers[b"retry-after"]) <= WINDOW_S
+    assert (await port.ask("GET", "/admin/workers", address="10.0.0.2"))[0] == 200
+    stage.clock._now += WINDOW_S
+    assert (await port.ask("GET", "/admin/workers"))[0] == 200
 
 
 def test_tokens_in_a_file() -> None:

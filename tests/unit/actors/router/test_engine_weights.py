@@ -13,7 +13,7 @@ from headwater.ops.sim.fleet import FILES, MODEL, NAMESPACE, POOL, SETTINGS
 from headwater.schemas import subjects
 from headwater.schemas.events.fleet import EnginesWeighted, WorkerJoined
 from headwater.schemas.messages.control import EngineStatus, WeightsReply, WeightsRequest
-from tests.support.worlds.virtual import Stage, events_of, play, until
+from tests.support.worlds.virtual import Stage, events_of, staged, until
 from tests.unit.actors.router.test_actor import asked
 
 
@@ -40,33 +40,30 @@ async def mixed(stage: Stage) -> None:
     await stage.router("r1")
 
 
-def test_a_command_is_stored_folded_by_every_router_and_removed_again() -> None:
+@staged
+async def test_a_command_is_stored_folded_by_every_router_and_removed_again(stage: Stage) -> None:
     """One router answers; each of them routes by it; the log has who asked."""
-
-    async def run(stage: Stage) -> None:
-        await mixed(stage)
-        other = await stage.router("r2")
-        shown = await weigh(stage, None)
-        assert shown.reply.status == 200
-        assert shown.engines == (EngineStatus("other", None, 1, 1, 0), EngineStatus("sim", None, 1, 1, 0))
-        for used, unused, worker in (("other", "sim", "w2"), ("sim", "other", "w1")):
-            told = await weigh(stage, {used: 1.0, unused: 0.0})
-            assert told.reply.status == 200, told
-            assert {one.engine: one.weight for one in told.engines} == {used: 1.0, unused: 0.0}
-            await until(lambda used=used: other.state.loads.engine_weights.get(used) == 1.0)  # type: ignore[misc]
-            for number in range(10):
-                decision = await asked(stage, f"{used}{number}-0-1")
-                assert decision.worker == worker
-                assert decision.draw is not None
-                assert decision.draw.used == used
-        assert (await weigh(stage, {})).reply.detail == "engine weights removed"
-        await until(lambda: not other.state.loads.engine_weights)
-        assert (await asked(stage, "last-0-1")).draw is None
-        stored = events_of(await stage.records(), EnginesWeighted)
-        assert [event.weights for event in stored] == [{"other": 1, "sim": 0}, {"sim": 1, "other": 0}, {}]
-        assert {event.by for event in stored} == {"me"}
-
-    play(run)
+    await mixed(stage)
+    other = await stage.router("r2")
+    shown = await weigh(stage, None)
+    assert shown.reply.status == 200
+    assert shown.engines == (EngineStatus("other", None, 1, 1, 0), EngineStatus("sim", None, 1, 1, 0))
+    for used, unused, worker in (("other", "sim", "w2"), ("sim", "other", "w1")):
+        told = await weigh(stage, {used: 1.0, unused: 0.0})
+        assert told.reply.status == 200, told
+        assert {one.engine: one.weight for one in told.engines} == {used: 1.0, unused: 0.0}
+        await until(lambda used=used: other.state.loads.engine_weights.get(used) == 1.0)  # type: ignore[misc]
+        for number in range(10):
+            decision = await asked(stage, f"{used}{number}-0-1")
+            assert decision.worker == worker
+            assert decision.draw is not None
+            assert decision.draw.used == used
+    assert (await weigh(stage, {})).reply.detail == "engine weights removed"
+    await until(lambda: not other.state.loads.engine_weights)
+    assert (await asked(stage, "last-0-1")).draw is None
+    stored = events_of(await stage.records(), EnginesWeighted)
+    assert [event.weights for event in stored] == [{"other": 1, "sim": 0}, {"sim": 1, "other": 0}, {}]
+    assert {event.by for event in stored} == {"me"}
 
 
 @pytest.mark.parametrize(
@@ -77,65 +74,55 @@ def test_a_command_is_stored_folded_by_every_router_and_removed_again() -> None:
         (b"\xc1", 400, "the command cannot be decoded"),
     ],
 )
-def test_a_command_that_cannot_be_carried_out_changes_nothing(weights: Any, status: int, detail: str) -> None:
+@staged
+async def test_a_command_that_cannot_be_carried_out_changes_nothing(
+    stage: Stage, weights: Any, status: int, detail: str
+) -> None:
     """The answer names the mistake; the log has no event."""
-
-    async def run(stage: Stage) -> None:
-        await mixed(stage)
-        told = await weigh(stage, weights)
-        assert told.reply.status == status
-        assert told.reply.detail.startswith(detail)
-        assert stage.routers["r1"].state.loads.engine_weights == {}
-        assert events_of(await stage.records(), EnginesWeighted) == []
-
-    play(run)
+    await mixed(stage)
+    told = await weigh(stage, weights)
+    assert told.reply.status == status
+    assert told.reply.detail.startswith(detail)
+    assert stage.routers["r1"].state.loads.engine_weights == {}
+    assert events_of(await stage.records(), EnginesWeighted) == []
 
 
-def test_weights_survive_a_gap_in_the_log() -> None:
+@staged
+async def test_weights_survive_a_gap_in_the_log(stage: Stage) -> None:
     """The router that knew them publishes them again; one that starts later has them."""
-
-    async def run(stage: Stage) -> None:
-        await mixed(stage)
-        assert (await weigh(stage, {"sim": 1.0, "other": 0.0})).reply.status == 200
-        router = stage.routers["r1"]
-        follower = router._follower
-        before = router.state
-        # What a reader does when the log cannot deliver what follows.
-        follower._restart_after(Gap(before.position, before.position, "purged"))
-        assert router.state.loads.engine_weights == {}
-        await until(lambda: router.state.loads.engine_weights == {"sim": 1.0, "other": 0.0})
-        stored = events_of(await stage.records(), EnginesWeighted)
-        assert [event.by for event in stored] == ["me", "router r1, after a gap in the log"]
-
-    play(run)
+    await mixed(stage)
+    assert (await weigh(stage, {"sim": 1.0, "other": 0.0})).reply.status == 200
+    router = stage.routers["r1"]
+    follower = router._follower
+    before = router.state
+    # What a reader does when the log cannot deliver what follows.
+    follower._restart_after(Gap(before.position, before.position, "purged"))
+    assert router.state.loads.engine_weights == {}
+    await until(lambda: router.state.loads.engine_weights == {"sim": 1.0, "other": 0.0})
+    stored = events_of(await stage.records(), EnginesWeighted)
+    assert [event.by for event in stored] == ["me", "router r1, after a gap in the log"]
 
 
-def test_a_worker_publishes_the_tokenizer_of_its_model_card() -> None:
+@staged
+async def test_a_worker_publishes_the_tokenizer_of_its_model_card(stage: Stage) -> None:
     """Its joining has the digest that edges find in the card."""
-
-    async def run(stage: Stage) -> None:
-        actor = await stage.engine("w1")
-        [joined] = events_of(await stage.records(), WorkerJoined)
-        assert joined.tokenizer == actor.status.tokenizer
-        assert len(joined.tokenizer) == 64
-
-    play(run)
+    actor = await stage.engine("w1")
+    [joined] = events_of(await stage.records(), WorkerJoined)
+    assert joined.tokenizer == actor.status.tokenizer
+    assert len(joined.tokenizer) == 64
 
 
-def test_a_card_with_another_tokenizer_is_named_in_the_log() -> None:
+@staged
+async def test_a_card_with_another_tokenizer_is_named_in_the_log(stage: Stage) -> None:
     """The pool has one card: a worker with other files changes how all its requests are read."""
-
-    async def run(stage: Stage) -> None:
-        await stage.engine("w1")
-        _, ports = stage.world("w2")
-        engine = SimEngine(SETTINGS, ports.clock)
-        info = await engine.start()
-        with capture_logs() as logs:
-            await publish_card(ports, Served(MODEL, FILES, aliases=("alias",)), engine, info)
-            assert not [one for one in logs if one["event"] == "tokenizer_differs"]
-            files = FILES._replace(tokenizer=FILES.tokenizer + b" ")
-            card = await publish_card(ports, Served(MODEL, files), engine, info)
-        [found] = [one for one in logs if one["event"] == "tokenizer_differs"]
-        assert found["now"] == card.tokenizer != found["before"]
-
-    play(run)
+    await stage.engine("w1")
+    _, ports = stage.world("w2")
+    engine = SimEngine(SETTINGS, ports.clock)
+    info = await engine.start()
+    with capture_logs() as logs:
+        await publish_card(ports, Served(MODEL, FILES, aliases=("alias",)), engine, info)
+        assert not [one for one in logs if one["event"] == "tokenizer_differs"]
+        files = FILES._replace(tokenizer=FILES.tokenizer + b" ")
+        card = await publish_card(ports, Served(MODEL, files), engine, info)
+    [found] = [one for one in logs if one["event"] == "tokenizer_differs"]
+    assert found["now"] == card.tokenizer != found["before"]

@@ -16,7 +16,7 @@ from headwater.schemas.encoding import SCHEMA_VERSION, Batch, seal
 from headwater.schemas.events import Event
 from headwater.schemas.events.fleet import SplitSubject, TrafficSplit
 from headwater.schemas.events.splits import ShareStatus, SplitReply, SplitRequest
-from tests.support.worlds.virtual import Stage, events_of, play, until
+from tests.support.worlds.virtual import Stage, events_of, staged, until
 from tests.unit.actors.router.test_actor import asked
 
 
@@ -39,65 +39,56 @@ async def mixed(stage: Stage, routers: int = 1) -> None:
         await stage.router(f"r{number}")
 
 
-def test_a_split_is_stored_folded_by_every_router_and_removed_again() -> None:
+@staged
+async def test_a_split_is_stored_folded_by_every_router_and_removed_again(stage: Stage) -> None:
     """One router answers; each routes by it; the log has who asked and why."""
-
-    async def run(stage: Stage) -> None:
-        await mixed(stage, 2)
-        shown = await split(stage, None)
-        assert (shown.reply.status, shown.position, shown.split) == (200, 0, None)
-        assert shown.members == (ShareStatus("new", None, 1, 1, 0), ShareStatus("old", None, 1, 1, 0))
-        told = await split(stage, {"new": 1.0})
-        assert told.reply.status == 200
-        assert told.split is not None
-        assert told.since_ns > 0
-        for router in stage.routers.values():
-            await until(lambda router=router: router.state.loads.shares("revision") == {"new": 1.0})  # type: ignore[misc]
-        labels = {"pool": POOL, "of": "revision", "name": "new"}
-        assert REGISTRY.get_sample_value("headwater_router_traffic_share", labels) == 1.0
-        for number in range(10):
-            decision = await asked(stage, f"a{number}-0-1")
-            assert (decision.worker, decision.revision) == ("w2", "new")
-        assert (await split(stage, {}, told.position)).reply.detail == "traffic split removed"
-        assert [(one.by, one.reason) for one in events_of(await stage.records(), TrafficSplit)] == [
-            ("me", "why")
-        ] * 2
-
-    play(run)
+    await mixed(stage, 2)
+    shown = await split(stage, None)
+    assert (shown.reply.status, shown.position, shown.split) == (200, 0, None)
+    assert shown.members == (ShareStatus("new", None, 1, 1, 0), ShareStatus("old", None, 1, 1, 0))
+    told = await split(stage, {"new": 1.0})
+    assert told.reply.status == 200
+    assert told.split is not None
+    assert told.since_ns > 0
+    for router in stage.routers.values():
+        await until(lambda router=router: router.state.loads.shares("revision") == {"new": 1.0})  # type: ignore[misc]
+    labels = {"pool": POOL, "of": "revision", "name": "new"}
+    assert REGISTRY.get_sample_value("headwater_router_traffic_share", labels) == 1.0
+    for number in range(10):
+        decision = await asked(stage, f"a{number}-0-1")
+        assert (decision.worker, decision.revision) == ("w2", "new")
+    assert (await split(stage, {}, told.position)).reply.detail == "traffic split removed"
+    assert [(one.by, one.reason) for one in events_of(await stage.records(), TrafficSplit)] == [
+        ("me", "why")
+    ] * 2
 
 
-def test_a_split_that_names_another_one_is_refused() -> None:
+@staged
+async def test_a_split_that_names_another_one_is_refused(stage: Stage) -> None:
     """It was made for what applied before: 409, what applies is in the answer, and nothing is stored."""
-
-    async def run(stage: Stage) -> None:
-        await mixed(stage)
-        first = await split(stage, {"new": 1.0})
-        late = await split(stage, {"old": 1.0})
-        assert late.reply.status == 409
-        assert "another split applies since position" in late.reply.detail
-        assert "set by me: look again" in late.reply.detail
-        assert late.split == first.split
-        assert len(events_of(await stage.records(), TrafficSplit)) == 1
-        assert (await split(stage, {"old": 1.0}, first.position)).reply.status == 200
-
-    play(run)
+    await mixed(stage)
+    first = await split(stage, {"new": 1.0})
+    late = await split(stage, {"old": 1.0})
+    assert late.reply.status == 409
+    assert "another split applies since position" in late.reply.detail
+    assert "set by me: look again" in late.reply.detail
+    assert late.split == first.split
+    assert len(events_of(await stage.records(), TrafficSplit)) == 1
+    assert (await split(stage, {"old": 1.0}, first.position)).reply.status == 200
 
 
-def test_of_two_commands_at_once_one_is_carried_out() -> None:
+@staged
+async def test_of_two_commands_at_once_one_is_carried_out(stage: Stage) -> None:
     """Both are written, as neither was stored when the other came; the fold takes one, and the other's sender is told."""
-
-    async def run(stage: Stage) -> None:
-        await mixed(stage, 2)
-        await split(stage, None)
-        told = await asyncio.gather(split(stage, {"new": 1.0}), split(stage, {"old": 1.0}))
-        assert sorted(one.reply.status for one in told) == [200, 409]
-        assert len(events_of(await stage.records(), TrafficSplit)) == 2
-        [done] = [one for one in told if one.reply.status == 200]
-        assert done.split is not None
-        for router in stage.routers.values():
-            await until(lambda router=router: router.state.loads.shares("revision") == done.split.shares)  # type: ignore[misc]
-
-    play(run)
+    await mixed(stage, 2)
+    await split(stage, None)
+    told = await asyncio.gather(split(stage, {"new": 1.0}), split(stage, {"old": 1.0}))
+    assert sorted(one.reply.status for one in told) == [200, 409]
+    assert len(events_of(await stage.records(), TrafficSplit)) == 2
+    [done] = [one for one in told if one.reply.status == 200]
+    assert done.split is not None
+    for router in stage.routers.values():
+        await until(lambda router=router: router.state.loads.shares("revision") == done.split.shares)  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(
@@ -112,82 +103,68 @@ def test_of_two_commands_at_once_one_is_carried_out() -> None:
         ({"oracle": 1.0}, "policy", "unknown policy oracle"),
     ],
 )
-def test_a_split_that_makes_no_sense_changes_nothing(
-    shares: dict[str, float], subject: SplitSubject, detail: str
+@staged
+async def test_a_split_that_makes_no_sense_changes_nothing(
+    stage: Stage, shares: dict[str, float], subject: SplitSubject, detail: str
 ) -> None:
     """The answer names the mistake."""
-
-    async def run(stage: Stage) -> None:
-        await mixed(stage)
-        told = await split(stage, shares, subject=subject)
-        assert told.reply.status == 400
-        assert told.reply.detail.startswith(detail)
-        assert events_of(await stage.records(), TrafficSplit) == []
-
-    play(run)
+    await mixed(stage)
+    told = await split(stage, shares, subject=subject)
+    assert told.reply.status == 400
+    assert told.reply.detail.startswith(detail)
+    assert events_of(await stage.records(), TrafficSplit) == []
 
 
-def test_without_a_router_the_answer_says_so() -> None:
+@staged
+async def test_without_a_router_the_answer_says_so(stage: Stage) -> None:
     """404, and what to do."""
-
-    async def run(stage: Stage) -> None:
-        told = await split(stage, None)
-        assert told.reply.status == 404
-        assert told.reply.detail.startswith(f"no router of pool {POOL} answers: start one")
-
-    play(run)
+    told = await split(stage, None)
+    assert told.reply.status == 404
+    assert told.reply.detail.startswith(f"no router of pool {POOL} answers: start one")
 
 
-def test_bytes_that_are_no_command_are_refused() -> None:
+@staged
+async def test_bytes_that_are_no_command_are_refused(stage: Stage) -> None:
     """An operator of another release."""
-
-    async def run(stage: Stage) -> None:
-        await mixed(stage)
-        ports: Any = stage.world("operator")[1]
-        subject = subjects.traffic_split(NAMESPACE, POOL)
-        answer = await ports.bus.request(subject, b"\xc1", timeout_s=5.0)
-        told = msgspec.msgpack.decode(answer, type=SplitReply)
-        assert told.reply.status == 400
-        assert "check the releases" in told.reply.detail
-
-    play(run)
+    await mixed(stage)
+    ports: Any = stage.world("operator")[1]
+    subject = subjects.traffic_split(NAMESPACE, POOL)
+    answer = await ports.bus.request(subject, b"\xc1", timeout_s=5.0)
+    told = msgspec.msgpack.decode(answer, type=SplitReply)
+    assert told.reply.status == 400
+    assert "check the releases" in told.reply.detail
 
 
-def test_a_split_survives_a_gap_in_the_log() -> None:
+@staged
+async def test_a_split_survives_a_gap_in_the_log(stage: Stage) -> None:
     """The router that knew it publishes it again; one that starts later has it."""
-
-    async def run(stage: Stage) -> None:
-        await mixed(stage)
-        await split(stage, {"new": 1.0})
-        router = stage.routers["r0"]
-        before = router.state
-        router._follower._restart_after(Gap(before.position, before.position, "purged"))
-        assert router.state.loads.splits == {}
-        await until(lambda: router.state.loads.shares("revision") == {"new": 1.0})
-        stored = events_of(await stage.records(), TrafficSplit)
-        assert [(one.after, one.by) for one in stored] == [(0, "me"), (0, "me")]
-
-    play(run)
+    await mixed(stage)
+    await split(stage, {"new": 1.0})
+    router = stage.routers["r0"]
+    before = router.state
+    router._follower._restart_after(Gap(before.position, before.position, "purged"))
+    assert router.state.loads.splits == {}
+    await until(lambda: router.state.loads.shares("revision") == {"new": 1.0})
+    stored = events_of(await stage.records(), TrafficSplit)
+    assert [(one.after, one.by) for one in stored] == [(0, "me"), (0, "me")]
 
 
-def test_an_event_of_a_later_release_is_counted_and_said_once() -> None:
+@staged
+async def test_an_event_of_a_later_release_is_counted_and_said_once(stage: Stage) -> None:
     """The router goes on, and folds what came with it."""
 
     class Later(Event, frozen=True, tag="fleet.teleported"):
         worker: str
 
-    async def run(stage: Stage) -> None:
-        await mixed(stage)
-        router = stage.routers["r0"]
-        counter = router._metrics.unknown
-        began = counter._value.get()
-        subject = subjects.pool_subject(NAMESPACE, POOL, "fleet", "later")
-        events = (Later("w1"), TrafficSplit("revision", {"old": 1.0}, 0), Later("w2"))
-        with capture_logs() as logs:
-            await stage.pool.append(Entry(subject, seal(Batch(SCHEMA_VERSION, "later", 1, 1, 1, events))))
-            await until(lambda: router.state.loads.shares("revision") == {"old": 1.0})
-        said = [one for one in logs if one["event"] == "log_event_unknown"]
-        assert [(one["event_kind"], one["writer"]) for one in said] == [("fleet.teleported", "later")]
-        assert counter._value.get() - began == 2
-
-    play(run)
+    await mixed(stage)
+    router = stage.routers["r0"]
+    counter = router._metrics.unknown
+    began = counter._value.get()
+    subject = subjects.pool_subject(NAMESPACE, POOL, "fleet", "later")
+    events = (Later("w1"), TrafficSplit("revision", {"old": 1.0}, 0), Later("w2"))
+    with capture_logs() as logs:
+        await stage.pool.append(Entry(subject, seal(Batch(SCHEMA_VERSION, "later", 1, 1, 1, events))))
+        await until(lambda: router.state.loads.shares("revision") == {"old": 1.0})
+    said = [one for one in logs if one["event"] == "log_event_unknown"]
+    assert [(one["event_kind"], one["writer"]) for one in said] == [("fleet.teleported", "later")]
+    assert counter._value.get() - began == 2

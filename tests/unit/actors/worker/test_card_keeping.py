@@ -17,7 +17,7 @@ from headwater.schemas import subjects
 from headwater.schemas.tables import ModelCard
 from tests.support.engines.controlled import ControlledSim
 from tests.support.worlds.control import ready
-from tests.support.worlds.virtual import Stage, play
+from tests.support.worlds.virtual import Stage, staged
 
 KEPT_WITHIN_S = 10.0
 """After so long everything is there again."""
@@ -83,123 +83,107 @@ async def lose_everything(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("lose", [lose_cards, lose_blobs, lose_everything])
-def test_a_lost_card_and_its_files_are_written_again(lose: Callable[[Stage], Awaitable[None]]) -> None:
+@staged
+async def test_a_lost_card_and_its_files_are_written_again(
+    stage: Stage, lose: Callable[[Stage], Awaitable[None]]
+) -> None:
     """By a worker that serves: nobody has to restart it. As often as they are lost."""
-
-    async def run(stage: Stage) -> None:
-        worker = await ready(stage)
-        before, files = await card_of(stage), await artifacts(stage)
-        assert before is not None
-        assert subjects.artifact_name(before.tokenizer) in files
-        for _ in range(2):
-            await lose(stage)
-
-            async def whole() -> bool:
-                return (await card_of(stage), await artifacts(stage)) == (before, files)
-
-            await eventually(whole)
-            await asyncio.sleep(KEPT_WITHIN_S)
-        assert worker.ended is None
-
-    play(run)
-
-
-def test_a_card_of_two_engines_is_whole_again() -> None:
-    """Each has its part of it, and writes that."""
-
-    async def run(stage: Stage) -> None:
-        await ready(stage)
-        await ready(stage, name="w2", make=Second)
-        before = await card_of(stage)
-        assert before is not None
-        assert {*before.engines} == {"sim", "second"}
-        await lose_cards(stage)
-
-        async def whole() -> bool:
-            found = await card_of(stage)
-            return found is not None and found.engines == before.engines
-
-        await eventually(whole)
-
-    play(run)
-
-
-def test_losing_the_store_while_it_does_not_answer_is_no_failure() -> None:
-    """The worker goes on, and writes what is missing once the store answers."""
-
-    async def run(stage: Stage) -> None:
-        worker = await ready(stage)
-        before, files = await card_of(stage), await artifacts(stage)
-        stage.fleet.store.unavailable += 1
-        await lose_everything(stage)
-        await asyncio.sleep(60.0)
-        stage.fleet.store.unavailable -= 1
+    worker = await ready(stage)
+    before, files = await card_of(stage), await artifacts(stage)
+    assert before is not None
+    assert subjects.artifact_name(before.tokenizer) in files
+    for _ in range(2):
+        await lose(stage)
 
         async def whole() -> bool:
             return (await card_of(stage), await artifacts(stage)) == (before, files)
 
-        await eventually(whole, 2 * KEPT_WITHIN_S)
-        assert worker.ended is None
+        await eventually(whole)
+        await asyncio.sleep(KEPT_WITHIN_S)
+    assert worker.ended is None
 
-    play(run)
+
+@staged
+async def test_a_card_of_two_engines_is_whole_again(stage: Stage) -> None:
+    """Each has its part of it, and writes that."""
+    await ready(stage)
+    await ready(stage, name="w2", make=Second)
+    before = await card_of(stage)
+    assert before is not None
+    assert {*before.engines} == {"sim", "second"}
+    await lose_cards(stage)
+
+    async def whole() -> bool:
+        found = await card_of(stage)
+        return found is not None and found.engines == before.engines
+
+    await eventually(whole)
 
 
-def test_a_card_lasts_as_long_as_its_workers() -> None:
+@staged
+async def test_losing_the_store_while_it_does_not_answer_is_no_failure(stage: Stage) -> None:
+    """The worker goes on, and writes what is missing once the store answers."""
+    worker = await ready(stage)
+    before, files = await card_of(stage), await artifacts(stage)
+    stage.fleet.store.unavailable += 1
+    await lose_everything(stage)
+    await asyncio.sleep(60.0)
+    stage.fleet.store.unavailable -= 1
+
+    async def whole() -> bool:
+        return (await card_of(stage), await artifacts(stage)) == (before, files)
+
+    await eventually(whole, 2 * KEPT_WITHIN_S)
+    assert worker.ended is None
+
+
+@staged
+async def test_a_card_lasts_as_long_as_its_workers(stage: Stage) -> None:
     """No watcher ever sees it gone, and few see it written again: not every worker does that."""
-
-    async def run(stage: Stage) -> None:
-        for name in ("w1", "w2", "w3"):
-            await ready(stage, name=name)
-        async with changes_of(stage) as seen:
-            await asyncio.sleep(3 * CARD_TTL_S)
-        assert all(change.card is not None for change in seen)
-        assert len(seen) <= 20
-
-    play(run)
+    for name in ("w1", "w2", "w3"):
+        await ready(stage, name=name)
+    async with changes_of(stage) as seen:
+        await asyncio.sleep(3 * CARD_TTL_S)
+    assert all(change.card is not None for change in seen)
+    assert len(seen) <= 20
 
 
 @pytest.mark.parametrize("end", ["stop", "kill"])
-def test_a_card_ends_after_the_last_of_its_workers(end: Any) -> None:
+@staged
+async def test_a_card_ends_after_the_last_of_its_workers(stage: Stage, end: Any) -> None:
     """However that ended: the model is then one that does not exist, and not one that is never available."""
-
-    async def run(stage: Stage) -> None:
-        workers = [await ready(stage, name=name) for name in ("w1", "w2")]
-        await asyncio.sleep(CARD_TTL_S / 2)
-        for worker in workers:
-            if end == "stop":
-                worker.actor.stop()
-            else:
-                await stage.kill(worker.actor.name)
-            await asyncio.sleep(CARD_TTL_S / 4)
-            assert await card_of(stage) is not None, "a restart of all workers is not the end of a model"
-        await asyncio.sleep(CARD_TTL_S)
-        assert await card_of(stage) is None
-
-    play(run)
+    workers = [await ready(stage, name=name) for name in ("w1", "w2")]
+    await asyncio.sleep(CARD_TTL_S / 2)
+    for worker in workers:
+        if end == "stop":
+            worker.actor.stop()
+        else:
+            await stage.kill(worker.actor.name)
+        await asyncio.sleep(CARD_TTL_S / 4)
+        assert await card_of(stage) is not None, "a restart of all workers is not the end of a model"
+    await asyncio.sleep(CARD_TTL_S)
+    assert await card_of(stage) is None
 
 
 @pytest.mark.parametrize("what", ["cards", "blobs"])
-def test_a_worker_that_has_loaded_waits_for_the_store(what: str) -> None:
+@staged
+async def test_a_worker_that_has_loaded_waits_for_the_store(stage: Stage, what: str) -> None:
     """While leaders are elected, for as long as that takes: an engine loads for minutes, and would load again."""
-
-    async def run(stage: Stage) -> None:
-        _, ports = stage.world("w2")
-        store = _Electing(getattr(ports, what))
-        stores: dict[str, Any] = {what: store}
-        ports = ports._replace(**stores)
-        engine = SimEngine(SETTINGS, ports.clock)
-        info = await engine.start()
-        with capture_logs() as logs:
-            publishing = asyncio.create_task(publish_card(ports, Served(MODEL, FILES), engine, info))
-            await asyncio.sleep(20)
-            assert not publishing.done()
-            store.has_leader = True
-            card = await publishing
-        assert await card_of(stage) == card
-        assert [one["event"] for one in logs] == ["model_card_awaited"]
-        assert "temporarily unavailable" in logs[0]["reason"]
-
-    play(run)
+    _, ports = stage.world("w2")
+    store = _Electing(getattr(ports, what))
+    stores: dict[str, Any] = {what: store}
+    ports = ports._replace(**stores)
+    engine = SimEngine(SETTINGS, ports.clock)
+    info = await engine.start()
+    with capture_logs() as logs:
+        publishing = asyncio.create_task(publish_card(ports, Served(MODEL, FILES), engine, info))
+        await asyncio.sleep(20)
+        assert not publishing.done()
+        store.has_leader = True
+        card = await publishing
+    assert await card_of(stage) == card
+    assert [one["event"] for one in logs] == ["model_card_awaited"]
+    assert "temporarily unavailable" in logs[0]["reason"]
 
 
 class _Electing:

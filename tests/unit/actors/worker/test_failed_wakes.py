@@ -11,7 +11,7 @@ from headwater.schemas.messages.inference import Accepted
 from tests.support.engines.controlled import ControlledSim
 from tests.support.worlds.control import Worker, ready
 from tests.support.worlds.health import QUICK, dies
-from tests.support.worlds.virtual import Stage, events_of, play
+from tests.support.worlds.virtual import Stage, events_of, staged
 
 ENDED_S = 5.0
 """After the failure: the command is answered, and the worker ends."""
@@ -38,35 +38,30 @@ def hang(engine: ControlledSim) -> None:
         (hang, "", ENGINE_S_MAX + ENDED_S),
     ],
 )
-def test_a_wake_that_fails_ends_the_worker(
-    how: Callable[[ControlledSim], None], reason: str, within_s: float, level: int
+@staged
+async def test_a_wake_that_fails_ends_the_worker(
+    stage: Stage, how: Callable[[ControlledSim], None], reason: str, within_s: float, level: int
 ) -> None:
     """It raises, the woken engine fails its first request, or answers none. Who asked is told, and the log."""
-
-    async def run(stage: Stage) -> None:
-        worker = await ready(stage, health=QUICK)
-        assert (await worker.told("sleep", level=level)).status == 200
-        how(worker.engine)
-        waking = asyncio.ensure_future(worker.told("wake"))
-        await dies(stage, worker, within_s)
-        [left] = events_of(await stage.records(), WorkerLeft)
-        assert "wake" in left.reason
-        assert reason in left.reason
-        waking.cancel()
-
-    play(run)
+    worker = await ready(stage, health=QUICK)
+    assert (await worker.told("sleep", level=level)).status == 200
+    how(worker.engine)
+    waking = asyncio.ensure_future(worker.told("wake"))
+    await dies(stage, worker, within_s)
+    [left] = events_of(await stage.records(), WorkerLeft)
+    assert "wake" in left.reason
+    assert reason in left.reason
+    waking.cancel()
 
 
-def test_who_asks_for_a_wake_that_fails_is_told_before_the_worker_ends() -> None:
-    async def run(stage: Stage) -> None:
-        worker = await ready(stage, health=QUICK)
-        assert (await worker.told("sleep")).status == 200
-        fail(worker.engine)
-        reply = await worker.told("wake")
-        assert (reply.status, "no wake today" in reply.detail) == (502, True)
-        await dies(stage, worker, ENDED_S)
-
-    play(run)
+@staged
+async def test_who_asks_for_a_wake_that_fails_is_told_before_the_worker_ends(stage: Stage) -> None:
+    worker = await ready(stage, health=QUICK)
+    assert (await worker.told("sleep")).status == 200
+    fail(worker.engine)
+    reply = await worker.told("wake")
+    assert (reply.status, "no wake today" in reply.detail) == (502, True)
+    await dies(stage, worker, ENDED_S)
 
 
 async def refused_to_sleep(stage: Stage) -> Worker:
@@ -77,19 +72,17 @@ async def refused_to_sleep(stage: Stage) -> Worker:
     return worker
 
 
-def test_a_worker_that_could_not_fall_asleep_serves_on() -> None:
+@staged
+async def test_a_worker_that_could_not_fall_asleep_serves_on(stage: Stage) -> None:
     """Kept blocks are a reason for it: the engine is as before, and says so by an answer."""
-
-    async def run(stage: Stage) -> None:
-        worker = await refused_to_sleep(stage)
-        assert isinstance(await worker.given(1, 2), Accepted)
-        await asyncio.sleep(30.0)
-        assert worker.ended is None
-
-    play(run)
+    worker = await refused_to_sleep(stage)
+    assert isinstance(await worker.given(1, 2), Accepted)
+    await asyncio.sleep(30.0)
+    assert worker.ended is None
 
 
-def test_an_engine_that_was_left_half_asleep_is_dead() -> None:
+@staged
+async def test_an_engine_that_was_left_half_asleep_is_dead(stage: Stage) -> None:
     """It failed to sleep, and to answer after that: nobody else would ask it before the next request."""
 
     class HalfAsleep(ControlledSim):
@@ -98,11 +91,8 @@ def test_an_engine_that_was_left_half_asleep_is_dead() -> None:
             break_down(self)
             await super().sleep(level)
 
-    async def run(stage: Stage) -> None:
-        worker = await ready(stage, health=QUICK, make=HalfAsleep)
-        worker.engine.fails.add("sleep 1")
-        await worker.told("sleep")
-        assert not isinstance(await worker.given(1, 2), Accepted)
-        await dies(stage, worker, ENDED_S)
-
-    play(run)
+    worker = await ready(stage, health=QUICK, make=HalfAsleep)
+    worker.engine.fails.add("sleep 1")
+    await worker.told("sleep")
+    assert not isinstance(await worker.given(1, 2), Accepted)
+    await dies(stage, worker, ENDED_S)

@@ -15,241 +15,199 @@ from headwater.schemas.messages.inference import Accepted, Embedded, Refused
 from tests.support.data.examples import packed
 from tests.support.worlds.control import ready
 from tests.support.worlds.health import QUICK, dies, lease_of
-from tests.support.worlds.virtual import Stage, events_of, play, until
+from tests.support.worlds.virtual import Stage, events_of, staged, until
 
 
-def test_a_dead_engine_is_gone_from_everywhere_at_once() -> None:
+@staged
+async def test_a_dead_engine_is_gone_from_everywhere_at_once(stage: Stage) -> None:
     """Found by its own check: its requests are given up, the lease is given back, and the log hears why."""
-
-    async def run(stage: Stage) -> None:
-        worker = await ready(stage, health=QUICK)
-        await worker.given(1)
-        worker.engine.dead = "its process was killed by SIGKILL"
-        assert await dies(stage, worker, 3.0) < 1.2
-        left = events_of(await stage.records(), WorkerLeft)
-        assert [one.reason for one in left] == ["EngineDied: its process was killed by SIGKILL"]
-        assert left[0].epoch == worker.actor.epoch
-        entry = worker.actor.intake.frames.status("r1-0-1", 0).entry
-        assert entry is not None
-        assert entry.finish == "died"
-        state = RouterState()
-        for one in await stage.records():
-            state.apply(one)
-        assert state.loads.workers == {}
-        await asyncio.sleep(10.0)
-        assert await lease_of(stage) is None, "nobody takes it again"
-
-    play(run)
+    worker = await ready(stage, health=QUICK)
+    await worker.given(1)
+    worker.engine.dead = "its process was killed by SIGKILL"
+    assert await dies(stage, worker, 3.0) < 1.2
+    left = events_of(await stage.records(), WorkerLeft)
+    assert [one.reason for one in left] == ["EngineDied: its process was killed by SIGKILL"]
+    assert left[0].epoch == worker.actor.epoch
+    entry = worker.actor.intake.frames.status("r1-0-1", 0).entry
+    assert entry is not None
+    assert entry.finish == "died"
+    state = RouterState()
+    for one in await stage.records():
+        state.apply(one)
+    assert state.loads.workers == {}
+    await asyncio.sleep(10.0)
+    assert await lease_of(stage) is None, "nobody takes it again"
 
 
-def test_a_dead_engine_is_gone_even_if_the_log_can_not_be_reached() -> None:
+@staged
+async def test_a_dead_engine_is_gone_even_if_the_log_can_not_be_reached(stage: Stage) -> None:
     """It waits for the log a moment, not longer; the lease goes first."""
+    worker = await ready(stage, health=QUICK)
+    append = stage.pool.append
 
-    async def run(stage: Stage) -> None:
-        worker = await ready(stage, health=QUICK)
-        append = stage.pool.append
+    async def never(*_: Any, **__: Any) -> Any:
+        await asyncio.Event().wait()
 
-        async def never(*_: Any, **__: Any) -> Any:
-            await asyncio.Event().wait()
-
-        stage.pool.append = never  # type: ignore[method-assign]
-        worker.engine.dead = "gone"
-        await until(lambda: worker.actor.status.failure_reason)
-        await asyncio.sleep(0.1)
-        assert await lease_of(stage) is None
-        assert await dies(stage, worker, 5.0) < FAILURE_NOTICE_S_MAX + 0.5
-        stage.pool.append = append  # type: ignore[method-assign]
-
-    play(run)
+    stage.pool.append = never  # type: ignore[method-assign]
+    worker.engine.dead = "gone"
+    await until(lambda: worker.actor.status.failure_reason)
+    await asyncio.sleep(0.1)
+    assert await lease_of(stage) is None
+    assert await dies(stage, worker, 5.0) < FAILURE_NOTICE_S_MAX + 0.5
+    stage.pool.append = append  # type: ignore[method-assign]
 
 
-def test_a_dead_engine_ends_its_worker_even_if_nothing_can_be_reached() -> None:
+@staged
+async def test_a_dead_engine_ends_its_worker_even_if_nothing_can_be_reached(stage: Stage) -> None:
     """The lease lapses then; the process does not stay to see it."""
-
-    async def run(stage: Stage) -> None:
-        worker = await ready(stage, health=QUICK)
-        stage.fleet.processes["w1"].cut()
-        worker.engine.dead = "gone"
-        assert await until(lambda: worker.ended is not None, 20.0) < 1.2 + FAILURE_NOTICE_S_MAX + 1.0
-        await asyncio.sleep(5.0)
-        assert await lease_of(stage) is None
-
-    play(run)
+    worker = await ready(stage, health=QUICK)
+    stage.fleet.processes["w1"].cut()
+    worker.engine.dead = "gone"
+    assert await until(lambda: worker.ended is not None, 20.0) < 1.2 + FAILURE_NOTICE_S_MAX + 1.0
+    await asyncio.sleep(5.0)
+    assert await lease_of(stage) is None
 
 
-def test_an_idle_engine_that_hangs_is_found() -> None:
+@staged
+async def test_an_idle_engine_that_hangs_is_found(stage: Stage) -> None:
     """It says that it is well and answers nothing: one probe without an answer is enough."""
-
-    async def run(stage: Stage) -> None:
-        worker = await ready(stage, health=QUICK)
-        worker.engine.hang()
-        took = await dies(stage, worker, 60.0)
-        assert 10.0 <= took <= 10.0 + 4.0 + 3.0
-        [left] = events_of(await stage.records(), WorkerLeft)
-        assert "did not answer a request of one token within 4 s (health probe)" in left.reason
-
-    play(run)
+    worker = await ready(stage, health=QUICK)
+    worker.engine.hang()
+    took = await dies(stage, worker, 60.0)
+    assert 10.0 <= took <= 10.0 + 4.0 + 3.0
+    [left] = events_of(await stage.records(), WorkerLeft)
+    assert "did not answer a request of one token within 4 s (health probe)" in left.reason
 
 
-def test_two_failed_probes_are_a_death_and_one_is_not() -> None:
+@staged
+async def test_two_failed_probes_are_a_death_and_one_is_not(stage: Stage) -> None:
     """Engines fail a single request for many reasons."""
-
-    async def run(stage: Stage) -> None:
-        worker = await ready(stage, health=QUICK)
-        worker.engine.broken = "a bit fell over"
-        await until(lambda: len(worker.engine.asked) == 2, 15.0)
-        worker.engine.broken = ""
-        await asyncio.sleep(30.0)
-        assert worker.ended is None
-        worker.engine.broken = "again"
-        await dies(stage, worker, 20.0)
-        assert worker.ended is not None
-        assert "failed a request of one token: again" in worker.ended
-
-    play(run)
+    worker = await ready(stage, health=QUICK)
+    worker.engine.broken = "a bit fell over"
+    await until(lambda: len(worker.engine.asked) == 2, 15.0)
+    worker.engine.broken = ""
+    await asyncio.sleep(30.0)
+    assert worker.ended is None
+    worker.engine.broken = "again"
+    await dies(stage, worker, 20.0)
+    assert worker.ended is not None
+    assert "failed a request of one token: again" in worker.ended
 
 
-def test_a_busy_engine_is_not_probed_and_a_stuck_one_is_found() -> None:
+@staged
+async def test_a_busy_engine_is_not_probed_and_a_stuck_one_is_found(stage: Stage) -> None:
     """As long as tokens come there is nothing to ask; when none come for long, it is over."""
-
-    async def run(stage: Stage) -> None:
-        worker = await ready(stage, health=QUICK)
-        for number in range(1, 60):
-            # One always runs.
-            assert isinstance(await worker.given(number, 60), Accepted)
-            await asyncio.sleep(0.5)
-        assert len([one for one in worker.engine.asked if one.request.startswith("canary")]) == 1
-        assert isinstance(await worker.given(99, 400), Accepted)
-        worker.engine.hang()
-        took = await dies(stage, worker, 100.0)
-        assert 59.0 <= took <= 63.0
-        assert worker.ended is not None
-        assert "no token and no block for 60 s with" in worker.ended
-
-    play(run)
+    worker = await ready(stage, health=QUICK)
+    for number in range(1, 60):
+        # One always runs.
+        assert isinstance(await worker.given(number, 60), Accepted)
+        await asyncio.sleep(0.5)
+    assert len([one for one in worker.engine.asked if one.request.startswith("canary")]) == 1
+    assert isinstance(await worker.given(99, 400), Accepted)
+    worker.engine.hang()
+    took = await dies(stage, worker, 100.0)
+    assert 59.0 <= took <= 63.0
+    assert worker.ended is not None
+    assert "no token and no block for 60 s with" in worker.ended
 
 
-def test_an_engine_that_fills_blocks_is_not_stuck() -> None:
+@staged
+async def test_an_engine_that_fills_blocks_is_not_stuck(stage: Stage) -> None:
     """A long prompt on a slow machine: no token for longer than the limit, and a block now and then."""
-
-    async def run(stage: Stage) -> None:
-        worker = await ready(stage, health=QUICK)
-        assert isinstance(await worker.given(1, 400), Accepted)
-        worker.engine.hang()
-        for number in range(4):
-            await asyncio.sleep(40.0)
-            worker.engine.announce([BlocksStored(0, packed(number + 1))])
-        assert worker.ended is None
-        assert 19.0 <= await dies(stage, worker, 100.0) <= 63.0
-
-    play(run)
+    worker = await ready(stage, health=QUICK)
+    assert isinstance(await worker.given(1, 400), Accepted)
+    worker.engine.hang()
+    for number in range(4):
+        await asyncio.sleep(40.0)
+        worker.engine.announce([BlocksStored(0, packed(number + 1))])
+    assert worker.ended is None
+    assert 19.0 <= await dies(stage, worker, 100.0) <= 63.0
 
 
-def test_an_engine_that_pools_for_long_is_not_probed() -> None:
+@staged
+async def test_an_engine_that_pools_for_long_is_not_probed(stage: Stage) -> None:
     """One batch of prompts may take longer than a probe may wait behind it."""
-
-    async def run(stage: Stage) -> None:
-        worker = await ready(stage, health=QUICK)
-        worker.engine.embed_s = 50.0
-        asked = len(worker.engine.asked)
-        reply = await worker.pooled("e1")
-        assert isinstance(reply, Embedded)
-        assert len(worker.engine.asked) == asked
-        assert worker.ended is None
-
-    play(run)
+    worker = await ready(stage, health=QUICK)
+    worker.engine.embed_s = 50.0
+    asked = len(worker.engine.asked)
+    reply = await worker.pooled("e1")
+    assert isinstance(reply, Embedded)
+    assert len(worker.engine.asked) == asked
+    assert worker.ended is None
 
 
 @pytest.mark.parametrize("state", ["pause", "sleep"])
-def test_who_is_paused_or_asleep_is_not_probed(state: Any) -> None:
+@staged
+async def test_who_is_paused_or_asleep_is_not_probed(stage: Stage, state: Any) -> None:
     """It owes nobody an answer; behind it the probes go on."""
-
-    async def run(stage: Stage) -> None:
-        worker = await ready(stage, health=QUICK)
-        assert (await worker.told(state)).status == 200
-        asked = len(worker.engine.asked)
-        await asyncio.sleep(120.0)
-        assert len(worker.engine.asked) == asked
-        assert worker.ended is None
-        assert (await worker.told("resume" if state == "pause" else "wake")).status == 200
-        await asyncio.sleep(15.0)
-        assert len(worker.engine.asked) > asked
-
-    play(run)
+    worker = await ready(stage, health=QUICK)
+    assert (await worker.told(state)).status == 200
+    asked = len(worker.engine.asked)
+    await asyncio.sleep(120.0)
+    assert len(worker.engine.asked) == asked
+    assert worker.ended is None
+    assert (await worker.told("resume" if state == "pause" else "wake")).status == 200
+    await asyncio.sleep(15.0)
+    assert len(worker.engine.asked) > asked
 
 
-def test_a_probe_makes_way_for_a_command() -> None:
+@staged
+async def test_a_probe_makes_way_for_a_command(stage: Stage) -> None:
     """Sleep comes while a probe is in the engine: it is aborted, and nothing runs when the engine sleeps."""
-
-    async def run(stage: Stage) -> None:
-        worker = await ready(stage, health=QUICK)
-        worker.engine.hang()
-        await until(lambda: worker.actor.health.probing, 15.0)
-        began = stage.clock.time()
-        assert (await worker.told("sleep")).status == 200
-        assert stage.clock.time() - began < 1.0
-        assert worker.engine.asleep == 1
-
-    play(run)
+    worker = await ready(stage, health=QUICK)
+    worker.engine.hang()
+    await until(lambda: worker.actor.health.probing, 15.0)
+    began = stage.clock.time()
+    assert (await worker.told("sleep")).status == 200
+    assert stage.clock.time() - began < 1.0
+    assert worker.engine.asleep == 1
 
 
-def test_a_process_that_stood_still_does_not_blame_its_engine() -> None:
+@staged
+async def test_a_process_that_stood_still_does_not_blame_its_engine(stage: Stage) -> None:
     """Stopped in the middle of a probe for longer than a probe may take: that is no time the engine had."""
-
-    async def run(stage: Stage) -> None:
-        worker = await ready(stage, health=QUICK)
-        process = stage.fleet.processes["w1"]
-        worker.engine.hang()
-        await until(lambda: worker.actor.health.probing, 15.0)
-        process.group.pause()
-        await asyncio.sleep(60.0)
-        process.group.resume(stage.clock)
-        await asyncio.sleep(2.0)
-        worker.engine.stopping.go.set()
-        await asyncio.sleep(30.0)
-        assert worker.ended is None
-        assert (await send_command(worker.asks, "w1", ControlRequest("status"))).detail == "ready"
-
-    play(run)
+    worker = await ready(stage, health=QUICK)
+    process = stage.fleet.processes["w1"]
+    worker.engine.hang()
+    await until(lambda: worker.actor.health.probing, 15.0)
+    process.group.pause()
+    await asyncio.sleep(60.0)
+    process.group.resume(stage.clock)
+    await asyncio.sleep(2.0)
+    worker.engine.stopping.go.set()
+    await asyncio.sleep(30.0)
+    assert worker.ended is None
+    assert (await send_command(worker.asks, "w1", ControlRequest("status"))).detail == "ready"
 
 
-def test_a_falling_worker_takes_nothing_more() -> None:
+@staged
+async def test_a_falling_worker_takes_nothing_more(stage: Stage) -> None:
     """Between its engine's death and its own end an edge may still ask."""
-
-    async def run(stage: Stage) -> None:
-        worker = await ready(stage, health=QUICK)
-        worker.actor.status.failure_reason = "worker w1 failed: x"
-        assert await worker.given(1) == Refused("worker w1 failed: x", True, gone=True)
-
-    play(run)
+    worker = await ready(stage, health=QUICK)
+    worker.actor.status.failure_reason = "worker w1 failed: x"
+    assert await worker.given(1) == Refused("worker w1 failed: x", True, gone=True)
 
 
-def test_a_worker_refuses_as_soon_as_a_request_shows_that_its_engine_is_dead() -> None:
+@staged
+async def test_a_worker_refuses_as_soon_as_a_request_shows_that_its_engine_is_dead(stage: Stage) -> None:
     """Its own check comes up to half a second later: until then edges would send it their requests again and again."""
-
-    async def run(stage: Stage) -> None:
-        worker = await ready(stage, health=QUICK)
-        worker.engine.dies_of = "the core was killed"
-        assert isinstance(await worker.given(1), Accepted)
-        await until(lambda: worker.actor.status.engine_death)
-        refused = await worker.given(2)
-        assert isinstance(refused, Refused)
-        assert (refused.retryable, refused.gone) == (True, True)
-        assert "the core was killed" in refused.reason
-        assert await dies(stage, worker, 3.0) < 0.5
-
-    play(run)
+    worker = await ready(stage, health=QUICK)
+    worker.engine.dies_of = "the core was killed"
+    assert isinstance(await worker.given(1), Accepted)
+    await until(lambda: worker.actor.status.engine_death)
+    refused = await worker.given(2)
+    assert isinstance(refused, Refused)
+    assert (refused.retryable, refused.gone) == (True, True)
+    assert "the core was killed" in refused.reason
+    assert await dies(stage, worker, 3.0) < 0.5
 
 
-def test_a_worker_whose_engine_does_not_take_a_request_because_it_is_dead_ends() -> None:
+@staged
+async def test_a_worker_whose_engine_does_not_take_a_request_because_it_is_dead_ends(stage: Stage) -> None:
     """The request was the first to notice: it is answered, and the worker does not wait for its own check."""
-
-    async def run(stage: Stage) -> None:
-        worker = await ready(stage, health=QUICK)
-        worker.engine.dead = "the core was killed"
-        refused = await worker.given(1)
-        assert isinstance(refused, Refused)
-        assert (refused.retryable, refused.gone) == (True, True)
-        assert await dies(stage, worker, 3.0) < 0.5
-
-    play(run)
+    worker = await ready(stage, health=QUICK)
+    worker.engine.dead = "the core was killed"
+    refused = await worker.given(1)
+    assert isinstance(refused, Refused)
+    assert (refused.retryable, refused.gone) == (True, True)
+    assert await dies(stage, worker, 3.0) < 0.5

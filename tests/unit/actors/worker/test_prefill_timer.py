@@ -17,7 +17,7 @@ from headwater.engines.sim.defaults import StepTime
 from headwater.engines.sim.engine import SimEngine, SimSettings
 from headwater.schemas.hashing import pack_tokens
 from headwater.schemas.messages.inference import Cancel, GenerateRequest, Leg, Sampling
-from tests.support.worlds.virtual import Stage, play, until
+from tests.support.worlds.virtual import Stage, staged, until
 
 QUIET = (1, 0)
 """An engine that has room: one more runs, nothing waits."""
@@ -256,11 +256,10 @@ class Measuring:
 
 
 @pytest.mark.parametrize(("rate", "leg"), [(3.0, ""), (9.0, ""), (3.0, "prefill")])
-def test_the_step_time_of_a_simulated_engine_is_recovered(rate: float, leg: Leg) -> None:
+@staged
+async def test_the_step_time_of_a_simulated_engine_is_recovered(stage: Stage, rate: float, leg: Leg) -> None:
     """Its prefill polynomial, from what is reported beside requests that generate, within 10 %."""
     model = StepTime()
-
-    async def run(stage: Stage) -> None:
         measuring = Measuring(stage, SimSettings(step_time=model))
         await measuring.engine.start()
         draw = random.Random(7)
@@ -287,13 +286,10 @@ def test_the_step_time_of_a_simulated_engine_is_recovered(rate: float, leg: Leg)
             assert fitted(x) == pytest.approx(wanted_ms, rel=0.1), f"{x} prompt tokens"
         await measuring.engine.stop()
 
-    play(run)
 
-
-def test_the_time_between_tokens_of_a_simulated_engine_is_recovered() -> None:
+@staged
+async def test_the_time_between_tokens_of_a_simulated_engine_is_recovered(stage: Stage) -> None:
     """Few requests, next to no cache in use: the constant of a decode step."""
-
-    async def run(stage: Stage) -> None:
         measuring = Measuring(stage, SimSettings())
         await measuring.engine.start()
         for name in ("a", "b"):
@@ -309,13 +305,10 @@ def test_the_time_between_tokens_of_a_simulated_engine_is_recovered() -> None:
         assert steps == pytest.approx([5_900] * 8, rel=0.05)
         await measuring.engine.stop()
 
-    play(run)
 
-
-def test_a_cancelled_prompt_is_no_sample() -> None:
+@staged
+async def test_a_cancelled_prompt_is_no_sample(stage: Stage) -> None:
     """Neither it nor what was computed beside it."""
-
-    async def run(stage: Stage) -> None:
         measuring = Measuring(stage, SimSettings())
         await measuring.engine.start()
         clock = measuring.intake._ports.clock
@@ -333,8 +326,6 @@ def test_a_cancelled_prompt_is_no_sample() -> None:
         # Answers of b and c, each as long as it may be; a cancelled one tells nothing.
         assert [answer for told in measuring.told for answer in told.outputs] == [(4, 4), (4, 4)]
         await measuring.engine.stop()
-
-    play(run)
 
 
 def test_prompts_with_images_to_encode_are_measured_apart() -> None:

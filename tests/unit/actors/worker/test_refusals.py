@@ -14,44 +14,38 @@ from headwater.schemas.messages.control import COMMANDS, Command, ControlReply, 
 from tests.support.data.control_records import audited
 from tests.support.engines.controlled import ControlledSim
 from tests.support.worlds.control import Worker, ready
-from tests.support.worlds.virtual import Stage, play
+from tests.support.worlds.virtual import Stage, staged
 
 
-def test_one_command_at_a_time() -> None:
+@staged
+async def test_one_command_at_a_time(stage: Stage) -> None:
     """A second is refused with what runs; a look is not; resume ends a drain that waits."""
-
-    async def run(stage: Stage) -> None:
-        worker = await ready(stage)
-        await worker.given(1, 1_400)
-        drain = asyncio.ensure_future(worker.told("drain"))
-        await asyncio.sleep(0.01)
-        second = await worker.told("clear-kv")
-        assert (second.status, second.data) == (409, {"busy": "drain"})
-        assert (await worker.told("status")).data["busy"] == "drain"
-        resumed = await worker.told("resume")
-        assert resumed == ControlReply(200, "ready")
-        assert (await drain).status == 409
-        assert worker.actor.status.state == "ready"
-        assert len(worker.actor.inflight) == 1
-        assert [(one.command, one.status) for one in await audited(stage)] == [
-            ("clear-kv", 409),
-            ("drain", 409),
-            ("resume", 200),
-        ]
-
-    play(run)
+    worker = await ready(stage)
+    await worker.given(1, 1_400)
+    drain = asyncio.ensure_future(worker.told("drain"))
+    await asyncio.sleep(0.01)
+    second = await worker.told("clear-kv")
+    assert (second.status, second.data) == (409, {"busy": "drain"})
+    assert (await worker.told("status")).data["busy"] == "drain"
+    resumed = await worker.told("resume")
+    assert resumed == ControlReply(200, "ready")
+    assert (await drain).status == 409
+    assert worker.actor.status.state == "ready"
+    assert len(worker.actor.inflight) == 1
+    assert [(one.command, one.status) for one in await audited(stage)] == [
+        ("clear-kv", 409),
+        ("drain", 409),
+        ("resume", 200),
+    ]
 
 
-def test_nobody_there_is_told_as_such() -> None:
+@staged
+async def test_nobody_there_is_told_as_such(stage: Stage) -> None:
     """404 for a worker that does not exist; the client does not wait for it."""
-
-    async def run(stage: Stage) -> None:
-        worker = await ready(stage)
-        reply = await send_command(worker.asks, "w9", ControlRequest("status"))
-        assert reply.status == 404
-        assert "headwater ctl list" in reply.detail
-
-    play(run)
+    worker = await ready(stage)
+    reply = await send_command(worker.asks, "w9", ControlRequest("status"))
+    assert reply.status == 404
+    assert "headwater ctl list" in reply.detail
 
 
 @pytest.mark.parametrize(
@@ -67,30 +61,26 @@ def test_nobody_there_is_told_as_such() -> None:
         ("wake", {"level": 1}, "there is no argument 'level'; it takes none"),
     ],
 )
-def test_wrong_arguments_are_named(command: Command, arguments: dict[str, Any], told: str) -> None:
+@staged
+async def test_wrong_arguments_are_named(
+    stage: Stage, command: Command, arguments: dict[str, Any], told: str
+) -> None:
     """400, nothing is done, and the audit has it."""
-
-    async def run(stage: Stage) -> None:
-        worker = await ready(stage)
-        reply = await worker.told(command, **arguments)
-        assert reply.status == 400
-        assert f"{command}: {told}" in reply.detail
-        assert worker.actor.status.state == "ready"
-        assert [one.status for one in await audited(stage)] == [400]
-
-    play(run)
+    worker = await ready(stage)
+    reply = await worker.told(command, **arguments)
+    assert reply.status == 400
+    assert f"{command}: {told}" in reply.detail
+    assert worker.actor.status.state == "ready"
+    assert [one.status for one in await audited(stage)] == [400]
 
 
-def test_what_is_no_command_is_refused() -> None:
+@staged
+async def test_what_is_no_command_is_refused(stage: Stage) -> None:
     """Bytes from anywhere."""
-
-    async def run(stage: Stage) -> None:
-        worker = await ready(stage)
-        for data in (b"", b"\xc1", msgspec.msgpack.encode(["explode", {}, "me"])):
-            answer = await worker.asks.bus.request(subjects.control(NAMESPACE, "w1"), data, timeout_s=2.0)
-            assert msgspec.msgpack.decode(answer, type=ControlReply).status == 400
-
-    play(run)
+    worker = await ready(stage)
+    for data in (b"", b"\xc1", msgspec.msgpack.encode(["explode", {}, "me"])):
+        answer = await worker.asks.bus.request(subjects.control(NAMESPACE, "w1"), data, timeout_s=2.0)
+        assert msgspec.msgpack.decode(answer, type=ControlReply).status == 400
 
 
 class Plain(ControlledSim):
@@ -113,19 +103,16 @@ class Plain(ControlledSim):
         ("list-loras", {}, "lora"),
     ],
 )
-def test_what_an_engine_can_not_is_refused_by_name(
-    command: Command, arguments: dict[str, Any], capability: str
+@staged
+async def test_what_an_engine_can_not_is_refused_by_name(
+    stage: Stage, command: Command, arguments: dict[str, Any], capability: str
 ) -> None:
     """501, before anything was drained for it."""
-
-    async def run(stage: Stage) -> None:
-        worker = await ready(stage, make=Plain)
-        await worker.given(1, 1_000)
-        reply = await worker.told(command, **arguments)
-        assert (reply.status, reply.data) == (501, {"capability": capability})
-        assert len(worker.actor.inflight) == 1
-
-    play(run)
+    worker = await ready(stage, make=Plain)
+    await worker.given(1, 1_000)
+    reply = await worker.told(command, **arguments)
+    assert (reply.status, reply.data) == (501, {"capability": capability})
+    assert len(worker.actor.inflight) == 1
 
 
 WRONG_STATE: list[tuple[Command, Command, int]] = [
@@ -146,22 +133,18 @@ WRONG_STATE: list[tuple[Command, Command, int]] = [
 
 
 @pytest.mark.parametrize(("first", "second", "status"), WRONG_STATE)
-def test_each_state_takes_what_makes_sense_in_it(first: Command, second: Command, status: int) -> None:
+@staged
+async def test_each_state_takes_what_makes_sense_in_it(
+    stage: Stage, first: Command, second: Command, status: int
+) -> None:
     """The table in `actors/worker/control_commands.py`."""
-
-    async def run(stage: Stage) -> None:
-        worker = await ready(stage)
-        assert (await worker.told(first)).status == 200
-        assert (await worker.told(second)).status == status
-
-    play(run)
+    worker = await ready(stage)
+    assert (await worker.told(first)).status == 200
+    assert (await worker.told(second)).status == status
 
 
-def test_every_command_is_there() -> None:
+@staged
+async def test_every_command_is_there(stage: Stage) -> None:
     """What the schema lists, the worker does."""
-
-    async def run(stage: Stage) -> None:
-        worker: Worker = await ready(stage)
-        assert set(worker.actor.control._commands._all) == set(COMMANDS)
-
-    play(run)
+    worker: Worker = await ready(stage)
+    assert set(worker.actor.control._commands._all) == set(COMMANDS)

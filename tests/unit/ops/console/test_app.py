@@ -33,6 +33,7 @@ from tests.sim.disaggregated import ask, fleet_of
 from tests.support.worlds.clock import ManualClock
 from tests.support.worlds.memory import memory_world
 from tests.support.worlds.told import ask_many, ports_of, records_of, told
+from tests.support.worlds.virtual import virtual
 from tests.unit.actors.edge.admit.test_jwks_over_http import NEW, OLD, Issuer
 from tests.unit.actors.edge.admit.test_oidc import ISSUER
 
@@ -94,40 +95,36 @@ def open_app(fleet: SimFleet) -> ConsoleApp:
     return app
 
 
-def test_views_say_what_the_log_says() -> None:
+@virtual
+async def test_views_say_what_the_log_says(clock: VirtualLoop) -> None:
     """At one position: workers as a replay has them, requests as the log has them, and decisions by their records."""
-
-    async def run(clock: VirtualLoop) -> None:
-        async with told(clock) as fleet:
-            app, records = open_app(fleet), await records_of(fleet)
-            decisions = [
-                Recorded((record.batch.writer, record.batch.epoch), event)
-                for record in records
-                for event in record.batch.events
-                if isinstance(event, Decision)
-            ]
-            await call(app, "/api/fleet")
-            await asyncio.sleep(2)
-            for record in records[:: len(records) // 7]:
-                replay = Replay(RouterState(), decisions)
-                for earlier in records:
-                    if earlier.position <= record.position:
-                        replay.fold(earlier)
-                view = (await call(app, f"/api/fleet?at={record.position}")).document
-                assert view["position"] == record.position
-                shown = {
-                    one["name"]: (one["running"], one["requests"], one["used_blocks"])
-                    for one in view["workers"]
-                }
-                assert shown == {
-                    one.name: (one.running, len(one.requests), one.used_blocks)
-                    for one in replay.state.loads.workers.values()
-                }
-                tree = (await call(app, f"/api/tree?at={record.position}")).document
-                assert tree["held"] == dict(replay.state.index.blocks)
-            await check_requests(app)
-
-    loop.run(run)
+    async with told(clock) as fleet:
+        app, records = open_app(fleet), await records_of(fleet)
+        decisions = [
+            Recorded((record.batch.writer, record.batch.epoch), event)
+            for record in records
+            for event in record.batch.events
+            if isinstance(event, Decision)
+        ]
+        await call(app, "/api/fleet")
+        await asyncio.sleep(2)
+        for record in records[:: len(records) // 7]:
+            replay = Replay(RouterState(), decisions)
+            for earlier in records:
+                if earlier.position <= record.position:
+                    replay.fold(earlier)
+            view = (await call(app, f"/api/fleet?at={record.position}")).document
+            assert view["position"] == record.position
+            shown = {
+                one["name"]: (one["running"], one["requests"], one["used_blocks"]) for one in view["workers"]
+            }
+            assert shown == {
+                one.name: (one.running, len(one.requests), one.used_blocks)
+                for one in replay.state.loads.workers.values()
+            }
+            tree = (await call(app, f"/api/tree?at={record.position}")).document
+            assert tree["held"] == dict(replay.state.index.blocks)
+        await check_requests(app)
 
 
 async def check_requests(app: ConsoleApp) -> None:
@@ -148,127 +145,120 @@ async def check_requests(app: ConsoleApp) -> None:
             )
 
 
-def test_a_position_shows_nothing_of_what_came_later() -> None:
+@virtual
+async def test_a_position_shows_nothing_of_what_came_later(clock: VirtualLoop) -> None:
     """Every view at a position is the same before and after more has happened, also where requests were open then."""
-
-    async def run(clock: VirtualLoop) -> None:
-        async with told(clock, bursts=2) as fleet:
-            app = open_app(fleet)
-            await call(app, "/api/fleet")
-            await asyncio.sleep(2)
-            asked = asyncio.ensure_future(ask_many(fleet, random.Random(1), 20))
-            await asyncio.sleep(0.3)
-            # Both logs are read up to here, and no further until this turn ends.
-            history = await app._pools.history("")
-            await history.follow()
-            last = (await call(app, "/api/log")).document["last"]
-            views = (
-                "fleet?",
-                "requests?",
-                "queue?",
-                "stuck?",
-                "handoffs?",
-                "series?columns=20&split=model&",
-                "usage?",
-                "lanes?columns=20&",
-                "tree?",
-            )
-            targets = [f"/api/{view}at={last - back}" for back in (0, 11) for view in views]
-            listed = (await call(app, f"/api/requests?at={last - 11}")).document["requests"]
-            opened = [row["id"] for row in listed if row["state"] != "ended"]
-            assert opened
-            targets += [f"/api/request?at={last - back}&id={name}" for back in (0, 11) for name in opened]
-            before = [(await call(app, target)).document for target in targets]
-            await asked
-            await ask_many(fleet, random.Random(3), 5)
-            await asyncio.sleep(3)
-            assert (await call(app, "/api/log")).document["last"] > last
-            after = [(await call(app, target)).document for target in targets]
-            for target, was, now in zip(targets, before, after, strict=True):
-                assert now == was, target
-
-    loop.run(run)
+    async with told(clock, bursts=2) as fleet:
+        app = open_app(fleet)
+        await call(app, "/api/fleet")
+        await asyncio.sleep(2)
+        asked = asyncio.ensure_future(ask_many(fleet, random.Random(1), 20))
+        await asyncio.sleep(0.3)
+        # Both logs are read up to here, and no further until this turn ends.
+        history = await app._pools.history("")
+        await history.follow()
+        last = (await call(app, "/api/log")).document["last"]
+        views = (
+            "fleet?",
+            "requests?",
+            "queue?",
+            "stuck?",
+            "handoffs?",
+            "series?columns=20&split=model&",
+            "usage?",
+            "lanes?columns=20&",
+            "tree?",
+        )
+        targets = [f"/api/{view}at={last - back}" for back in (0, 11) for view in views]
+        listed = (await call(app, f"/api/requests?at={last - 11}")).document["requests"]
+        opened = [row["id"] for row in listed if row["state"] != "ended"]
+        assert opened
+        targets += [f"/api/request?at={last - back}&id={name}" for back in (0, 11) for name in opened]
+        before = [(await call(app, target)).document for target in targets]
+        await asked
+        await ask_many(fleet, random.Random(3), 5)
+        await asyncio.sleep(3)
+        assert (await call(app, "/api/log")).document["last"] > last
+        after = [(await call(app, target)).document for target in targets]
+        for target, was, now in zip(targets, before, after, strict=True):
+            assert now == was, target
 
 
-def test_a_request_is_shown_as_it_was_known_at_the_position() -> None:
+@virtual
+async def test_a_request_is_shown_as_it_was_known_at_the_position(clock: VirtualLoop) -> None:
     """At each position of its life it has the events until then and no later one; before its acceptance there is none."""
-
-    async def run(clock: VirtualLoop) -> None:
-        async with told(clock) as fleet:
-            app = open_app(fleet)
-            await call(app, "/api/fleet")
-            await asyncio.sleep(2)
-            rows = (await call(app, "/api/requests?window_s=3600&state=migrated")).document["requests"]
-            for row in rows:
-                whole = (await call(app, f"/api/request?id={row['id']}")).document
-                assert whole["state"] == "ended"
-                first, last = whole["decided_position"], whole["position_end"]
-                seen = []
-                for at in range(first - 1, last + 1):
-                    answer = await call(app, f"/api/request?id={row['id']}&at={at}")
-                    if answer.status == 404:
-                        assert (answer.document["error"]["code"], at) == ("not_yet", first - 1)
-                        continue
-                    shown = answer.document
-                    now_ms = shown["time_ms"]
-                    assert shown["position"] == at
-                    assert shown["marks"] == [one for one in whole["marks"] if one["time_ms"] <= now_ms]
-                    assert shown["decisions"] == [one for one in whole["decisions"] if one["stored"] <= at]
-                    assert all(span["start_ms"] <= now_ms for span in shown["spans"])
-                    assert all((span["end_ms"] or 0) <= now_ms for span in shown["spans"])
-                    if at < last:
-                        assert shown["state"] != "ended"
-                        assert [shown[name] for name in ("reason", "duration_ms", "position_end")] == [
-                            "",
-                            None,
-                            None,
-                        ]
-                        assert any(span["end_ms"] is None for span in shown["spans"])
-                        assert not any(line.startswith("req.ended") for line in shown["explanation"])
-                    seen.append((shown["state"], len(shown["decisions"]), shown["migrations"]))
-                assert seen == sorted(seen, key=lambda one: one[1:])
-                assert seen[-1] == ("ended", len(whole["decisions"]), whole["migrations"])
-                assert seen[0][1:] == (1, 0)
-            early = await call(app, f"/api/request?id={row['id']}&at=1")
-            assert (early.status, early.document["error"]["code"]) == (404, "not_yet")
-
-    loop.run(run)
+    async with told(clock) as fleet:
+        app = open_app(fleet)
+        await call(app, "/api/fleet")
+        await asyncio.sleep(2)
+        rows = (await call(app, "/api/requests?window_s=3600&state=migrated")).document["requests"]
+        for row in rows:
+            whole = (await call(app, f"/api/request?id={row['id']}")).document
+            assert whole["state"] == "ended"
+            first, last = whole["decided_position"], whole["position_end"]
+            seen = []
+            for at in range(first - 1, last + 1):
+                answer = await call(app, f"/api/request?id={row['id']}&at={at}")
+                if answer.status == 404:
+                    assert (answer.document["error"]["code"], at) == ("not_yet", first - 1)
+                    continue
+                shown = answer.document
+                now_ms = shown["time_ms"]
+                assert shown["position"] == at
+                assert shown["marks"] == [one for one in whole["marks"] if one["time_ms"] <= now_ms]
+                assert shown["decisions"] == [one for one in whole["decisions"] if one["stored"] <= at]
+                assert all(span["start_ms"] <= now_ms for span in shown["spans"])
+                assert all((span["end_ms"] or 0) <= now_ms for span in shown["spans"])
+                if at < last:
+                    assert shown["state"] != "ended"
+                    assert [shown[name] for name in ("reason", "duration_ms", "position_end")] == [
+                        "",
+                        None,
+                        None,
+                    ]
+                    assert any(span["end_ms"] is None for span in shown["spans"])
+                    assert not any(line.startswith("req.ended") for line in shown["explanation"])
+                seen.append((shown["state"], len(shown["decisions"]), shown["migrations"]))
+            assert seen == sorted(seen, key=lambda one: one[1:])
+            assert seen[-1] == ("ended", len(whole["decisions"]), whole["migrations"])
+            assert seen[0][1:] == (1, 0)
+        early = await call(app, f"/api/request?id={row['id']}&at=1")
+        assert (early.status, early.document["error"]["code"]) == (404, "not_yet")
 
 
 @pytest.mark.parametrize("roles", [("both", "both", "both"), ("prefill", "prefill", "decode", "decode")])
-def test_a_decision_has_its_regret_once_the_first_token_is_known(roles: Any) -> None:
+@virtual
+async def test_a_decision_has_its_regret_once_the_first_token_is_known(
+    clock: VirtualLoop, roles: Any
+) -> None:
     """That of the series: of one decision of each request, and not before the position at which its first token is known."""
-
-    async def run(clock: VirtualLoop) -> None:
-        async with told(clock, roles) as fleet:
-            app = open_app(fleet)
-            await call(app, "/api/fleet")
-            await asyncio.sleep(2)
-            rows = (await call(app, "/api/requests?window_s=3600&limit=1000")).document["requests"]
-            regrets, moved = [], 0
-            for row in rows:
-                made = (await call(app, f"/api/request?id={row['id']}")).document["decisions"]
-                views = [(await call(app, f"/api/decision?id={one['id']}")).document for one in made]
-                [led] = [one for one in views if one["found"]["led"]]
-                moved += len(views) > 1 and led is not views[-1]
-                assert all(one["found"]["started"] and one["settled"] for one in views)
-                assert all(one["found"]["ttft_ms"] is None for one in views if one is not led)
-                assert led["found"]["ttft_ms"] == row["ttft_ms"]
-                early = (await call(app, f"/api/decision?id={led['id']}&at={led['stored']}")).document
-                assert not early["found"]["started"]
-                assert (early["found"]["regret_ms"], early["later"], early["settled"]) == (None, [], False)
-                before = await call(app, f"/api/decision?id={led['id']}&at={led['stored'] - 1}")
-                assert (before.status, before.document["error"]["code"]) == (404, "not_yet")
-                if led["found"]["regret_ms"] is not None:
-                    found = led["found"]
-                    regrets.append(found["ttft_ms"] - found["waited_ms"] - found["expected_ttft_ms"])
-                    assert found["regret_ms"] == pytest.approx(regrets[-1])
-            assert moved, "no request has a decision after the one that led to its first token"
-            whole = (await call(app, "/api/series?window_s=3600&columns=1")).document["series"]["regret_ms"]
-            assert whole == pytest.approx([sorted(regrets)[-(-len(regrets) // 2) - 1]])
-            assert len(regrets) > 10
-
-    loop.run(run)
+    async with told(clock, roles) as fleet:
+        app = open_app(fleet)
+        await call(app, "/api/fleet")
+        await asyncio.sleep(2)
+        rows = (await call(app, "/api/requests?window_s=3600&limit=1000")).document["requests"]
+        regrets, moved = [], 0
+        for row in rows:
+            made = (await call(app, f"/api/request?id={row['id']}")).document["decisions"]
+            views = [(await call(app, f"/api/decision?id={one['id']}")).document for one in made]
+            [led] = [one for one in views if one["found"]["led"]]
+            moved += len(views) > 1 and led is not views[-1]
+            assert all(one["found"]["started"] and one["settled"] for one in views)
+            assert all(one["found"]["ttft_ms"] is None for one in views if one is not led)
+            assert led["found"]["ttft_ms"] == row["ttft_ms"]
+            early = (await call(app, f"/api/decision?id={led['id']}&at={led['stored']}")).document
+            assert not early["found"]["started"]
+            assert (early["found"]["regret_ms"], early["later"], early["settled"]) == (None, [], False)
+            before = await call(app, f"/api/decision?id={led['id']}&at={led['stored'] - 1}")
+            assert (before.status, before.document["error"]["code"]) == (404, "not_yet")
+            if led["found"]["regret_ms"] is not None:
+                found = led["found"]
+                regrets.append(found["ttft_ms"] - found["waited_ms"] - found["expected_ttft_ms"])
+                assert found["regret_ms"] == pytest.approx(regrets[-1])
+        assert moved, "no request has a decision after the one that led to its first token"
+        whole = (await call(app, "/api/series?window_s=3600&columns=1")).document["series"]["regret_ms"]
+        assert whole == pytest.approx([sorted(regrets)[-(-len(regrets) // 2) - 1]])
+        assert len(regrets) > 10
 
 
 VIEWS = (
@@ -324,146 +314,134 @@ async def follow(app: ConsoleApp, ends: asyncio.Event, received: list[bytes]) ->
 
 
 @pytest.mark.parametrize("end", ["the page is closed", "the console stops", "the log is another one"])
-def test_a_stream_of_positions_ends_with_its_page_and_then_nothing_is_read(end: str) -> None:
+@virtual
+async def test_a_stream_of_positions_ends_with_its_page_and_then_nothing_is_read(
+    clock: VirtualLoop, end: str
+) -> None:
     """While it is open it tells of new positions."""
-
-    async def run(clock: VirtualLoop) -> None:
-        async with told(clock, bursts=1) as fleet:
-            app, closed, received = open_app(fleet), asyncio.Event(), list[bytes]()
-            page = asyncio.ensure_future(follow(app, closed, received))
-            await asyncio.sleep(60)
-            history = await app._pools.history("")
-            before = (await history.log.bounds()).last
-            await ask_many(fleet, random.Random(1), 3)
-            await asyncio.sleep(2)
-            assert msgspec.json.decode(received[-1].removeprefix(b"data: "))["last"] > before
-            assert not page.done()
-            if end == "the page is closed":
-                closed.set()
-            elif end == "the console stops":
-                app.close()
-            else:
-                del app._pools._histories[history.pool]
-            await asyncio.sleep(1)
-            assert page.done()
-            await asyncio.sleep(WATCHED_S)
-            last = history.last.position
-            await ask_many(fleet, random.Random(2), 3)
-            await asyncio.sleep(5)
-            assert history.last.position == last
-
-    loop.run(run)
+    async with told(clock, bursts=1) as fleet:
+        app, closed, received = open_app(fleet), asyncio.Event(), list[bytes]()
+        page = asyncio.ensure_future(follow(app, closed, received))
+        await asyncio.sleep(60)
+        history = await app._pools.history("")
+        before = (await history.log.bounds()).last
+        await ask_many(fleet, random.Random(1), 3)
+        await asyncio.sleep(2)
+        assert msgspec.json.decode(received[-1].removeprefix(b"data: "))["last"] > before
+        assert not page.done()
+        if end == "the page is closed":
+            closed.set()
+        elif end == "the console stops":
+            app.close()
+        else:
+            del app._pools._histories[history.pool]
+        await asyncio.sleep(1)
+        assert page.done()
+        await asyncio.sleep(WATCHED_S)
+        last = history.last.position
+        await ask_many(fleet, random.Random(2), 3)
+        await asyncio.sleep(5)
+        assert history.last.position == last
 
 
-def test_hostile_requests_are_refused() -> None:
+@virtual
+async def test_hostile_requests_are_refused(clock: VirtualLoop) -> None:
     """Each gets an answer of JSON that is no failure of the server's, and the console answers on."""
-
-    async def run(clock: VirtualLoop) -> None:
-        async with told(clock, bursts=2) as fleet:
-            app = open_app(fleet)
-            await call(app, "/api/fleet")
-            await asyncio.sleep(2)
-            requests = hostile(random.Random(11))
-            assert len(requests) == 200
-            statuses = set()
-            for method, target in requests:
-                answer = await call(app, target, method)
-                assert answer.status < 500, (method, target, answer.body)
-                assert answer.headers[b"content-security-policy"].startswith(b"default-src 'none'")
-                if answer.status >= 400:
-                    assert answer.document["error"]["message"]
-                statuses.add(answer.status)
-            assert statuses >= {200, 400, 403, 404}
-            assert (await call(app, "/api/fleet")).status == 200
-
-    loop.run(run)
+    async with told(clock, bursts=2) as fleet:
+        app = open_app(fleet)
+        await call(app, "/api/fleet")
+        await asyncio.sleep(2)
+        requests = hostile(random.Random(11))
+        assert len(requests) == 200
+        statuses = set()
+        for method, target in requests:
+            answer = await call(app, target, method)
+            assert answer.status < 500, (method, target, answer.body)
+            assert answer.headers[b"content-security-policy"].startswith(b"default-src 'none'")
+            if answer.status >= 400:
+                assert answer.document["error"]["message"]
+            statuses.add(answer.status)
+        assert statuses >= {200, 400, 403, 404}
+        assert (await call(app, "/api/fleet")).status == 200
 
 
-def test_what_each_credential_may_see() -> None:
+@virtual
+async def test_what_each_credential_may_see(clock: VirtualLoop) -> None:
     """Without one nothing, beyond loopback; a key with `metrics` reads without tenants and contents, an operator's token controls."""
+    async with told(clock, bursts=1) as fleet:
+        ports = ports_of(fleet)
+        ring = KeyRing(ports.api_keys, ports.clock)
+        watching = asyncio.create_task(ring.run())
+        reader, nobody, chief = [
+            await _key(ports, scopes) for scopes in (["metrics"], ["endpoints:*"], ["admin"])
+        ]
+        await ring.known.wait()
+        await asyncio.sleep(1)
+        tokens = TokenAuthenticator(parse_tokens(f"amy {TOKEN}"), ports.clock)
+        pools = Pools(ports, "the simulator")
+        app = ConsoleApp(
+            pools, ConsoleAccess(tokens, AccessControl(ring), is_open=False), AdminApp(ports, tokens)
+        )
+        following = asyncio.create_task(pools.run())
 
-    async def run(clock: VirtualLoop) -> None:
-        async with told(clock, bursts=1) as fleet:
-            ports = ports_of(fleet)
-            ring = KeyRing(ports.api_keys, ports.clock)
-            watching = asyncio.create_task(ring.run())
-            reader, nobody, chief = [
-                await _key(ports, scopes) for scopes in (["metrics"], ["endpoints:*"], ["admin"])
-            ]
-            await ring.known.wait()
-            await asyncio.sleep(1)
-            tokens = TokenAuthenticator(parse_tokens(f"amy {TOKEN}"), ports.clock)
-            pools = Pools(ports, "the simulator")
-            app = ConsoleApp(
-                pools,
-                ConsoleAccess(tokens, AccessControl(ring), is_open=False),
-                AdminApp(ports, tokens),
-            )
-            following = asyncio.create_task(pools.run())
+        def shown(secret: str) -> list[tuple[bytes, bytes]]:
+            return [(b"host", b"console.example"), (b"authorization", f"Bearer {secret}".encode())]
 
-            def shown(secret: str) -> list[tuple[bytes, bytes]]:
-                return [(b"host", b"console.example"), (b"authorization", f"Bearer {secret}".encode())]
-
-            assert (await call(app, "/api/pools", headers=[HOST])).status == 401
-            assert (await call(app, "/", headers=[HOST])).status in (200, 404)
-            assert (await call(app, "/api/fleet", headers=shown("hw-wrong"))).status == 401
-            assert (await call(app, "/api/fleet", headers=shown("a-wrong-token-of-16"))).status == 401
-            assert (await call(app, "/api/fleet", headers=shown(nobody))).status == 403
-            scopes = {}
-            for name, secret in (("reader", reader), ("chief", chief), ("token", TOKEN)):
-                scopes[name] = (await call(app, "/api/pools", headers=shown(secret))).document["scopes"]
-            assert scopes == {
-                "reader": ["read"],
-                "chief": ["contents", "control", "read", "tenants"],
-                "token": ["contents", "control", "read", "tenants"],
-            }
-            [worker, *_] = fleet.engines
-            target = f"/admin/workers/{worker}/drain"
-            assert (await call(app, target, "POST", shown(reader))).status == 403
-            done = await call(app, target, "POST", shown(TOKEN))
-            assert (done.status, done.document["worker"]) == (200, worker)
-            await asyncio.sleep(2)
-            view = (await call(app, "/api/fleet", headers=shown(reader))).document
-            assert {one["name"]: one["state"] for one in view["workers"]}[worker] == "draining"
-            for task in (watching, following):
-                task.cancel()
-
-    loop.run(run)
+        assert (await call(app, "/api/pools", headers=[HOST])).status == 401
+        assert (await call(app, "/", headers=[HOST])).status in (200, 404)
+        assert (await call(app, "/api/fleet", headers=shown("hw-wrong"))).status == 401
+        assert (await call(app, "/api/fleet", headers=shown("a-wrong-token-of-16"))).status == 401
+        assert (await call(app, "/api/fleet", headers=shown(nobody))).status == 403
+        scopes = {}
+        for name, secret in (("reader", reader), ("chief", chief), ("token", TOKEN)):
+            scopes[name] = (await call(app, "/api/pools", headers=shown(secret))).document["scopes"]
+        assert scopes == {
+            "reader": ["read"],
+            "chief": ["contents", "control", "read", "tenants"],
+            "token": ["contents", "control", "read", "tenants"],
+        }
+        [worker, *_] = fleet.engines
+        target = f"/admin/workers/{worker}/drain"
+        assert (await call(app, target, "POST", shown(reader))).status == 403
+        done = await call(app, target, "POST", shown(TOKEN))
+        assert (done.status, done.document["worker"]) == (200, worker)
+        await asyncio.sleep(2)
+        view = (await call(app, "/api/fleet", headers=shown(reader))).document
+        assert {one["name"]: one["state"] for one in view["workers"]}[worker] == "draining"
+        for task in (watching, following):
+            task.cancel()
 
 
-def test_engine_weights_are_set_by_an_operator_and_recorded() -> None:
+@virtual
+async def test_engine_weights_are_set_by_an_operator_and_recorded(clock: VirtualLoop) -> None:
     """What no router takes is refused by it; who set them is in the log."""
-
-    async def run(clock: VirtualLoop) -> None:
-        async with told(clock, bursts=1) as fleet:
-            ports = ports_of(fleet)
-            tokens = TokenAuthenticator(parse_tokens(f"amy {TOKEN}"), ports.clock)
-            pools = Pools(ports, "the simulator")
-            access = ConsoleAccess(tokens, None, is_open=False)
-            app, bare = ConsoleApp(pools, access, AdminApp(ports, tokens)), ConsoleApp(pools, access)
-            following = asyncio.create_task(pools.run())
-            shown = [(b"host", b"console.example"), (b"authorization", f"Bearer {TOKEN}".encode())]
-            target = f"/admin/pools/{(await pools.history('')).pool}/weights"
-            assert (await call(bare, target, "POST", shown, b'{"sim": 1}')).status == 403
-            for body, status in (
-                (b'{"sim": "1"}', 400),
-                (b"[]", 400),
-                (b'{"sim": -1}', 400),
-                (b'{"other": 1}', 400),
-                (b'{"sim": 2}', 200),
-            ):
-                answer = await call(app, target, "POST", shown, body)
-                assert answer.status == status, (body, answer.body)
-            assert answer.document["engines"][0]["weight"] == 2
-            assert (await call(app, target, "GET", shown)).document["engines"][0]["weight"] == 2
-            assert (await call(app, "/admin/pools/x/y", "POST", shown)).status == 404
-            await asyncio.sleep(2)
-            view = (await call(app, "/api/fleet", headers=shown)).document
-            assert view["engine_weights"] == {"sim": 2}
-            assert b"token amy" in (await call(app, "/api/events?kind=fleet", headers=shown)).body
-            following.cancel()
-
-    loop.run(run)
+    async with told(clock, bursts=1) as fleet:
+        ports = ports_of(fleet)
+        tokens = TokenAuthenticator(parse_tokens(f"amy {TOKEN}"), ports.clock)
+        pools = Pools(ports, "the simulator")
+        access = ConsoleAccess(tokens, None, is_open=False)
+        app, bare = ConsoleApp(pools, access, AdminApp(ports, tokens)), ConsoleApp(pools, access)
+        following = asyncio.create_task(pools.run())
+        shown = [(b"host", b"console.example"), (b"authorization", f"Bearer {TOKEN}".encode())]
+        target = f"/admin/pools/{(await pools.history('')).pool}/weights"
+        assert (await call(bare, target, "POST", shown, b'{"sim": 1}')).status == 403
+        for body, status in (
+            (b'{"sim": "1"}', 400),
+            (b"[]", 400),
+            (b'{"sim": -1}', 400),
+            (b'{"other": 1}', 400),
+            (b'{"sim": 2}', 200),
+        ):
+            answer = await call(app, target, "POST", shown, body)
+            assert answer.status == status, (body, answer.body)
+        assert answer.document["engines"][0]["weight"] == 2
+        assert (await call(app, target, "GET", shown)).document["engines"][0]["weight"] == 2
+        assert (await call(app, "/admin/pools/x/y", "POST", shown)).status == 404
+        await asyncio.sleep(2)
+        view = (await call(app, "/api/fleet", headers=shown)).document
+        assert view["engine_weights"] == {"sim": 2}
+        assert b"token amy" in (await call(app, "/api/events?kind=fleet", headers=shown)).body
+        following.cancel()
 
 
 async def test_tokens_of_an_identity_provider_are_admitted_by_their_scopes() -> None:
@@ -524,14 +502,13 @@ async def _key(ports: Ports, scopes: list[str]) -> str:
         ([HOST, (b"sec-fetch-site", b"same-origin")], 200),
     ],
 )
-def test_pages_of_other_sites_get_nothing(headers: list[tuple[bytes, bytes]], status: int) -> None:
+@virtual
+async def test_pages_of_other_sites_get_nothing(
+    clock: VirtualLoop, headers: list[tuple[bytes, bytes]], status: int
+) -> None:
     """Nor does a name that was pointed at loopback."""
-
-    async def run(clock: VirtualLoop) -> None:
-        async with told(clock, bursts=1) as fleet:
-            assert (await call(open_app(fleet), "/api/pools", headers=headers)).status == status
-
-    loop.run(run)
+    async with told(clock, bursts=1) as fleet:
+        assert (await call(open_app(fleet), "/api/pools", headers=headers)).status == status
 
 
 def test_tenants_have_no_names_without_the_scope() -> None:

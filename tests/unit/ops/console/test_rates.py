@@ -14,7 +14,6 @@ from headwater.ops.console.app import TENANT_VIEWS, VIEWS, ConsoleApp
 from headwater.ops.console.pools import Pools
 from headwater.ops.history import series
 from headwater.ops.history.requests import RequestTable
-from headwater.ops.sim import loop
 from headwater.ops.sim.fleet import SimFleet
 from headwater.ops.sim.loop import VirtualLoop
 from headwater.schemas.encoding import SCHEMA_VERSION, Batch
@@ -23,6 +22,7 @@ from headwater.schemas.hashing import tenant_digest
 from tests.sim.disaggregated import EDGE, answer, fleet_of
 from tests.support.worlds.clock import WALL_NS
 from tests.support.worlds.told import ports_of
+from tests.support.worlds.virtual import virtual
 from tests.unit.ops.console.test_app import call, open_app
 
 TENANTS = ("red", "blue", "")
@@ -61,44 +61,40 @@ def named(tenant: str) -> str:
     return f"{tenant_digest(tenant):016x}" if tenant else ""
 
 
-def test_usage_and_rates_by_tenant_sum_to_the_whole() -> None:
+@virtual
+async def test_usage_and_rates_by_tenant_sum_to_the_whole(clock: VirtualLoop) -> None:
     """Usage is what clients were told; the groups of a split are what the filter shows of them, and sum to all."""
-
-    async def run(clock: VirtualLoop) -> None:
-        async with fleet_of(clock, roles=("both", "both")) as fleet:
-            app, told = open_app(fleet), await asked(fleet)
-            await call(app, "/api/fleet")
-            used = (await call(app, "/api/usage?window_s=600")).document
-            assert {row["tenant"] for row in used["by_tenant"]} == {named(one) for one in TENANTS}
-            for row in used["by_tenant"]:
-                wanted = told[row["tenant"]]
-                assert {name: row[name] for name in wanted} == dict(wanted)
-                assert (row["ended"], row["failed"], row["open"]) == (row["accepted"], 0, 0)
-            assert [row["model"] for row in used["by_model"]] == ["sim"]
-            assert {name: used["by_model"][0][name] for name in used["total"]} == used["total"]
-            whole = (await call(app, "/api/series?window_s=600&columns=10&split=tenant")).document
-            assert [group["tenant"] for group in whole["groups"]] == sorted(named(one) for one in TENANTS)
-            for name in ("requests_per_s", "tokens_per_s"):
-                sums = [
-                    sum(column)
-                    for column in zip(*(one["series"][name] for one in whole["groups"]), strict=True)
-                ]
-                assert sums == pytest.approx(whole["series"][name])
-            for group in whole["groups"]:
-                target = f"/api/series?window_s=600&columns=10&tenant={group['tenant'] or 'none'}&model=sim"
-                alone = (await call(app, target)).document
-                assert alone["series"] == group["series"]
-                assert "running" not in alone["series"]
-                listed = (
-                    await call(app, f"/api/requests?window_s=600&tenant={group['tenant'] or 'none'}")
-                ).document
-                assert listed["total"] == told[group["tenant"]]["accepted"]
-            by_model = (await call(app, "/api/series?window_s=600&columns=10&split=model")).document
-            [only] = by_model["groups"]
-            assert (only["model"], only["requests"]) == ("sim", 12)
-            assert only["series"].items() <= by_model["series"].items()
-
-    loop.run(run)
+    async with fleet_of(clock, roles=("both", "both")) as fleet:
+        app, told = open_app(fleet), await asked(fleet)
+        await call(app, "/api/fleet")
+        used = (await call(app, "/api/usage?window_s=600")).document
+        assert {row["tenant"] for row in used["by_tenant"]} == {named(one) for one in TENANTS}
+        for row in used["by_tenant"]:
+            wanted = told[row["tenant"]]
+            assert {name: row[name] for name in wanted} == dict(wanted)
+            assert (row["ended"], row["failed"], row["open"]) == (row["accepted"], 0, 0)
+        assert [row["model"] for row in used["by_model"]] == ["sim"]
+        assert {name: used["by_model"][0][name] for name in used["total"]} == used["total"]
+        whole = (await call(app, "/api/series?window_s=600&columns=10&split=tenant")).document
+        assert [group["tenant"] for group in whole["groups"]] == sorted(named(one) for one in TENANTS)
+        for name in ("requests_per_s", "tokens_per_s"):
+            sums = [
+                sum(column) for column in zip(*(one["series"][name] for one in whole["groups"]), strict=True)
+            ]
+            assert sums == pytest.approx(whole["series"][name])
+        for group in whole["groups"]:
+            target = f"/api/series?window_s=600&columns=10&tenant={group['tenant'] or 'none'}&model=sim"
+            alone = (await call(app, target)).document
+            assert alone["series"] == group["series"]
+            assert "running" not in alone["series"]
+            listed = (
+                await call(app, f"/api/requests?window_s=600&tenant={group['tenant'] or 'none'}")
+            ).document
+            assert listed["total"] == told[group["tenant"]]["accepted"]
+        by_model = (await call(app, "/api/series?window_s=600&columns=10&split=model")).document
+        [only] = by_model["groups"]
+        assert (only["model"], only["requests"]) == ("sim", 12)
+        assert only["series"].items() <= by_model["series"].items()
 
 
 class _Reader(ConsoleAccess):
@@ -108,44 +104,34 @@ class _Reader(ConsoleAccess):
         return READ
 
 
-def test_without_the_scope_nothing_tells_tenants_apart() -> None:
+@virtual
+async def test_without_the_scope_nothing_tells_tenants_apart(clock: VirtualLoop) -> None:
     """No view names one, lists or counts them, or can be asked for one."""
-
-    async def run(clock: VirtualLoop) -> None:
-        async with fleet_of(clock, roles=("both", "both")) as fleet:
-            await asked(fleet)
-            pools = Pools(ports_of(fleet), "the simulator")
-            app = ConsoleApp(pools, _Reader(None, None, is_open=True))
-            clock.create_task(pools.run())
-            await call(app, "/api/fleet")
-            for target in (
-                "series?split=tenant",
-                "series?tenant=none",
-                "requests?tenant=none",
-                "usage?tenant=x",
-            ):
-                refused = await call(app, f"/api/{target}")
-                assert (refused.status, refused.document["error"]["code"]) == (403, "insufficient_scope")
-            used = (await call(app, "/api/usage")).document
-            assert (used["by_tenant"], used["total"]["accepted"]) == ([], 12)
-            assert (await call(app, "/api/series")).document["tenants"] == []
-            requests = (await call(app, "/api/requests")).document["requests"]
-            decision = (await call(app, f"/api/request?id={requests[0]['id']}")).document["decisions"][0][
-                "id"
-            ]
-            digests = [tenant_digest(one) for one in TENANTS if one]
-            secrets = [form for digest in digests for form in (f"{digest:x}", str(digest))]
-            names = [*VIEWS, *TENANT_VIEWS, "events"]
-            targets = [f"{name}?limit=1000&window_s=600&id={decision}&time_ms=1e12" for name in names]
-            targets += [f"request?id={row['id']}" for row in requests]
-            answered = 0
-            for target in targets:
-                shown = await call(app, f"/api/{target}")
-                answered += shown.status == 200
-                assert not [one for one in secrets if one.encode() in shown.body], target
-            assert answered > len(requests) + len(names) - 3
-
-    loop.run(run)
+    async with fleet_of(clock, roles=("both", "both")) as fleet:
+        await asked(fleet)
+        pools = Pools(ports_of(fleet), "the simulator")
+        app = ConsoleApp(pools, _Reader(None, None, is_open=True))
+        clock.create_task(pools.run())
+        await call(app, "/api/fleet")
+        for target in ("series?split=tenant", "series?tenant=none", "requests?tenant=none", "usage?tenant=x"):
+            refused = await call(app, f"/api/{target}")
+            assert (refused.status, refused.document["error"]["code"]) == (403, "insufficient_scope")
+        used = (await call(app, "/api/usage")).document
+        assert (used["by_tenant"], used["total"]["accepted"]) == ([], 12)
+        assert (await call(app, "/api/series")).document["tenants"] == []
+        requests = (await call(app, "/api/requests")).document["requests"]
+        decision = (await call(app, f"/api/request?id={requests[0]['id']}")).document["decisions"][0]["id"]
+        digests = [tenant_digest(one) for one in TENANTS if one]
+        secrets = [form for digest in digests for form in (f"{digest:x}", str(digest))]
+        names = [*VIEWS, *TENANT_VIEWS, "events"]
+        targets = [f"{name}?limit=1000&window_s=600&id={decision}&time_ms=1e12" for name in names]
+        targets += [f"request?id={row['id']}" for row in requests]
+        answered = 0
+        for target in targets:
+            shown = await call(app, f"/api/{target}")
+            answered += shown.status == 200
+            assert not [one for one in secrets if one.encode() in shown.body], target
+        assert answered > len(requests) + len(names) - 3
 
 
 def test_usage_counts_failures_and_what_is_open() -> None:

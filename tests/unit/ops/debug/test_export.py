@@ -15,7 +15,6 @@ from headwater.ops.config.setting import ConfigError
 from headwater.ops.debug import export as module
 from headwater.ops.debug.export import write
 from headwater.ops.debug.perfetto import Slice, TraceWriter
-from headwater.ops.sim import loop
 from headwater.ops.sim.fleet import POOL, SimFleet
 from headwater.ops.sim.loop import VirtualLoop
 from headwater.schemas.events.fleet import Role, WorkerJoined
@@ -29,6 +28,7 @@ from headwater.schemas.events.request import (
 from tests.support.data.queries import route_query
 from tests.support.worlds.told import ports_of, told
 from tests.support.worlds.told_fleet import ToldFleet, clock_of, told_fleet
+from tests.support.worlds.virtual import virtual
 
 Capture = pytest.CaptureFixture[str]
 Event = dict[str, Any]
@@ -87,16 +87,15 @@ def of(events: Sequence[Event], process: str, kind: str) -> list[Event]:
 
 
 @pytest.mark.parametrize("roles", [("both", "both", "both"), ("prefill", "prefill", "decode", "decode")])
-def test_the_trace_of_a_fleet_that_loses_a_worker(tmp_path: Path, roles: tuple[Role, ...]) -> None:
+@virtual
+async def test_the_trace_of_a_fleet_that_loses_a_worker(
+    clock: VirtualLoop, tmp_path: Path, roles: tuple[Role, ...]
+) -> None:
     """Each request once at its edge with its stages, and these at their workers; whoever joined; load."""
     path = tmp_path / "trace.json"
-
-    async def run(clock: VirtualLoop) -> None:
-        async with told(clock, roles) as fleet:
-            assert await write(ports_of(fleet), POOL, str(path)) == 0
-            _compare(read(path), await _requests(fleet), fleet)
-
-    loop.run(run)
+    async with told(clock, roles) as fleet:
+        assert await write(ports_of(fleet), POOL, str(path)) == 0
+        _compare(read(path), await _requests(fleet), fleet)
 
 
 async def _requests(fleet: SimFleet) -> list[Any]:

@@ -10,11 +10,11 @@ import pytest
 from headwater.ops.history.columns import spread
 from headwater.ops.history.fallen_hits import fallen_hits
 from headwater.ops.history.requests import Request
-from headwater.ops.sim import loop
 from headwater.ops.sim.fleet import SETTINGS, SimFleet
 from headwater.ops.sim.loop import VirtualLoop
 from tests.sim.disaggregated import ask, fleet_of
 from tests.support.worlds.told import records_of
+from tests.support.worlds.virtual import virtual
 from tests.unit.ops.console.test_app import call, open_app
 
 LARGE = SETTINGS._replace(total_blocks=6_000, step_tokens_max=2_048)
@@ -101,39 +101,31 @@ async def restart(fleet: SimFleet) -> Callable[[], int]:
     [
         (other_prompts, "the router expected no more: prompts begin otherwise"),
         pytest.param(
-            some_other_prompts,
-            "the router expected no more: prompts begin otherwise",
-            marks=pytest.mark.soak,
+            some_other_prompts, "the router expected no more: prompts begin otherwise", marks=pytest.mark.soak
         ),
         pytest.param(restart, "joined with an empty cache", marks=pytest.mark.soak),
     ],
 )
-def test_a_fall_is_found_within_a_minute(change: Any, cause: str) -> None:
+@virtual
+async def test_a_fall_is_found_within_a_minute(clock: VirtualLoop, change: Any, cause: str) -> None:
     """Since where it began, and for as long as it lasts; before there is no finding."""
-
-    async def run(clock: VirtualLoop) -> None:
-        found = await staged(clock, change)
-        assert not [second for second, some in found.items() if some and second <= 0]
-        first = min(second for second, some in found.items() if some)
-        assert first < 60
-        for second, some in found.items():
-            if second >= first:
-                [one] = some
-                assert cause in one["text"]
-                assert one["remedy"]
-                assert one["request"]
-                assert one["position"]
-
-    loop.run(run)
+    found = await staged(clock, change)
+    assert not [second for second, some in found.items() if some and second <= 0]
+    first = min(second for second, some in found.items() if some)
+    assert first < 60
+    for second, some in found.items():
+        if second >= first:
+            [one] = some
+            assert cause in one["text"]
+            assert one["remedy"]
+            assert one["request"]
+            assert one["position"]
 
 
-def test_a_healthy_fleet_has_no_such_finding() -> None:
+@virtual
+async def test_a_healthy_fleet_has_no_such_finding(clock: VirtualLoop) -> None:
     """Though it begins with empty caches, and its prompts come in no order."""
-
-    async def run(clock: VirtualLoop) -> None:
-        assert not [second for second, some in (await staged(clock, nothing)).items() if some]
-
-    loop.run(run)
+    assert not [second for second, some in (await staged(clock, nothing)).items() if some]
 
 
 def requests(

@@ -56,9 +56,7 @@ async def mixed(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Mixed
 async def client(mixed: Mixed) -> AsyncIterator[openai.AsyncOpenAI]:
     """OpenAI's own client of the fleet of both engines, without its retries: an error is seen, not repeated."""
     await mixed.until_ready()
-    async with openai.AsyncOpenAI(
-        base_url=f"{mixed.up.url}/v1", api_key="none", max_retries=0, timeout=90
-    ) as made:
+    async with mixed.up.official_client() as made:
         yield made
 
 

@@ -51,9 +51,7 @@ async def client(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[open
         kept_sglang_worker(folder, up.nats, SGLANG.worker, *model, *own) as worker,
     ):
         await Mixed(up, worker).until_ready()
-        async with openai.AsyncOpenAI(
-            base_url=f"{up.url}/v1", api_key="none", max_retries=0, timeout=90
-        ) as made:
+        async with up.official_client() as made:
             yield made
 
 

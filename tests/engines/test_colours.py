@@ -3,7 +3,6 @@
 from collections.abc import AsyncIterator
 from typing import Any
 
-import openai
 import pytest
 import pytest_asyncio
 
@@ -40,7 +39,7 @@ async def test_the_colour_is_named_together_and_apart(case: Case, up: FleetProce
     """E/P/D; E/PD; EPD, when the encode worker is drained; with SGLang EP/D, too: the same answers, which are Hugging Face's."""
     split_at, whole_at = ("", "") if case is VLLM else ("prefill-0", "worker-0")
     await until_it_encodes(up)
-    async with openai.AsyncOpenAI(base_url=f"{up.url}/v1", api_key="none", max_retries=0) as client:
+    async with up.official_client() as client:
         if case is VLLM:
             [card] = (await client.models.list()).data
             # As vLLM's encoder cache has room for: at least the largest image that the model makes.

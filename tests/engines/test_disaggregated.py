@@ -141,7 +141,7 @@ async def ask_alone(
     `patient`: sent away by a 503 for some seconds, the client comes back. While its only prefill or decode worker starts again, a fleet of SGLang
     serves nothing.
     """
-    async with openai.AsyncOpenAI(base_url=f"{up.url}/v1", api_key="none", max_retries=0) as client:
+    async with up.official_client() as client:
         while True:
             try:
                 return await ask(client, *question, max_tokens=max_tokens, **more)

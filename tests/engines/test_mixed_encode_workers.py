@@ -6,7 +6,6 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-import openai
 import pytest
 import pytest_asyncio
 
@@ -81,9 +80,7 @@ async def test_an_encode_worker_serves_workers_of_its_embedding_format_only(
     questions = [(picture_url(300 + number), QUESTION) for number in range(5)]
     expected = await reference_answers(tmp_path, *questions)
     asked = iter(zip(questions, expected, strict=True))
-    async with openai.AsyncOpenAI(
-        base_url=f"{mixed.up.url}/v1", api_key="none", max_retries=0, timeout=90
-    ) as client:
+    async with mixed.up.official_client() as client:
 
         async def encoder_for(worker: str) -> str:
             """Who encoded the next image for this worker; "" if it did."""

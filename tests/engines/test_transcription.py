@@ -79,7 +79,7 @@ async def test_recordings_at_once_are_not_mixed_up(transcriber: FleetProcess) ->
     """SGLang gives each the same places in its cache: nothing of one may be found for another."""
     parts = [part.strip() + "." for part in WORDS.split(".") if part.strip()]
     heard = [part.strip() + "." for part in HEARD.split(".") if part.strip()]
-    async with openai.AsyncOpenAI(base_url=f"{transcriber.url}/v1", api_key="none", max_retries=0) as client:
+    async with transcriber.official_client() as client:
 
         async def ask(words: str) -> str:
             answer = await client.audio.transcriptions.create(model=MODEL, file=("said.wav", spoken(words)))
@@ -100,7 +100,7 @@ async def test_the_language_is_detected(case: Case, tmp_path: Path) -> None:
 @only(VLLM, pytest.mark.soak)
 async def test_long_recordings_are_cut_where_nobody_speaks(transcriber: FleetProcess) -> None:
     """No word is lost or said twice; beyond the limit of seconds the recording is rejected."""
-    async with openai.AsyncOpenAI(base_url=f"{transcriber.url}/v1", api_key="none", max_retries=0) as client:
+    async with transcriber.official_client() as client:
         long = ("said.wav", spoken(" ".join(LONG)))
         answer = await client.audio.transcriptions.with_raw_response.create(
             model=MODEL, file=long, response_format="vtt"
@@ -117,7 +117,7 @@ async def test_a_killed_worker_costs_no_word(case: Case, tmp_path: Path) -> None
     """Kill -9 while it transcribes: the other worker fetches the samples and continues."""
     async with (
         case.fleet(tmp_path, *flags(case, 2)) as made,
-        openai.AsyncOpenAI(base_url=f"{made.url}/v1", api_key="none", max_retries=0) as client,
+        made.official_client() as client,
     ):
         await made.until_whole()
 

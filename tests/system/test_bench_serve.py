@@ -1,17 +1,15 @@
 """`headwater bench serve` against a simulated fleet: its figures are those of the server's metrics and of the prompts."""
 
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-import pytest_asyncio
 
 from headwater.ops.whatif.trace import Trace, TraceRequest, write
 from tests.support.processes import zygote
-from tests.support.processes.fleet import FleetProcess, fleet
+from tests.support.processes.fleet import FleetProcess, shared_fleet
 
 QWEN3_8B = {
     "hidden_size": 4096,
@@ -26,11 +24,8 @@ QWEN3_8B = {
 module_loop = pytest.mark.asyncio(loop_scope="module")
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def up(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[FleetProcess]:
-    """One worker, so that every prompt meets the same cache."""
-    async with fleet(tmp_path_factory.mktemp("serve"), "--engine", "sim", "--workers", "1") as made:
-        yield made
+up = shared_fleet("--engine", "sim", "--workers", "1")
+"""One worker, so that every prompt meets the same cache."""
 
 
 async def bench(up: FleetProcess, *words: str, url: str = "") -> tuple[int, str]:

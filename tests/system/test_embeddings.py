@@ -2,38 +2,25 @@
 
 import asyncio
 import math
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import openai
 import pytest
-import pytest_asyncio
 
-from tests.support.processes.fleet import FleetProcess, fleet
+from tests.support.processes.fleet import FleetProcess, shared_fleet
 
 pytestmark = [pytest.mark.processes, pytest.mark.asyncio(loop_scope="module")]
 
 TEXTS = [f"The source of river number {number} lies in the hills." for number in range(300)]
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def up(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[FleetProcess]:
-    """Two simulated workers."""
-    async with fleet(tmp_path_factory.mktemp("embeddings"), "--engine", "sim") as made:
-        yield made
-
-
-@asynccontextmanager
-async def client_of(up: FleetProcess) -> AsyncIterator[openai.AsyncOpenAI]:
-    """The official client, without retries of its own."""
-    async with openai.AsyncOpenAI(base_url=f"{up.url}/v1", api_key="none", max_retries=0, timeout=60) as made:
-        yield made
+up = shared_fleet("--engine", "sim")
+"""Two simulated workers."""
 
 
 async def test_the_official_client_gets_vectors_for_many_texts(up: FleetProcess) -> None:
     """In order, in both encodings, equal for equal texts; and the model still chats."""
     await up.until_whole()
-    async with client_of(up) as client:
+    async with up.official_client() as client:
         packed = await client.embeddings.create(model="sim", input=TEXTS)
         plain = await client.embeddings.create(model="sim", input=TEXTS, encoding_format="float")
         assert [entry.index for entry in packed.data] == list(range(len(TEXTS)))
@@ -59,7 +46,7 @@ async def test_the_official_client_gets_vectors_for_many_texts(up: FleetProcess)
 async def test_errors_name_what_to_change(up: FleetProcess) -> None:
     """As the client's own exceptions."""
     await up.until_whole()
-    async with client_of(up) as client:
+    async with up.official_client() as client:
         with pytest.raises(openai.BadRequestError, match="none of them empty"):
             await client.embeddings.create(model="sim", input=[])
         with pytest.raises(openai.BadRequestError, match="context is"):
@@ -83,7 +70,7 @@ async def test_errors_name_what_to_change(up: FleetProcess) -> None:
 async def test_requests_outlive_the_worker_that_is_killed_among_them(up: FleetProcess) -> None:
     """Whoever is asked when the process dies: every request is answered, each with the right vectors."""
     await up.until_whole()
-    async with client_of(up) as client:
+    async with up.official_client() as client:
         before = await _answered(up)
         right = [entry.embedding for entry in (await client.embeddings.create(model="sim", input=TEXTS)).data]
 

@@ -1,15 +1,13 @@
 """What breaks and what does not: kill -9 under running streams, with the simulated engine."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-import pytest_asyncio
 
-from tests.support.processes.fleet import FleetProcess, fleet, stream_text
+from tests.support.processes.fleet import FleetProcess, fleet, shared_fleet, stream_text
 
 pytestmark = [pytest.mark.processes, pytest.mark.asyncio(loop_scope="module")]
 
@@ -22,11 +20,8 @@ BODY: dict[str, Any] = {
 }
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def up(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[FleetProcess]:
-    """Two simulated workers. Each test waits first until what the one before has killed is back."""
-    async with fleet(tmp_path_factory.mktemp("failures"), "--engine", "sim") as made:
-        yield made
+up = shared_fleet("--engine", "sim")
+"""Two simulated workers. Each test waits first until what the one before has killed is back."""
 
 
 async def _with_a_kill(

@@ -1,16 +1,14 @@
 """`headwater up` with the simulated engine, as real processes."""
 
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
 import pytest
-import pytest_asyncio
 
 from headwater.ops.process.sockets import free_port
 from tests.clients.model import make as make_model
-from tests.support.processes.fleet import FleetProcess, fleet, stream_text
+from tests.support.processes.fleet import FleetProcess, fleet, shared_fleet, stream_text
 from tests.support.servers.hub import hub
 
 pytestmark = [pytest.mark.processes, pytest.mark.asyncio(loop_scope="module")]
@@ -20,11 +18,8 @@ OTHER = [{"role": "user", "content": "And where does it end?"}]
 """A prompt without a block in common with that of `CHAT`, which one test finds uncached."""
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def up(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[FleetProcess]:
-    """Two simulated workers."""
-    async with fleet(tmp_path_factory.mktemp("up"), "--engine", "sim") as made:
-        yield made
+up = shared_fleet("--engine", "sim")
+"""Two simulated workers."""
 
 
 async def test_a_prompt_goes_back_to_the_worker_that_has_its_blocks(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ pytestmark = [
 @pytest_asyncio.fixture(loop_scope="package")
 async def client(up: FleetProcess) -> AsyncIterator[openai.AsyncOpenAI]:
     """OpenAI's own client, without its retries: an error is seen, not repeated."""
-    async with openai.AsyncOpenAI(base_url=f"{up.url}/v1", api_key="none", max_retries=0, timeout=90) as made:
+    async with up.official_client() as made:
         yield made
 
 

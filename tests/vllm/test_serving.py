@@ -31,7 +31,7 @@ FRANCE: list[Any] = [{"role": "user", "content": "What is the capital of France?
 @pytest_asyncio.fixture(loop_scope="package")
 async def client(up: FleetProcess) -> AsyncIterator[openai.AsyncOpenAI]:
     """OpenAI's own client, without its retries: an error is seen, not repeated."""
-    async with openai.AsyncOpenAI(base_url=f"{up.url}/v1", api_key="none", max_retries=0, timeout=90) as made:
+    async with up.official_client() as made:
         yield made
 
 

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
 import jsonschema
-import openai
 import pytest
 import pytest_asyncio
 
@@ -69,7 +68,7 @@ async def test_named_calls_of_smollm2_have_valid_arguments(smol: FleetProcess) -
 
 @pytest.mark.soak
 async def test_smollm2_chats(smol: FleetProcess) -> None:
-    async with openai.AsyncOpenAI(base_url=f"{smol.url}/v1", api_key="none", max_retries=0) as client:
+    async with smol.official_client() as client:
         answer = await client.chat.completions.create(
             model=SMOL,
             messages=[{"role": "user", "content": "What is the capital of France?"}],
@@ -111,7 +110,7 @@ async def check_named_calls(up: FleetProcess, model: str) -> None:
         }
     ]
     choice: Any = {"type": "function", "function": {"name": "get_weather"}}
-    async with openai.AsyncOpenAI(base_url=f"{up.url}/v1", api_key="none", max_retries=0) as client:
+    async with up.official_client() as client:
 
         async def ask(number: int, question: str) -> Any:
             fields: dict[str, Any] = {

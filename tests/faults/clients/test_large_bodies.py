@@ -12,10 +12,9 @@ from typing import Any
 import msgspec
 import psutil
 import pytest
-import pytest_asyncio
 
 from tests.support.clients import raw_http
-from tests.support.processes.fleet import FleetProcess, fleet
+from tests.support.processes.fleet import FleetProcess, fleet, shared_fleet
 
 pytestmark = [
     pytest.mark.processes,
@@ -146,12 +145,8 @@ def _chat(body: bytes) -> bytes:
     return body.replace(b'"prompt":"a"', b'"messages":[{"role":"user","content":"a"}]', 1)
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def up(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[FleetProcess]:
-    """One simulated worker behind an edge that takes bodies of 64 MiB: their size alone refuses none of them."""
-    flags = ("--engine", "sim", "--workers", "1", "--body-bytes-max", str(64 * 1024 * 1024))
-    async with fleet(tmp_path_factory.mktemp("large"), *flags) as made:
-        yield made
+up = shared_fleet("--engine", "sim", "--workers", "1", "--body-bytes-max", str(64 * 1024 * 1024))
+"""One simulated worker behind an edge that takes bodies of 64 MiB: their size alone refuses none of them."""
 
 
 def edge_bytes(up: FleetProcess) -> int:

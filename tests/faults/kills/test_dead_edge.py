@@ -1,15 +1,13 @@
 """kill -9 of an edge whose workers compute what only its clients wait for: they stop."""
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import httpx
 import pytest
-import pytest_asyncio
 
 from headwater.actors.worker.handoffs import CHECK_PERIOD_S, GONE_S
 from tests.support.processes.encode_leg import is_idle
-from tests.support.processes.fleet import FleetProcess, fleet
+from tests.support.processes.fleet import FleetProcess, shared_fleet
 
 pytestmark = [pytest.mark.processes, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(200)]
 
@@ -20,12 +18,10 @@ LOADED_S = 20.0
 """What a busy machine may add to a time."""
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def up(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[FleetProcess]:
-    """One worker, with step times of a real engine."""
-    flags = ("--engine", "sim", "--workers", "1", "--sim-step-time", "default", "--max-model-len", "300000")
-    async with fleet(tmp_path_factory.mktemp("dead-edge"), *flags) as made:
-        yield made
+up = shared_fleet(
+    *("--engine", "sim", "--workers", "1", "--sim-step-time", "default", "--max-model-len", "300000")
+)
+"""One worker, with step times of a real engine."""
 
 
 async def test_vectors_for_nobody_are_not_computed(up: FleetProcess) -> None:

@@ -3,17 +3,15 @@
 import asyncio
 import os
 import re
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from headwater.actors.edge.saga.types import PLACE_S_MAX
 from headwater.ops.process.sockets import free_range
 from tests.support.processes.commands import Ended, ended, launched
-from tests.support.processes.fleet import FleetProcess, fleet
+from tests.support.processes.fleet import FleetProcess, shared_fleet
 
 pytestmark = [pytest.mark.processes, pytest.mark.asyncio(loop_scope="module")]
 
@@ -28,11 +26,8 @@ STRUCT = re.compile(r"\b[A-Z][A-Za-z]+\([a-z_]+=")
 """A struct as Python prints it."""
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def up(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[FleetProcess]:
-    """Two simulated workers of one tier."""
-    async with fleet(tmp_path_factory.mktemp("commands"), "--engine", "sim", "--tier", "silver") as made:
-        yield made
+up = shared_fleet("--engine", "sim", "--tier", "silver")
+"""Two simulated workers of one tier."""
 
 
 async def _request(up: FleetProcess) -> str:

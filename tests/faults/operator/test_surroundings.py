@@ -1,6 +1,6 @@
 """Commands start in the surroundings of others as in our own: containers, service managers, odd users, closed streams, full of foreign variables."""
 
-from collections.abc import AsyncIterator, Set
+from collections.abc import Set
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ import pytest_asyncio
 from headwater.ops.commands import COMMANDS
 from headwater.ops.process.sockets import free_range
 from tests.support.processes.commands import Ended
-from tests.support.processes.fleet import FleetProcess, fleet
+from tests.support.processes.fleet import FleetProcess, shared_fleet
 from tests.support.processes.surroundings import (
     Line,
     Surrounding,
@@ -171,11 +171,8 @@ def test_the_table_has_every_command() -> None:
     assert set(STARTS) == {name for _, commands in COMMANDS.values() for name in commands}
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def up(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[FleetProcess]:
-    """A simulated fleet in our own surroundings, which the commands are about."""
-    async with fleet(tmp_path_factory.mktemp("usual"), *SIM) as made:
-        yield made
+up = shared_fleet(*SIM)
+"""A simulated fleet in our own surroundings, which the commands are about."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

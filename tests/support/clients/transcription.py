@@ -22,7 +22,7 @@ HEARD = "My name is Alice and I live in London. Today is Monday, the third of Ju
 
 async def check_spoken_words(up: FleetProcess) -> None:
     """Whole, streamed, and with times; chat is rejected by name, and so is what is no audio."""
-    async with openai.AsyncOpenAI(base_url=f"{up.url}/v1", api_key="none", max_retries=0) as client:
+    async with up.official_client() as client:
         file = ("said.wav", spoken(WORDS))
 
         async def ask(**more: Any) -> Any:
@@ -73,7 +73,7 @@ def likeliest_language(model: Path, samples: "np.ndarray[Any, Any]") -> str:
 async def check_language(up: FleetProcess, model: Path) -> None:
     """As Hugging Face's implementation of the same weights detects it; what the client names is taken, and unknown ones are rejected."""
     said = spoken(WORDS)
-    async with openai.AsyncOpenAI(base_url=f"{up.url}/v1", api_key="none", max_retries=0) as client:
+    async with up.official_client() as client:
         file: Any = {"model": MODEL, "file": ("said.wav", said)}
         expected = await asyncio.to_thread(likeliest_language, model, await decoded(said))
         create: Any = client.audio.transcriptions.create

@@ -10,16 +10,21 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import httpx
 import msgspec
 import nats
+import pytest
+import pytest_asyncio
 from nats.aio.client import Client
 
 from headwater.ops.start.children import child_environment
 from headwater.schemas import subjects
 from tests.support.processes import zygote
+
+if TYPE_CHECKING:
+    import openai
 
 SILENCE_S = 0.3
 GRACE_S = 0.05
@@ -191,6 +196,12 @@ class FleetProcess:
         """An HTTP client for this fleet."""
         return httpx.AsyncClient(base_url=self.url, timeout=60, verify=False)
 
+    def official_client(self) -> "openai.AsyncOpenAI":
+        """OpenAI's own client, without its retries: an error is seen, not repeated."""
+        import openai
+
+        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
+
 
 @asynccontextmanager
 async def fleet(
@@ -251,6 +262,17 @@ async def fleet(
                     os.kill(pid, signal.SIGKILL)
             await process.wait()
         await process.close_outputs()
+
+
+def shared_fleet(*flags: str, scope: Literal["module", "package"] = "module", **more: Any) -> Any:
+    """A fixture for a module or a package: one fleet for all of its tests, in their event loop."""
+
+    @pytest_asyncio.fixture(scope=scope, loop_scope=scope)
+    async def up(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[FleetProcess]:
+        async with fleet(tmp_path_factory.mktemp("fleet"), *flags, **more) as made:
+            yield made
+
+    return up
 
 
 def log_lines(log: Path) -> list[dict[str, Any]]:

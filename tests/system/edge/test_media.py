@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, NamedTuple, cast
 
 import httpx
-import openai
 import pytest
 import pytest_asyncio
 
@@ -92,7 +91,7 @@ async def test_the_official_clients_name_images_by_url(up: FleetProcess, net: In
     net.serve("/picture.png", picture_file(1))
     url = f"{origin(net)}/picture.png"
     before = len(net.requests)
-    async with openai.AsyncOpenAI(base_url=f"{up.url}/v1", api_key="none", max_retries=0) as client:
+    async with up.official_client() as client:
         chat_answer = await client.chat.completions.create(
             **cast(Any, chat({"type": "image_url", "image_url": {"url": url}}))
         )

@@ -46,13 +46,6 @@ async def workers(count: int, folder: Path, pipeline: Path) -> AsyncIterator[Fle
         yield made
 
 
-@asynccontextmanager
-async def client_of(up: FleetProcess) -> AsyncIterator[openai.AsyncOpenAI]:
-    """The official client, without retries of its own."""
-    async with openai.AsyncOpenAI(base_url=f"{up.url}/v1", api_key="none", max_retries=0) as made:
-        yield made
-
-
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def up(tmp_path_factory: pytest.TempPathFactory, pipeline: Path) -> AsyncIterator[FleetProcess]:
     """One worker."""
@@ -63,7 +56,7 @@ async def up(tmp_path_factory: pytest.TempPathFactory, pipeline: Path) -> AsyncI
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def client(up: FleetProcess) -> AsyncIterator[openai.AsyncOpenAI]:
     """The official client."""
-    async with client_of(up) as made:
+    async with up.official_client() as made:
         yield made
 
 
@@ -220,7 +213,7 @@ async def test_kill_9_in_the_middle_of_an_image(tmp_path: Path, pipeline: Path) 
     """The other worker gives the image that the first would have; the client has it once."""
     steps = {"seed": 11, "steps": 300}
     seen: list[Any] = []
-    async with workers(2, tmp_path, pipeline) as up, client_of(up) as client:
+    async with workers(2, tmp_path, pipeline) as up, up.official_client() as client:
         undisturbed = await client.images.generate(**ORDER | {"extra_body": steps})
         order = ORDER | {"extra_body": steps | {"progress": True}}
         async for event in await client.images.generate(**order, stream=True):

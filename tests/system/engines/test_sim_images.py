@@ -12,7 +12,6 @@ import httpx
 import numpy as np
 import openai
 import pytest
-import pytest_asyncio
 
 from headwater.engines.sim.encoder import embedding_of
 from headwater.schemas.messages.media import PromptMedia
@@ -23,7 +22,7 @@ from tests.support.media.documents import pdf
 from tests.support.media.embeddings import embedding_file, embedding_part
 from tests.support.media.images import data_url
 from tests.support.media.recordings import film, recording, tone, wav
-from tests.support.processes.fleet import FleetProcess, fleet
+from tests.support.processes.fleet import FleetProcess, shared_fleet
 
 pytestmark = [pytest.mark.processes, pytest.mark.asyncio(loop_scope="module")]
 
@@ -31,24 +30,11 @@ pytestmark = [pytest.mark.processes, pytest.mark.asyncio(loop_scope="module")]
 QUESTION: Final = "What is this?"
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def up(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[FleetProcess]:
-    """A worker and an encode worker, which the edge always uses: what the estimate says depends on the machine's load."""
-    flags = (
-        "--engine",
-        "sim",
-        "--workers",
-        "1",
-        "--encode-workers",
-        "1",
-        "--sim-step-time",
-        "zero",
-        "--encode-legs",
-        "always",
-    )
-    embeddings = ("--accept-image-embeds", "--media-embeddings")
-    async with fleet(tmp_path_factory.mktemp("sim"), *flags, *embeddings) as made:
-        yield made
+up = shared_fleet(
+    *("--engine", "sim", "--workers", "1", "--encode-workers", "1", "--sim-step-time", "zero"),
+    *("--encode-legs", "always", "--accept-image-embeds", "--media-embeddings"),
+)
+"""A worker and an encode worker, which the edge always uses: what the estimate says depends on the machine's load."""
 
 
 async def ask(client: httpx.AsyncClient, *seeds: int, before: str) -> tuple[str, str]:

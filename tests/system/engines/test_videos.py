@@ -52,13 +52,6 @@ async def workers(count: int, folder: Path, pipeline: Path) -> AsyncIterator[Fle
         yield made
 
 
-@asynccontextmanager
-async def client_of(up: FleetProcess) -> AsyncIterator[openai.AsyncOpenAI]:
-    """The official client, without retries of its own."""
-    async with openai.AsyncOpenAI(base_url=f"{up.url}/v1", api_key="none", max_retries=0) as made:
-        yield made
-
-
 async def polled(client: openai.AsyncOpenAI, id_: str) -> Video:
     """A job, once it has ended."""
     async with asyncio.timeout(240):
@@ -81,7 +74,7 @@ def shown(data: bytes) -> tuple[str, int, int, int, float]:
 
 async def test_videos_by_the_official_client(tmp_path: Path, pipeline: Path) -> None:
     """Created, polled, listed, downloaded and deleted; the same seed gives the same file. What cannot be done is named."""
-    async with workers(1, tmp_path, pipeline) as up, client_of(up) as client:
+    async with workers(1, tmp_path, pipeline) as up, up.official_client() as client:
         created = await client.videos.create(**ORDER)
         assert (created.status, created.progress, created.prompt) == ("queued", 0, "a red fox")
         assert (created.size, created.seconds, created.model) == (f"{SIDE}x{SIDE}", "1", "tiny")
@@ -124,7 +117,7 @@ async def test_videos_by_the_official_client(tmp_path: Path, pipeline: Path) -> 
 async def test_kill_9_of_the_worker_and_of_the_edge(tmp_path: Path, pipeline: Path) -> None:
     """Another worker begins with the same noise; the edge's next incarnation goes on where the first was."""
     order = ORDER | {"extra_body": {"seed": 11, "steps": 300}}
-    async with workers(2, tmp_path, pipeline) as up, client_of(up) as client:
+    async with workers(2, tmp_path, pipeline) as up, up.official_client() as client:
         undisturbed = await client.videos.create_and_poll(**order, poll_interval_ms=100)
         file = (await client.videos.download_content(undisturbed.id)).read()
         for victim in ("worker", "edge"):

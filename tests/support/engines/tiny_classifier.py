@@ -6,15 +6,14 @@ Made once, in the user's cache folder.
 
 import asyncio
 import json
-import os
 import shutil
 import sys
-import tempfile
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
-from headwater.ops.start import model as start_model
+from tests.support.engines.made_once import made_once
 from tests.support.engines.multimodal.model_folder import Draw
 from tests.support.processes import zygote
 
@@ -35,24 +34,14 @@ def minilm() -> Path:
 
 def ensure(classes: int) -> Path:
     """The folder of the model with so many classes. One class is the score of a pair."""
-    folder = start_model.ensure().parent / f"{NAME}-{classes}"
-    if folder.is_dir():
-        return folder
-    making = Path(tempfile.mkdtemp(prefix=f"{NAME}-", dir=folder.parent))
-    for name in TOKENIZER:
-        shutil.copy(minilm() / name, making)
-    _write(making, classes)
-    try:
-        os.rename(making, folder)
-    except OSError:
-        # Another test process was faster.
-        shutil.rmtree(making)
-    return folder
+    return made_once(f"{NAME}-{classes}", partial(_write, classes))
 
 
-def _write(folder: Path, classes: int) -> None:
+def _write(classes: int, folder: Path) -> None:
     from safetensors.numpy import save_file
 
+    for name in TOKENIZER:
+        shutil.copy(minilm() / name, folder)
     config = {
         "architectures": ["BertForSequenceClassification"],
         "model_type": "bert",

@@ -5,18 +5,18 @@ template is the small real model's, and so is the tokenizer, with fewer tokens. 
 """
 
 import json
-import os
 import shutil
-import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from headwater.ops.start import model
+from tests.support.engines.made_once import llama_weights, made_once
 from tests.support.engines.short_vocabulary import SIZE, shortened
 
 HIDDEN, INNER, LAYERS, EOS = 64, 128, 2, 2
 SCALE = 0.3
-CONFIG = {
+CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
     "hidden_size": HIDDEN,
@@ -44,7 +44,7 @@ NAME = "tiny-llama-5"
 
 def ensure() -> Path:
     """The model's folder."""
-    return _made(NAME, {}, {})
+    return made_once(NAME, partial(_write, {}, {}))
 
 
 def ensure_scorer() -> Path:
@@ -53,54 +53,19 @@ def ensure_scorer() -> Path:
 
     head = (np.random.default_rng(11).standard_normal((1, HIDDEN)) * SCALE).astype(np.float32)
     config = {"architectures": ["LlamaForSequenceClassification"], "num_labels": 1}
-    return _made(f"{NAME}-scorer", config, {"score.weight": head})
+    return made_once(f"{NAME}-scorer", partial(_write, config, {"score.weight": head}))
 
 
-def _made(folder_name: str, config: dict[str, Any], weights: dict[str, Any]) -> Path:
-    source = model.ensure()
-    folder = source.parent / folder_name
-    if folder.is_dir():
-        return folder
-    making = Path(tempfile.mkdtemp(prefix=f"{folder_name}-", dir=source.parent))
-    (making / "config.json").write_text(json.dumps({**CONFIG, **config}))
-    tokenizer = shortened(json.loads((source / "tokenizer.json").read_text()))
-    (making / "tokenizer.json").write_text(json.dumps(tokenizer))
-    for name in COPIED:
-        if (source / name).exists():
-            shutil.copy(source / name, making / name)
-    _write_weights(making, weights)
-    try:
-        os.rename(making, folder)
-    except OSError:
-        # Another test process was faster.
-        shutil.rmtree(making)
-    return folder
-
-
-def _write_weights(folder: Path, more: dict[str, Any]) -> None:
-    # Not torch: its threads would be missing in the engines that are forked from this process, which wait for them.
-    import numpy as np
+def _write(config: dict[str, Any], more: dict[str, Any], folder: Path) -> None:
     from safetensors.numpy import save_file
 
-    draw = np.random.default_rng(7)
-    hidden, inner, scale = HIDDEN, INNER, SCALE
-
-    def matrix(rows: int, columns: int) -> np.ndarray:
-        return (draw.standard_normal((rows, columns)) * scale).astype(np.float32)
-
-    weights = {
-        "model.embed_tokens.weight": matrix(SIZE, hidden),
-        "lm_head.weight": matrix(SIZE, hidden),
-        "model.norm.weight": np.ones(hidden, np.float32),
-    }
+    source = model.ensure()
+    (folder / "config.json").write_text(json.dumps({**CONFIG, **config}))
+    tokenizer = shortened(json.loads((source / "tokenizer.json").read_text()))
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    for name in COPIED:
+        if (source / name).exists():
+            shutil.copy(source / name, folder / name)
+    weights = llama_weights(CONFIG, 7, SCALE)
     weights["lm_head.weight"][EOS] *= EOS_SCALE
-    for layer in range(LAYERS):
-        at = f"model.layers.{layer}"
-        for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
-            weights[f"{at}.self_attn.{name}.weight"] = matrix(hidden, hidden)
-        weights[f"{at}.mlp.gate_proj.weight"] = matrix(inner, hidden)
-        weights[f"{at}.mlp.up_proj.weight"] = matrix(inner, hidden)
-        weights[f"{at}.mlp.down_proj.weight"] = matrix(hidden, inner)
-        weights[f"{at}.input_layernorm.weight"] = np.ones(hidden, np.float32)
-        weights[f"{at}.post_attention_layernorm.weight"] = np.ones(hidden, np.float32)
     save_file(weights | more, folder / "model.safetensors")

@@ -4,17 +4,16 @@ Made once, in the user's cache folder. The package's version is part of the fold
 """
 
 import json
-import os
 import shutil
 import struct
-import tempfile
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
-from headwater.ops.start import model
+from tests.support.engines.made_once import made_once
 
 NAME: Final = "whisper-tiny-en-1"
 LANGUAGES: Final = 99
@@ -27,17 +26,7 @@ Weights = dict[str, np.ndarray[Any, Any]]
 
 def ensure() -> Path:
     """The model's folder."""
-    folder = model.ensure().parent / NAME
-    if folder.is_dir():
-        return folder
-    making = Path(tempfile.mkdtemp(prefix=f"{NAME}-", dir=folder.parent))
-    _write(_package(), making)
-    try:
-        os.rename(making, folder)
-    except OSError:
-        # Another test process was faster.
-        shutil.rmtree(making)
-    return folder
+    return made_once(NAME, lambda folder: _write(_package(), folder))
 
 
 def ensure_with_languages() -> Path:
@@ -45,27 +34,15 @@ def ensure_with_languages() -> Path:
 
     The tokens of languages are in the vocabulary of tiny.en too, but it was not trained with them: all are as likely, until noise makes them differ.
     """
-    english = ensure()
-    folder = english.with_name(f"{NAME}-languages-2")
-    if folder.is_dir():
-        return folder
-    making = Path(tempfile.mkdtemp(prefix=f"{NAME}-", dir=folder.parent))
-    for name in (
-        "tokenizer.json",
-        "tokenizer_config.json",
-        "preprocessor_config.json",
-        "generation_config.json",
-    ):
-        shutil.copy(english / name, making)
+    return made_once(f"{NAME}-languages-2", partial(_write_with_languages, ensure()))
+
+
+def _write_with_languages(english: Path, folder: Path) -> None:
+    for name in ("tokenizer", "tokenizer_config", "preprocessor_config", "generation_config"):
+        shutil.copy(english / f"{name}.json", folder)
     config = json.loads((english / "config.json").read_text())
-    (making / "config.json").write_text(json.dumps(config | {"vocab_size": VOCABULARY + 1}))
-    _add_token(english, making)
-    try:
-        os.rename(making, folder)
-    except OSError:
-        # Another test process was faster.
-        shutil.rmtree(making)
-    return folder
+    (folder / "config.json").write_text(json.dumps(config | {"vocab_size": VOCABULARY + 1}))
+    _add_token(english, folder)
 
 
 def _add_token(source: Path, folder: Path) -> None:

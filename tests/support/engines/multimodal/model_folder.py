@@ -4,14 +4,12 @@ Made once, in the user's cache folder.
 """
 
 import json
-import os
-import shutil
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from headwater.ops.start import model
+from tests.support.engines.made_once import made_once
 from tests.support.engines.short_vocabulary import shortened
 
 SCALE: Final = 0.3
@@ -29,19 +27,12 @@ def ensure(
 
     The tokenizer is `short`, unless the model has the real one's weights for its words.
     """
-    source = model.ensure()
-    folder = source.parent / name
-    if folder.is_dir():
-        return folder
-    making = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=source.parent))
-    write(making, _write_tokenizer(source, making, tokens, short=short))
-    (making / "chat_template.jinja").write_text(template)
-    try:
-        os.rename(making, folder)
-    except OSError:
-        # Another test process was faster.
-        shutil.rmtree(making)
-    return folder
+
+    def write_all(folder: Path) -> None:
+        write(folder, _write_tokenizer(model.ensure(), folder, tokens, short=short))
+        (folder / "chat_template.jinja").write_text(template)
+
+    return made_once(name, write_all)
 
 
 def _write_tokenizer(source: Path, folder: Path, tokens: Sequence[str], *, short: bool) -> dict[str, int]:

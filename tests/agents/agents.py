@@ -214,10 +214,7 @@ def _configure_qwen(home: Path, *, compacts: bool, patient: bool) -> None:
     }
     if patient:
         generation |= {"timeout": SLOW_MS, "samplingParams": {"max_tokens": BRIEF}}
-    settings = {
-        "model": {"generationConfig": generation},
-        "context": {"autoCompactThreshold": 0.6},
-    }
+    settings = {"model": {"generationConfig": generation}, "context": {"autoCompactThreshold": 0.6}}
     _write(home / ".qwen" / "settings.json", json.dumps(settings))
 
 

@@ -76,12 +76,7 @@ SOAK: Final = {name: [pytest.mark.soak] for name in ("frameworks", "slow framewo
 
 MODULES: Final = {
     "newest": ("with_openai", "with_anthropic"),
-    "frameworks": (
-        "with_openai",
-        "with_pydantic_ai",
-        "with_openai_agents",
-        "with_instructor",
-    ),
+    "frameworks": ("with_openai", "with_pydantic_ai", "with_openai_agents", "with_instructor"),
     "slow frameworks": ("with_litellm", "with_langchain"),
 }
 

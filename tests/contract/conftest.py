@@ -180,10 +180,7 @@ def sglang_model() -> Iterator[str]:
         yield str(tiny_model.ensure())
 
 
-@pytest.fixture(
-    scope="session",
-    params=[SGLANG] if environment.HERE else ["sim-zero", "sim-timed", VLLM],
-)
+@pytest.fixture(scope="session", params=[SGLANG] if environment.HERE else ["sim-zero", "sim-timed", VLLM])
 def make_engine(request: pytest.FixtureRequest) -> MakeEngine:
     """Makes an engine that is not started, of each kind."""
     if request.param == "vllm":

@@ -72,8 +72,7 @@ async def drain(up: FleetProcess, *workers: str) -> None:
     for worker in workers:
         await ctl(up, worker, "drain")
     await up.until(
-        f"{workers} are drained",
-        lambda stats: all(state(stats, worker) == "draining" for worker in workers),
+        f"{workers} are drained", lambda stats: all(state(stats, worker) == "draining" for worker in workers)
     )
 
 

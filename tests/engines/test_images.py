@@ -113,11 +113,7 @@ async def test_images_come_through_every_api(client: openai.AsyncOpenAI, mixed: 
     import anthropic
 
     async with anthropic.AsyncAnthropic(base_url=mixed.up.url, api_key="none", max_retries=0) as made:
-        source: Any = {
-            "type": "base64",
-            "media_type": "image/png",
-            "data": picture_url(21).partition(",")[2],
-        }
+        source: Any = {"type": "base64", "media_type": "image/png", "data": picture_url(21).partition(",")[2]}
         message = await made.messages.create(
             model=MODEL,
             max_tokens=8,
@@ -147,9 +143,7 @@ async def test_images_come_through_every_api(client: openai.AsyncOpenAI, mixed: 
 )
 async def test_what_is_no_image_is_rejected_by_name(client: openai.AsyncOpenAI, url: str, code: str) -> None:
     """Before an engine sees anything; the error names the part."""
-    messages: list[Any] = [
-        {"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]},
-    ]
+    messages: list[Any] = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]
     with pytest.raises(openai.BadRequestError) as raised:
         await client.chat.completions.create(model=MODEL, messages=messages)
     assert raised.value.code == code
@@ -161,10 +155,7 @@ async def test_a_placeholder_without_an_image_ends_no_engine(client: openai.Asyn
     to_it = {"x-headwater-worker": case.worker}
     with pytest.raises(openai.BadRequestError, match="without an image"):
         await client.completions.create(
-            model=MODEL,
-            prompt=[504, tiny_vision_model.IMAGE_TOKEN, 504],
-            max_tokens=2,
-            extra_headers=to_it,
+            model=MODEL, prompt=[504, tiny_vision_model.IMAGE_TOKEN, 504], max_tokens=2, extra_headers=to_it
         )
     with pytest.raises(openai.BadRequestError, match="without an image"):
         await client.chat.completions.create(

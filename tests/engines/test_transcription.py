@@ -115,10 +115,7 @@ async def test_long_recordings_are_cut_where_nobody_speaks(transcriber: FleetPro
 @only(VLLM, pytest.mark.soak)
 async def test_a_killed_worker_costs_no_word(case: Case, tmp_path: Path) -> None:
     """Kill -9 while it transcribes: the other worker fetches the samples and continues."""
-    async with (
-        case.fleet(tmp_path, *flags(case, 2)) as made,
-        made.official_client() as client,
-    ):
+    async with case.fleet(tmp_path, *flags(case, 2)) as made, made.official_client() as client:
         await made.until_whole()
 
         async def listen() -> AsyncIterator[Any]:

@@ -18,11 +18,7 @@ from tests.gateway.stage import SUBSET_HEADER, Stage, envoy, kill, stage
 from tests.support.processes.fleet import stream_text
 from tests.support.processes.restarted import until_healthy, until_ready
 
-pytestmark = [
-    pytest.mark.processes,
-    pytest.mark.asyncio(loop_scope="module"),
-    pytest.mark.timeout(180),
-]
+pytestmark = [pytest.mark.processes, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(180)]
 
 WORKERS = ("worker-0", "w-b")
 

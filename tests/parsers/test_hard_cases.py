@@ -29,7 +29,7 @@ def check(case: HardCase) -> None:
 
 
 UNREAD = {
-    "mistral: no arguments": "at the answer's end a call without arguments looks like one that is cut off before them",
+    "mistral: no arguments": "at the answer's end a call without arguments looks like one that is cut off before them"
 }
 """Cases that are read as something else, and why."""
 

@@ -102,10 +102,7 @@ def whole(name: str, case: dict[str, Any]) -> dict[str, Any]:
     _reasoning, content, calls = parser.parse(
         case["text"], request, enable_auto_tools=True, model_output_token_ids=ids
     )
-    return {
-        "text": content or "",
-        "calls": [[call.name, call.arguments] for call in calls or ()],
-    }
+    return {"text": content or "", "calls": [[call.name, call.arguments] for call in calls or ()]}
 
 
 def streamed(name: str, case: dict[str, Any]) -> dict[str, Any]:

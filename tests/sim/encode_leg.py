@@ -21,16 +21,7 @@ from headwater.schemas.messages.encode import EncodeRequest
 from headwater.schemas.messages.inference import GenerateRequest
 
 State = Literal[
-    "asked",
-    "accepted",
-    "encoding",
-    "stored",
-    "dispatched",
-    "claimed",
-    "read",
-    "prefill",
-    "handoff",
-    "decode",
+    "asked", "accepted", "encoding", "stored", "dispatched", "claimed", "read", "prefill", "handoff", "decode"
 ]
 """The image is with an encode worker, which has not seen it; it fetches the pixels; computes; has the embedding on offer, and the edge does not
 know; the request is with the prefill worker, which has not claimed the offer; it reads; it has the embedding, and not begun; the request's own

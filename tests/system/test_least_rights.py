@@ -293,10 +293,7 @@ async def actor(folder: Path, user: str, *arguments: str) -> AsyncIterator[None]
     """An actor's process as a user, ended in an orderly way."""
     with (folder / f"{user}.log").open("wb") as log:
         process = await zygote.start(
-            *arguments,
-            stdout=log,
-            stderr=log,
-            environ=child_environment() | environment(folder, user),
+            *arguments, stdout=log, stderr=log, environ=child_environment() | environment(folder, user)
         )
     try:
         yield

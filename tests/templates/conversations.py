@@ -96,11 +96,7 @@ def _message(turn: Turn) -> Json:
 
 def call_body(call: ToolCall) -> Json:
     """A call in a chat's message."""
-    return {
-        "id": call.id,
-        "type": "function",
-        "function": {"name": call.name, "arguments": call.arguments},
-    }
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
 PLAIN: Final = as_chat(SHAPES["plain"])

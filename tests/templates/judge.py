@@ -39,12 +39,7 @@ CONVERSATIONS: Final[dict[str, Conversation]] = {
 }
 
 ASIDE: Final = frozenset(
-    {
-        "assistant in parts",
-        "results out of order",
-        "responses: commentary",
-        "messages: text between results",
-    }
+    {"assistant in parts", "results out of order", "responses: commentary", "messages: text between results"}
 )
 TEMPLATES_ASIDE: Final = frozenset(
     {

@@ -20,7 +20,7 @@ FAULTS = {
     (
         "google-gemma-4-31B-it",
         "result without its call",
-    ): "a result without its call is left out without a word",
+    ): "a result without its call is left out without a word"
 }
 """Cells that are wrong, and why."""
 

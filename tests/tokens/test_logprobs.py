@@ -42,19 +42,13 @@ def joined(tokenizer: Tokenizer, tokens: Sequence[int]) -> bytes:
     return b"".join(bytes(entry["bytes"]) for entry in entries(tokenizer, tokens))
 
 
-@pytest.mark.parametrize(
-    "kind",
-    ["strips", "keeps", "smollm2"],
-)
+@pytest.mark.parametrize("kind", ["strips", "keeps", "smollm2"])
 def test_bytes_of_parts_of_a_character_are_the_character(kind: str) -> None:
     """OpenAI: the bytes of several tokens are to be joined where one token is no whole character."""
     assert joined(small(kind), face(kind)) == FACE
 
 
-@pytest.mark.parametrize(
-    "kind",
-    ["strips", "keeps", "smollm2"],
-)
+@pytest.mark.parametrize("kind", ["strips", "keeps", "smollm2"])
 def test_bytes_and_names_have_the_space(kind: str) -> None:
     tokenizer = small(kind)
     tokens = [number(tokenizer, "Hello"), number(tokenizer, "Ġworld" if kind == "smollm2" else "▁world")]

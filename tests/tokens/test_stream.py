@@ -25,13 +25,7 @@ def streamed(tokenizer: Tokenizer, answer: list[int], prompt: list[int] | None =
     return "".join(decoder.push((token,)) for token in answer) + decoder.flush()
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        "strips",
-        "keeps",
-    ],
-)
+@pytest.mark.parametrize("kind", ["strips", "keeps"])
 def test_the_first_word_keeps_its_space(kind: str) -> None:
     """A client that appends the answer of a completion to its prompt `Hello` gets `Hello world`."""
     tokenizer = small(kind)

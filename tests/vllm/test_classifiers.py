@@ -13,11 +13,7 @@ from tests.support.engines import tiny_classifier
 from tests.support.engines.tiny_classifier import reference_logits
 from tests.support.processes.fleet import fleet
 
-pytestmark = [
-    pytest.mark.vllm,
-    pytest.mark.xdist_group("vllm"),
-    pytest.mark.timeout(300),
-]
+pytestmark = [pytest.mark.vllm, pytest.mark.xdist_group("vllm"), pytest.mark.timeout(300)]
 
 QUERY = "Which animal runs the fastest?"
 TEXTS = (

@@ -222,12 +222,7 @@ async def test_a_prefill_and_a_decode_worker_with_arguments_of_vllms(tmp_path: P
         for worker, text in texts.items():
             role = worker.removesuffix("-0")
             mine = [line for line in text.splitlines() if line.startswith("vllm:generation_tokens_total{")]
-            for label in (
-                f'worker="{worker}"',
-                f'role="{role}"',
-                'rank="0"',
-                'pool="small-one-',
-            ):
+            for label in (f'worker="{worker}"', f'role="{role}"', 'rank="0"', 'pool="small-one-'):
                 assert all(label in line for line in mine)
             assert "process_resident_memory_bytes{" in text
             for one in engine_metrics.COMMON:

@@ -61,17 +61,7 @@ def fleet_command(
 ) -> list[str]:
     """The command that starts a fleet with `headwater up`. `workers` are the arguments for its workers."""
     up = [sys.executable, "-m", "headwater.ops.cli", "up", "--engine", options.engine, "--model", str(model)]
-    up += [
-        *workers,
-        "--port",
-        "0",
-        "--nats-port",
-        "0",
-        "--data-dir",
-        str(data),
-        "--log-level",
-        "warning",
-    ]
+    up += [*workers, "--port", "0", "--nats-port", "0", "--data-dir", str(data), "--log-level", "warning"]
     return [*up, "--", *flags(ENGINES[options.engine].arguments(options))]
 
 

@@ -26,9 +26,7 @@ def bench() -> Report:
         measures.append(Measure(f"{tool_format}, {len(chosen)} outputs", _cost(chosen), "us/token"))
     measures += _long()
     return Report(
-        "parsers",
-        {"outputs": len(verdicts), "source": "canitoolcall 0.1.1", "repeats": REPEATS},
-        measures,
+        "parsers", {"outputs": len(verdicts), "source": "canitoolcall 0.1.1", "repeats": REPEATS}, measures
     )
 
 

@@ -97,13 +97,7 @@ def _rows(name: str, credit: Credit, delays_ms: Sequence[float], given: Sequence
 
 def _figures(report: WhatifReport) -> tuple[float, ...]:
     """In the order of `FIGURES`."""
-    return (
-        report.reuse,
-        report.ttft_ms.mean,
-        report.ttft_ms.p99,
-        report.itl_ms,
-        report.e2e_ms.mean,
-    )
+    return (report.reuse, report.ttft_ms.mean, report.ttft_ms.p99, report.itl_ms, report.e2e_ms.mean)
 
 
 def _compare(name: str, credit: Credit, delay_ms: float, figures: F64, base: F64) -> DelayCost:

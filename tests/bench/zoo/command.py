@@ -13,15 +13,7 @@ from headwater.router.decision.names import DEFAULT_POLICY
 from tests.bench.bounds.ratios import NOTE
 from tests.bench.zoo.bounds import bound_table, to_queueing
 from tests.bench.zoo.cells import Plan, plan_of, run_cells
-from tests.bench.zoo.compare import (
-    OURS,
-    REFERENCE,
-    REFERENCES_AGREE,
-    WORSE_MAX,
-    Cell,
-    behind,
-    compared,
-)
+from tests.bench.zoo.compare import OURS, REFERENCE, REFERENCES_AGREE, WORSE_MAX, Cell, behind, compared
 from tests.bench.zoo.figures import HIGHER_IS_BETTER, NAMES, Figures
 from tests.bench.zoo.options import ZooOptions
 from tests.bench.zoo.peer import PeerInstall, find_peer

@@ -86,10 +86,7 @@ def _two_pools(workers: int, demand: Demand, blocks: int, share: float) -> ZooTr
     if workers < 2:
         raise ConfigError("--workers 1: the class prefill_decode needs at least 2 workers")
     step_time = StepTime()
-    prefills, decodes = (
-        prefills_per_s(demand, share),
-        decodes_per_s(demand, blocks, share, step_time),
-    )
+    prefills, decodes = (prefills_per_s(demand, share), decodes_per_s(demand, blocks, share, step_time))
     rate, prefill_workers = max(
         (min(count * prefills, (workers - count) * decodes), count) for count in range(1, workers)
     )

@@ -140,9 +140,7 @@ def cold(source: TrafficSource, count: int) -> list[Arrival]:
     """Nothing is shared; prompts and answers are heavy-tailed."""
     return [
         source.arrival(
-            at,
-            [source.blocks.new_segment(source.lognormal(3_000, 1.3))],
-            source.lognormal(250, 1.0, 2_000),
+            at, [source.blocks.new_segment(source.lognormal(3_000, 1.3))], source.lognormal(250, 1.0, 2_000)
         )
         for at in _poisson(source, count)
     ]
@@ -225,9 +223,7 @@ def single_turn(source: TrafficSource, count: int) -> list[Arrival]:
     """Short prompts without anything in common and long answers: nearly all the work is decoding."""
     return [
         source.arrival(
-            at,
-            [source.blocks.new_segment(source.lognormal(500, 0.8))],
-            source.lognormal(700, 0.6, 2_000),
+            at, [source.blocks.new_segment(source.lognormal(500, 0.8))], source.lognormal(700, 0.6, 2_000)
         )
         for at in _poisson(source, count)
     ]

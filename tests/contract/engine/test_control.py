@@ -17,10 +17,7 @@ from tests.support.ports.conformance import hold, parametrized
 from tests.support.ports.engines import EngineCase, rebuilt
 from tests.support.ports.waiting import eventually
 
-pytestmark = [
-    pytest.mark.asyncio(loop_scope="session"),
-    pytest.mark.timeout(600),
-]
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(600)]
 
 LONG = 400
 

@@ -9,10 +9,7 @@ from tests.support.engines import tiny_model
 from tests.support.ports.conformance import hold, parametrized
 from tests.support.ports.engines import EOS, EngineCase
 
-pytestmark = [
-    pytest.mark.asyncio(loop_scope="session"),
-    pytest.mark.timeout(600),
-]
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(600)]
 
 CHAT = "<|im_start|>user\nSay hi.<|im_end|>\n<|im_start|>assistant\n"
 

@@ -15,10 +15,7 @@ from tests.support.ports.conformance import hold, parametrized
 from tests.support.ports.engines import Answer, EngineCase, free_port
 from tests.support.ports.waiting import POLL_S
 
-pytestmark = [
-    pytest.mark.asyncio(loop_scope="session"),
-    pytest.mark.timeout(600),
-]
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(600)]
 
 Pair = tuple[EngineCase, EngineCase]
 BLOCKS = 1.5

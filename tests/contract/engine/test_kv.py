@@ -11,10 +11,7 @@ from tests.support.sglang import environment
 
 __all__ = ["stored_blocks"]
 
-pytestmark = [
-    pytest.mark.asyncio(loop_scope="session"),
-    pytest.mark.timeout(600),
-]
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(600)]
 
 
 @parametrized(cache.CHECKS, "one")

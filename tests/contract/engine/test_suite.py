@@ -105,10 +105,7 @@ class Broken(SimEngine):
 
     def __init__(self) -> None:
         settings = SimSettings(
-            total_blocks=64,
-            context_length=8_192,
-            step_time=StepTime(),
-            script=tuple(range(300, 400)),
+            total_blocks=64, context_length=8_192, step_time=StepTime(), script=tuple(range(300, 400))
         )
         super().__init__(settings._replace(total_blocks=1024), SystemClock())
 

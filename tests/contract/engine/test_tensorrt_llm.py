@@ -34,11 +34,7 @@ DISAGGREGATED = {
         "kv_transfer_timeout_ms": 60_000,
     },
 }
-UNSUPPORTED = {
-    "clear_kv",
-    "embed",
-    "pause",
-}
+UNSUPPORTED = {"clear_kv", "embed", "pause"}
 """What TensorRT-LLM's API has no call for, among what the suite checks."""
 
 

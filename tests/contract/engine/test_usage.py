@@ -8,10 +8,7 @@ from headwater.actors.edge.prompt.request import written_tokens
 from tests.contract.engine.test_kv import stored_blocks
 from tests.support.ports.engines import EngineCase
 
-pytestmark = [
-    pytest.mark.asyncio(loop_scope="session"),
-    pytest.mark.timeout(600),
-]
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(600)]
 
 
 @pytest.mark.parametrize(("shared", "own"), [(0, 3.5), (0, 0.5), (2, 1.5), (3, 0.5), (2, 2), (3, 0)])

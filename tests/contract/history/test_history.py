@@ -54,10 +54,7 @@ def _stores(table: Table) -> Stores:
     numbers = count()
     objects = TenantObjects(table, TTL_S)
     return Stores(
-        table,
-        objects,
-        ResponseStore(objects),
-        ConversationStore(objects, lambda: f"seg{next(numbers)}"),
+        table, objects, ResponseStore(objects), ConversationStore(objects, lambda: f"seg{next(numbers)}")
     )
 
 

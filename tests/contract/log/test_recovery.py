@@ -73,13 +73,7 @@ async def test_missing_sequences_are_told_as_gaps(client: Client, server: NatsSe
     async with jetstream_case(server, unique) as case:
         await case.fill([batch(seq) for seq in range(1, 11)])
         await _delete(client, unique, 3, 6, 7)
-        expected = [
-            ("records", 1, 2),
-            ("gap", 3, 3),
-            ("records", 4, 5),
-            ("gap", 6, 7),
-            ("records", 8, 10),
-        ]
+        expected = [("records", 1, 2), ("gap", 3, 3), ("records", 4, 5), ("gap", 6, 7), ("records", 8, 10)]
         async with asyncio.timeout(20), reading(case.other) as slices:
             assert _spans(await _collect(slices, 10)) == expected
         pieces = await read_all(case.log)

@@ -298,7 +298,7 @@ async def test_costly_bodies_at_once_do_not_stall_a_stream(up: FleetProcess) -> 
         for _ in range(TRIES):
             stream.take_gap()
             timed = await asyncio.gather(
-                *(raw_http.post_large(up.url, body, path, 60) for path, body in bodies),
+                *(raw_http.post_large(up.url, body, path, 60) for path, body in bodies)
             )
             gap, slowest_s = stream.take_gap(), max(seconds for _, seconds in timed)
             for answer, _ in timed:

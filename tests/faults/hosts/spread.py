@@ -139,12 +139,7 @@ class Spread(NamedTuple):
         replicas = ("--replicas", str(len(self.servers)))
         words = [kind, *named, *self.access, *replicas, "--log-format", "json", *flags]
         process = KeptProcess(
-            name,
-            self.folder / f"{name}.log",
-            words,
-            vllm=vllm,
-            host=host,
-            environ=OVER_TCP,
+            name, self.folder / f"{name}.log", words, vllm=vllm, host=host, environ=OVER_TCP
         )
         process.start()
         self.processes.append(process)

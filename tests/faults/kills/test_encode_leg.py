@@ -29,10 +29,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.asyncio(loop_scope="module"), p
 SERVING = "worker-0"
 VICTIMS = ("encode-0", SERVING, " router ", EDGE)
 SIM_STATES: tuple[State, ...] = ("asked", "dispatched", "claimed", "decode")
-IN_EVERY_RUN: set[tuple[State, str]] = {
-    ("claimed", "encode-0"),
-    ("decode", EDGE),
-}
+IN_EVERY_RUN: set[tuple[State, str]] = {("claimed", "encode-0"), ("decode", EDGE)}
 LONG, ENDLESS = 300, 30_000
 """Tokens of an answer that takes two seconds, and of one that takes longer than anything here."""
 

@@ -216,8 +216,7 @@ def _lines(up: FleetProcess, request: str, folder: Path) -> list[tuple[str, Star
 @in_module_loop
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[namespaces] * (name in ROOTS)) for name in SURROUNDINGS],
+    "name", [pytest.param(name, marks=[namespaces] * (name in ROOTS)) for name in SURROUNDINGS]
 )
 @pytest.mark.soak
 async def test_every_command_starts(up: FleetProcess, request_id: str, tmp_path: Path, name: str) -> None:

@@ -7,14 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.clients.traffic import (
-    Traffic,
-    recorded,
-    stalled_s,
-    traffic,
-    until_async,
-    until_health,
-)
+from tests.support.clients.traffic import Traffic, recorded, stalled_s, traffic, until_async, until_health
 from tests.support.processes.fleet import FleetProcess, fleet
 from tests.support.servers.disk import disk
 from tests.support.servers.nats import NatsServer

@@ -50,10 +50,7 @@ async def _not_retryable(client: httpx.AsyncClient) -> list[str]:
 
 @pytest.mark.parametrize(
     ("what", "losses"),
-    [
-        ("everything", 1),
-        *(pytest.param(one, LOSSES_OF_SOAK, marks=pytest.mark.soak) for one in LOST),
-    ],
+    [("everything", 1), *(pytest.param(one, LOSSES_OF_SOAK, marks=pytest.mark.soak) for one in LOST)],
 )
 async def test_a_lost_table_is_whole_again(tmp_path: Path, what: str, losses: int) -> None:
     """Running answers end right; no request is told that its model does not exist; and an edge that starts later serves."""

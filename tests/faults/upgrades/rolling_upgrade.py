@@ -16,14 +16,7 @@ import httpx
 
 from headwater.ops.process.sockets import free_port
 from tests.faults.answers import PACE, Answer, client_of, settle, start, under_way
-from tests.faults.kills.rolling_restart import (
-    DRAIN_S,
-    READY,
-    SLOWEST_S_MAX,
-    STALLED_S_MAX,
-    WORKERS,
-    Balancer,
-)
+from tests.faults.kills.rolling_restart import DRAIN_S, READY, SLOWEST_S_MAX, STALLED_S_MAX, WORKERS, Balancer
 from tests.faults.report import Report, Violation, command
 from tests.faults.upgrades.releases import BEFORE, Process, Release, build, run, running
 from tests.support.processes.restarted import until_healthy, until_ready

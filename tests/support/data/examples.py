@@ -67,8 +67,7 @@ def structs(kind: type[Any]) -> st.SearchStrategy[Any]:
     some = st.lists(structs(Candidate), min_size=1, max_size=3).map(tuple)
     return some.flatmap(
         lambda candidates: st.builds(
-            kind,
-            **{**fields, "candidates": st.just(candidates), "worker": st.just(candidates[-1].worker)},
+            kind, **{**fields, "candidates": st.just(candidates), "worker": st.just(candidates[-1].worker)}
         )
     )
 
@@ -91,12 +90,7 @@ def batch(
 
 
 def record(
-    position: int,
-    *events: Event,
-    writer: str = "w1",
-    epoch: int = 1,
-    wall_ns: int = WALL_NS,
-    age_ns: int = 0,
+    position: int, *events: Event, writer: str = "w1", epoch: int = 1, wall_ns: int = WALL_NS, age_ns: int = 0
 ) -> Record:
     """A log message as a reader gets it, stored `age_ns` after its writer's time."""
     return Record(

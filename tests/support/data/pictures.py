@@ -10,14 +10,7 @@ from headwater.schemas.messages.file_generation import ImageRequest
 from headwater.schemas.tables import Capability, ImageGenerationSupport
 
 SUPPORT = ImageGenerationSupport(
-    width=64,
-    height=64,
-    side_multiple=8,
-    side_min=64,
-    side_max=256,
-    steps=4,
-    steps_max=100,
-    images_max=4,
+    width=64, height=64, side_multiple=8, side_min=64, side_max=256, steps=4, steps_max=100, images_max=4
 )
 BYTES = 1_300_000
 """Of an image: three pieces."""

@@ -8,14 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from headwater.engines.engine import (
-    Emit,
-    EngineError,
-    EngineInfo,
-    LoraAdapter,
-    RequestRejected,
-    Transfer,
-)
+from headwater.engines.engine import Emit, EngineError, EngineInfo, LoraAdapter, RequestRejected, Transfer
 from headwater.engines.lora_files import LoraCache, LoraPolicy
 from headwater.engines.lora_files.sources import CONFIG, WEIGHTS, parse_networks, parse_sources
 from headwater.engines.sim.engine import SimEngine

@@ -48,11 +48,7 @@ def llama_weights(
         at = f"model.layers.{layer}"
         for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
             weights[f"{at}.self_attn.{name}.weight"] = matrix(hidden, hidden)
-        for name, rows, columns in (
-            ("gate", inner, hidden),
-            ("up", inner, hidden),
-            ("down", hidden, inner),
-        ):
+        for name, rows, columns in (("gate", inner, hidden), ("up", inner, hidden), ("down", hidden, inner)):
             weights[f"{at}.mlp.{name}_proj.weight"] = matrix(rows, columns)
         weights |= {f"{at}.{name}.weight": np.ones(hidden, np.float32) for name in norms}
     return weights

@@ -28,16 +28,7 @@ from headwater.schemas.clock import SystemClock
 from tests.support.engines.settings import engine_settings, with_fields
 from tests.support.sglang import environment
 
-__all__ = [
-    "Answer",
-    "Copies",
-    "EngineCase",
-    "KvFold",
-    "MakeEngine",
-    "apply",
-    "rebuilt",
-    "started",
-]
+__all__ = ["Answer", "Copies", "EngineCase", "KvFold", "MakeEngine", "apply", "rebuilt", "started"]
 
 ONLY_TOKEN = f"tests.support.engines.only_token{'_sglang' if environment.HERE else ''}:OnlyToken"
 """A logits processor for the real engine that is installed here."""

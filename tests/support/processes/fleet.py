@@ -38,12 +38,7 @@ class FleetProcess:
     """`headwater up` in a process group of its own."""
 
     def __init__(
-        self,
-        process: zygote.Process,
-        url: str,
-        nats: str,
-        log: Path,
-        access: tuple[str, ...] = (),
+        self, process: zygote.Process, url: str, nats: str, log: Path, access: tuple[str, ...] = ()
     ) -> None:
         self.process = process
         self.url = url
@@ -154,8 +149,7 @@ class FleetProcess:
     async def until_indexed(self, blocks: int) -> None:
         """Wait until the router's index holds so many blocks: events follow the tokens by milliseconds."""
         await self.until(
-            f"{blocks} blocks in the index",
-            lambda stats: any(s.get("blocks", 0) >= blocks for s in stats),
+            f"{blocks} blocks in the index", lambda stats: any(s.get("blocks", 0) >= blocks for s in stats)
         )
 
     async def until_whole(self, workers: int = 2, within_s: float = WHOLE_S) -> None:
@@ -327,9 +321,7 @@ def command_line(pid: int) -> str:
 
 
 async def stream_text(
-    client: httpx.AsyncClient,
-    body: dict[str, Any],
-    on_text: Callable[[int], None] | None = None,
+    client: httpx.AsyncClient, body: dict[str, Any], on_text: Callable[[int], None] | None = None
 ) -> tuple[str, str, dict[str, Any]]:
     """Stream a chat completion; returns text, finish reason and usage. `on_text` gets the chunks' number."""
     text, finish, chunks = "", "", 0

@@ -142,10 +142,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         headers = {"etag": f'"{_digest(file, data)}"', "x-repo-commit": commit, "accept-ranges": "bytes"}
         if _is_large(file):
-            headers |= {
-                "x-linked-etag": headers["etag"],
-                "x-linked-size": str(len(data)),
-            }
+            headers |= {"x-linked-etag": headers["etag"], "x-linked-size": str(len(data))}
         start = 0
         asked = self.headers.get("range", "")
         if asked and self.command == "GET":

@@ -25,8 +25,7 @@ class InputProcessor:
 
     def __init__(self) -> None:
         self.config = SimpleNamespace(
-            image_token_id=PLACEHOLDER,
-            vision_config=SimpleNamespace(patch_size=14, spatial_merge_size=2),
+            image_token_id=PLACEHOLDER, vision_config=SimpleNamespace(patch_size=14, spatial_merge_size=2)
         )
         size = {"shortest_edge": SUPPORT.pixels_min, "longest_edge": SUPPORT.pixels_max}
         self.processor = SimpleNamespace(image_processor=SimpleNamespace(size=size))

@@ -112,13 +112,7 @@ async def start(
     engine = make(SETTINGS, process)
     prepare(engine)
     actor = WorkerActor(
-        world,
-        name,
-        engine,
-        Served(MODEL, FILES),
-        drain_s=1.0,
-        health=health,
-        profile=profile,
+        world, name, engine, Served(MODEL, FILES), drain_s=1.0, health=health, profile=profile
     )
     actor.lora = lora
     worker = Worker(stage, actor, engine)

@@ -182,12 +182,7 @@ class EdgeWorld:
         self.runner.close()
 
     def ask(
-        self,
-        path: str,
-        body: Any,
-        *,
-        method: str = "POST",
-        headers: Sequence[tuple[bytes, bytes]] = (),
+        self, path: str, body: Any, *, method: str = "POST", headers: Sequence[tuple[bytes, bytes]] = ()
     ) -> Response:
         """One request; `body` is sent as JSON unless it is bytes."""
         data = body if isinstance(body, bytes) else msgspec.json.encode(body)

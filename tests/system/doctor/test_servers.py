@@ -53,11 +53,7 @@ async def test_a_server_with_odd_settings(tmp_path: Path) -> None:
         "listen": f"0.0.0.0:{port}",
         "http": f"127.0.0.1:{monitor}",
         "max_payload": 1 << 20,
-        "jetstream": {
-            "store_dir": str(tmp_path / "js"),
-            "max_file_store": 1 << 50,
-            "sync_interval": "10m",
-        },
+        "jetstream": {"store_dir": str(tmp_path / "js"), "max_file_store": 1 << 50, "sync_interval": "10m"},
         "accounts": {
             "A": {"jetstream": {"max_file": reserved + 1}, "users": [{"user": "u", "password": "p"}]}
         },
@@ -78,10 +74,7 @@ async def test_a_server_with_odd_settings(tmp_path: Path) -> None:
         said = [line for line in end.output.splitlines() if "fault_found" in line]
         assert {
             name for name in KINDS if any(f'"{name}"' in line or f"={name}" in line for line in said)
-        } == {
-            "payload-small",
-            "nats-open",
-        }
+        } == {"payload-small", "nats-open"}
     finally:
         server.stop()
 

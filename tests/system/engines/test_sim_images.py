@@ -211,11 +211,7 @@ async def test_official_clients_send_files_of_which_the_model_sees_the_text(up: 
         cached = (message.usage.cache_read_input_tokens or 0) + (
             message.usage.cache_creation_input_tokens or 0
         )
-        counts = (
-            await chat([given]),
-            response.usage.input_tokens,
-            message.usage.input_tokens + cached,
-        )
+        counts = (await chat([given]), response.usage.input_tokens, message.usage.input_tokens + cached)
         assert counts == (expected,) * 3
         given["file"]["file_data"] = base64.b64encode(b"PK\3\4\0").decode()
         with pytest.raises(openai.BadRequestError, match="Convert it to one of these") as raised:

@@ -365,9 +365,7 @@ async def last_event_after(socket: Any) -> dict[str, Any]:
             return event
 
 
-NEEDS_MORE_THAN_THE_SIMULATED_MODEL = {
-    "tool-calling": "writes tool calls is not known",
-}
+NEEDS_MORE_THAN_THE_SIMULATED_MODEL = {"tool-calling": "writes tool calls is not known"}
 """Checks that ask the model for something, and what is wrong without it: to call a tool."""
 
 

@@ -10,13 +10,7 @@ from typing import Any
 import pytest
 
 from headwater.engines import embeddings as embedding_files
-from headwater.engines.embeddings import (
-    LINGER_S,
-    PROMISED_S,
-    EmbeddingGone,
-    EmbeddingStore,
-    StoreFull,
-)
+from headwater.engines.embeddings import LINGER_S, PROMISED_S, EmbeddingGone, EmbeddingStore, StoreFull
 from headwater.engines.engine import EngineError
 from headwater.engines.vllm.engine import VllmEngine
 from headwater.schemas.messages.media import PromptMedia

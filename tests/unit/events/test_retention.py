@@ -58,11 +58,7 @@ def test_due_when_the_message_behind_the_snapshot_is_near_a_limit(
     assert bool(reason) == bool(due)
 
 
-@given(
-    st.lists(st.integers(1, HEAVY), max_size=400),
-    st.integers(10 * HEAVY, 200),
-    st.data(),
-)
+@given(st.lists(st.integers(1, HEAVY), max_size=400), st.integers(10 * HEAVY, 200), st.data())
 def test_looking_often_enough_nothing_is_ever_forgotten(
     sizes: list[int], max_bytes: int, data: st.DataObject
 ) -> None:

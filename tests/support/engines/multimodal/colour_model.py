@@ -163,10 +163,7 @@ def _vision_tower(words: dict[str, Any], hidden: int) -> dict[str, Any]:
     for channel in range(3):
         patches[2 * channel, channel] = 1 / (2 * PATCH**2)
         patches[2 * channel + 1, channel] = -1 / (2 * PATCH**2)
-    weights = {
-        "visual.patch_embed.proj.weight": patches,
-        **draw.norm("visual.merger.ln_q", VISION),
-    }
+    weights = {"visual.patch_embed.proj.weight": patches, **draw.norm("visual.merger.ln_q", VISION)}
     for name, rows, columns in (
         ("attn.qkv", 3 * VISION, VISION),
         ("attn.proj", VISION, VISION),

@@ -18,11 +18,7 @@ from tests.support.worlds.clock import ManualClock
 MADE = (1, 0, 0, 0, "x-0-1", 4, 6, 0, 0, 0, 0, NO_CONSTRAINTS, NO_PREFERENCES, Weights(), 0, "w", 1, ())
 PICK = Pick(("10.0.0.1:80", "10.0.0.2:80"), b"sealed", Picked("x", "p", Decision(*MADE)))
 HEADERS = (":method", "POST"), (":path", "/v1/chat/completions?a=b"), ("accept", "*/*")
-FULL, BUFFERED, NONE = (
-    ext_proc.FULL_DUPLEX_STREAMED,
-    ext_proc.BUFFERED,
-    ext_proc.NONE,
-)
+FULL, BUFFERED, NONE = (ext_proc.FULL_DUPLEX_STREAMED, ext_proc.BUFFERED, ext_proc.NONE)
 
 
 class Decided:

@@ -122,11 +122,7 @@ async def test_a_request_is_counted_from_when_it_is_taken_until_it_is_answered()
         assert (len(worker.inflight), worker.told, await worker.idle()) == (1, [("r1", False)], False)
         worker.engine.gate.set()
         assert await asked == Embedded((b"\0" * 16,))
-        assert (len(worker.inflight), worker.told[1:], await worker.idle()) == (
-            0,
-            [("r1", True)],
-            True,
-        )
+        assert (len(worker.inflight), worker.told[1:], await worker.idle()) == (0, [("r1", True)], True)
 
 
 @pytest.mark.parametrize(
@@ -158,10 +154,7 @@ async def test_what_can_not_be_taken_is_refused_at_once() -> None:
     async with listening() as worker:
         asked = [worker.start(f"r{number}") for number in range(ACTIVE_MAX)]
         await settle()
-        for refusal, name, says in (
-            ("", "more", "256 requests"),
-            ("worker w drains", "x", "drains"),
-        ):
+        for refusal, name, says in (("", "more", "256 requests"), ("worker w drains", "x", "drains")):
             worker.status.failure_reason = refusal
             reply = await worker.ask(name)
             assert isinstance(reply, Refused)

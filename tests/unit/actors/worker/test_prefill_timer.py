@@ -112,11 +112,7 @@ def test_a_prompt_begins_once_the_step_under_way_is_over() -> None:
 
 @pytest.mark.parametrize(
     ("accepted_ms", "expected"),
-    [
-        (10, ((14_000, 80_000),)),
-        (29, ((14_000, 80_000),)),
-        (31, ((9_000, 60_000), (5_000, 20_000))),
-    ],
+    [(10, ((14_000, 80_000),)), (29, ((14_000, 80_000),)), (31, ((9_000, 60_000), (5_000, 20_000)))],
 )
 def test_a_prompt_that_was_there_when_the_last_step_began_joins_it(
     accepted_ms: float, expected: tuple[tuple[int, int], ...]

@@ -15,12 +15,7 @@ from headwater.engines.embeddings import EmbeddingGone, ModelEmbeddings, encoded
 from headwater.engines.engine import EncodedImage, EngineError, EngineUnavailable
 from headwater.engines.media import PROBE_ID
 from headwater.engines.sglang import process
-from headwater.engines.sglang.embedding_input import (
-    GivenEmbedding,
-    SglangEmbeddings,
-    fields_in,
-    request_data,
-)
+from headwater.engines.sglang.embedding_input import GivenEmbedding, SglangEmbeddings, fields_in, request_data
 from headwater.engines.sglang.encoder import check_parts
 from headwater.engines.sglang.media import single_items
 from headwater.schemas.media_kind import PromptMediaKind

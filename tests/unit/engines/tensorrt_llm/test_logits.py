@@ -4,12 +4,7 @@ import numpy as np
 import pytest
 
 from headwater.engines.model_files import byte_tokenizer
-from headwater.engines.tensorrt_llm.sampling import (
-    FORBIDDEN,
-    BannedSequences,
-    banned_sequences,
-    bias_of,
-)
+from headwater.engines.tensorrt_llm.sampling import FORBIDDEN, BannedSequences, banned_sequences, bias_of
 from headwater.schemas.messages.inference import Sampling
 
 PROMPT = [1, 2, 3]
@@ -23,8 +18,7 @@ def forbidden(sequences: list[list[int]], answer: list[int]) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("answer", "tokens"),
-    [([], [9]), ([4], [5, 9]), ([4, 4], [5, 9]), ([4, 5], [9]), ([5, 4, 8], [9])],
+    ("answer", "tokens"), [([], [9]), ([4], [5, 9]), ([4, 4], [5, 9]), ([4, 5], [9]), ([5, 4, 8], [9])]
 )
 def test_last_token_of_a_word_is_forbidden_after_the_others(answer: list[int], tokens: list[int]) -> None:
     """And a word of one token always."""

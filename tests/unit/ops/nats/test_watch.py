@@ -57,12 +57,7 @@ class HealthCheck:
 
 @pytest.mark.parametrize(
     ("errors", "streams"),
-    [
-        ((), []),
-        ((WRITE_ERROR, RECOVERING), ["HW_REQ"]),
-        ((DISABLED,), ["every stream"]),
-        ((STARTING,), []),
-    ],
+    [((), []), ((WRITE_ERROR, RECOVERING), ["HW_REQ"]), ((DISABLED,), ["every stream"]), ((STARTING,), [])],
 )
 async def test_streams_that_take_no_writes(errors: tuple[dict[str, str], ...], streams: list[str]) -> None:
     """Those of a store that met a write error, or all; none of a server that still starts."""

@@ -83,9 +83,7 @@ def test_a_failure_counts_where_it_happened() -> None:
 def test_a_worker_that_turns_a_request_down_has_not_failed(cause: str, failures: int) -> None:
     """It is full, or drains."""
     sides = fold(
-        Evidence("revision", 10),
-        decided("a-0-1", "new"),
-        *(routed("a"), stepped("a", cause), ended("a")),
+        Evidence("revision", 10), decided("a-0-1", "new"), *(routed("a"), stepped("a", cause), ended("a"))
     )
     assert sides["new"].failures == failures
 

@@ -10,12 +10,7 @@ from headwater.ops.history.request_spans import Stamped
 from headwater.ops.tracing import gathering
 from headwater.ops.tracing.gathering import Ended, Gathering, reason_of
 from headwater.schemas.events import Event
-from headwater.schemas.events.request import (
-    RequestAccepted,
-    RequestCheckpoint,
-    RequestEnded,
-    RequestStarted,
-)
+from headwater.schemas.events.request import RequestAccepted, RequestCheckpoint, RequestEnded, RequestStarted
 from headwater.schemas.trace import NO_TRACE
 from tests.support.data.examples import record
 

@@ -28,24 +28,7 @@ def decision(worker: str, requests: int = 0, estimate: EncodeEstimate | None = N
     """The choice of a worker."""
     chosen = Candidate(worker, 5, 0, 0, 0, 0, requests, 0.0)
     made = Decision(
-        1,
-        1,
-        0,
-        0,
-        "r",
-        100,
-        1,
-        6,
-        0,
-        0,
-        0,
-        NO_CONSTRAINTS,
-        NO_PREFERENCES,
-        QUIET,
-        0,
-        worker,
-        5,
-        (chosen,),
+        1, 1, 0, 0, "r", 100, 1, 6, 0, 0, 0, NO_CONSTRAINTS, NO_PREFERENCES, QUIET, 0, worker, 5, (chosen,)
     )
     return msgspec.structs.replace(made, encoding=estimate)
 

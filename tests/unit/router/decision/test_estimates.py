@@ -110,12 +110,7 @@ def test_the_delay_of_running_requests_counts_more_where_workers_are_idle() -> N
     assert spare_capacity(0.0, 15) == 0.0
     assert [
         utilization_of(tokens, blocks, 100) for tokens, blocks in ((0, 0), (0, 25), (1, 0), (0, 130))
-    ] == [
-        0.0,
-        0.25,
-        1.0,
-        1.0,
-    ]
+    ] == [0.0, 0.25, 1.0, 1.0]
 
 
 def test_workers_without_kv_blocks_are_decided_on() -> None:

@@ -49,11 +49,7 @@ def add(
 
 
 def change(
-    state: RouterState,
-    name: str,
-    to: WorkerState = "ready",
-    role: Role = "both",
-    loras: tuple[str, ...] = (),
+    state: RouterState, name: str, to: WorkerState = "ready", role: Role = "both", loras: tuple[str, ...] = ()
 ) -> None:
     """An operator, or the worker itself, changed how it stands."""
     state.apply(record(state.position + 1, WorkerChanged(name, 1, to, role, loras), writer=name))

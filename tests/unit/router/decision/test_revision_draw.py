@@ -82,11 +82,7 @@ def test_a_split_that_was_overtaken_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "reason"),
-    [
-        ((WorkerDraining("b1", 1),), "none of the 1 workers takes requests"),
-        ((), ""),
-    ],
+    ("more", "reason"), [((WorkerDraining("b1", 1),), "none of the 1 workers takes requests"), ((), "")]
 )
 def test_a_revision_without_a_worker_leaves_its_share_to_the_others(
     more: tuple[Event, ...], reason: str
@@ -135,17 +131,7 @@ def test_prefill_and_decode_are_of_one_revision() -> None:
     ]
     events: list[Event] = [
         WorkerJoined(
-            name,
-            1,
-            "m",
-            "sim",
-            role,
-            16,
-            1_000,
-            256,
-            "nixl",
-            ("handoff", "split_only"),
-            revision=revision,
+            name, 1, "m", "sim", role, 16, 1_000, 256, "nixl", ("handoff", "split_only"), revision=revision
         )
         for name, role, revision in legs
     ]

@@ -216,9 +216,7 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-def test_the_bounds_hold_and_everything_leaves_once(
-    steps: list[tuple[str, int, int, str, int]],
-) -> None:
+def test_the_bounds_hold_and_everything_leaves_once(steps: list[tuple[str, int, int, str, int]]) -> None:
     """In requests, tokens and shares; who is refused is told why, and sums stay those of what waits."""
     limits = QueueLimits(requests=10, tokens=1_000, tenant_share=0.5)
     room = WaitingQueue(limits)

@@ -81,10 +81,7 @@ async def test_what_users_and_tools_say_never_becomes_a_control_token(said: list
 @pytest.mark.parametrize("role", ["system", "assistant", "developer"])
 async def test_what_others_say_is_left_as_it_is(role: str) -> None:
     """An operator's system prompt may use control tokens, and so may an answer that is handed back."""
-    messages = [
-        {"role": role, "content": f"a{END}b"},
-        {"role": "user", "content": f"c{END}d"},
-    ]
+    messages = [{"role": role, "content": f"a{END}b"}, {"role": "user", "content": f"c{END}d"}]
     assert await encoded(messages) == tokens_of(messages, {"user", "tool"})
 
 

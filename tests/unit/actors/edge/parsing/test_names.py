@@ -9,11 +9,7 @@ import pytest
 
 from headwater.actors.edge.parsing import selection
 from headwater.actors.edge.parsing.formats import REASONING_FORMATS, TOOL_FORMATS
-from headwater.actors.edge.parsing.selection import (
-    UnknownParser,
-    reasoning_format_of,
-    tool_format_of,
-)
+from headwater.actors.edge.parsing.selection import UnknownParser, reasoning_format_of, tool_format_of
 
 KNOWN_TOOLS = {
     *TOOL_FORMATS,

@@ -23,23 +23,6 @@ def calls_of(parsed: ParsedOutput) -> list[tuple[str, Any]]:
     return [(call.name, json.loads(call.arguments)) for call in parsed.calls]
 
 
-def test_minimax() -> None:
-    text = (
-        "<think>hm</think>\n\nLooking.\n<minimax:tool_call>\n"
-        '<invoke name="f">\n<parameter name="s">a</parameter>\n<parameter name="n">3</parameter>\n</invoke>\n'
-        '<invoke name="g">\n<parameter name="a">["x"]</parameter>\n</invoke>\n</minimax:tool_call>'
-    )
-    parsed = parse(text, "minimax_m2", "think", tools=TOOLS)
-    assert (parsed.text, parsed.reasoning) == ("Looking.", "hm")
-    assert calls_of(parsed) == [("f", {"s": "a", "n": 3}), ("g", {"a": ["x"]})]
-
-
-def test_olmo_writes_one_call_a_line() -> None:
-    parsed = parse("<function_calls>f(s='a', n=1)\ng(a=[1, 2.5])</function_calls>", "pythonic", tools=TOOLS)
-    assert parsed.text == ""
-    assert calls_of(parsed) == [("f", {"s": "a", "n": 1}), ("g", {"a": [1, 2.5]})]
-
-
 def test_python_literals() -> None:
     text = r"""[f(s='it\'s \u00e9\x41\n"q"', n=-1_000, o={'k': (True, None), "x": 0x10})]"""
     assert calls_of(parse(text, "pythonic", tools=TOOLS)) == [
@@ -69,6 +52,10 @@ def test_ids_that_the_model_writes() -> None:
     assert parse(kimi, "kimi_k2", tools=TOOLS).calls[0].id == "functions.f:3"
     mistral = '[TOOL_CALLS]f[CALL_ID]Ab1[ARGS]{"n": 1}'
     assert parse(mistral, "mistral", tools=TOOLS).calls[0].id == "Ab1"
+    cohere = '<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "f", "parameters": {}}]<|END_ACTION|>'
+    assert parse(cohere, "cohere_command", tools=TOOLS).calls[0].id == "0"
+    solar = "<|tool_call:begin|>id0<|tool_call:name|>f<|tool_call:args|>{}<|tool_call:end|><|calls|>"
+    assert parse(f"<|tool_calls|>{solar}", "solar_open", tools=TOOLS).calls[0].id == "id0"
     array = '[TOOL_CALLS] [{"name": "f", "arguments": {"n": 1}, "id": "xyz"}]'
     parsed = parse(array, "mistral", tools=TOOLS)
     assert calls_of(parsed) == [("f", {"n": 1})]

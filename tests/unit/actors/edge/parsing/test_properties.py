@@ -2,6 +2,7 @@
 
 import json
 import re
+from random import Random
 
 import pytest
 from hypothesis import example, given, settings
@@ -9,8 +10,9 @@ from hypothesis import strategies as st
 
 from headwater.actors.edge.parsing.events import ParsedOutput, collect
 from headwater.actors.edge.parsing.formats import REASONING_FORMATS, TOOL_FORMATS
+from tests.parsers.answers import Answer, Call
+from tests.parsers.writers import FIRST, WRITERS
 from tests.unit.actors.edge.parsing.support import parse_pieces, tool
-from tests.unit.actors.edge.parsing.test_families import FAMILIES
 
 TOOLS = [
     tool("f", s={"type": "string"}, n={"type": "integer"}, x={}),
@@ -73,11 +75,10 @@ PLAIN = ["word ", "\n", " ", "é🌸", "a < b", "<", "|", "\x00"]
 
 
 def markup_of(tool_format: str) -> list[str]:
-    """Pieces of the examples of a family, cut before and after its markup."""
-    examples = [family.answer for family in FAMILIES.values() if family.tool_format == tool_format]
-    return sorted(
-        {piece for text in examples for piece in re.split(r"(?=[<\[{])|(?<=[>\]}])", text) if piece}
-    )
+    """Pieces of what families write in a format, cut before and after its markup."""
+    answer = Answer("hm", ("Looking.", (Call("f", {"s": "a", "n": 3}), Call("g", {"o": {"a": "x"}}))))
+    texts = [one.write(answer, Random(1)) for one in WRITERS.values() if one.tool_format == tool_format]
+    return sorted({piece for text in texts for piece in re.split(r"(?=[<\[{])|(?<=[>\]}])", text) if piece})
 
 
 def fragments(tool_format: str) -> st.SearchStrategy[str]:
@@ -98,7 +99,7 @@ def cut(text: str, sizes: list[int]) -> list[str]:
 
 
 FAMILY_PAIRS = sorted(
-    {(family.tool_format, family.reasoning_format) for family in FAMILIES.values()}
+    {(family.tool_format, family.reasoning_format) for family in WRITERS.values()}
     | {("", name) for name in REASONING_FORMATS}
 )
 
@@ -166,25 +167,26 @@ def test_text_without_markup_is_unchanged(pair: tuple[str, str], text: str, size
     assert parsed == ParsedOutput(text, "", ())
 
 
-CALLS = {
-    "hermes": '<tool_call>\n{"name": "f", "arguments": {"n": 1}}\n</tool_call>',
-    "llama3_json": '{"name": "f", "parameters": {"n": 1}}',
-    "pythonic": "[f(n=1)]",
-    "mistral": '[TOOL_CALLS]f[ARGS]{"n": 1}',
-    "deepseek_v31": '<｜tool▁call▁begin｜>f<｜tool▁sep｜>{"n": 1}<｜tool▁call▁end｜>',
-    "qwen3_coder": "<tool_call>\n<function=f>\n<parameter=n>\n1\n</parameter>\n</function>\n</tool_call>",
-    "glm": "<tool_call>f\n<arg_key>n</arg_key>\n<arg_value>1</arg_value>\n</tool_call>",
-    "kimi_k2": '<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{"n": 1}<|tool_call_end|>',
-    "minimax_m2": '<minimax:tool_call>\n<invoke name="f">\n<parameter name="n">1</parameter>\n</invoke>\n</minimax:tool_call>',
-    "gemma4": "<|tool_call>call:f{n:1}<tool_call|>",
-}
+AROUND = (
+    "hermes",
+    "llama3_json",
+    "pythonic",
+    "mistral",
+    "deepseek_v31",
+    "qwen3_coder",
+    "glm",
+    "kimi_k2",
+    "minimax_m2",
+    "gemma4",
+)
 
 
-@pytest.mark.parametrize("tool_format", CALLS)
+@pytest.mark.parametrize("tool_format", AROUND)
 @given(texts=st.lists(st.text("ab é.\n", min_size=1), min_size=1, max_size=4), size=st.integers(1, 9))
 def test_text_around_calls_is_kept(tool_format: str, texts: list[str], size: int) -> None:
     """Up to whitespace next to the calls, which belongs to them in some formats."""
-    parsed = parse_pieces(cut(CALLS[tool_format].join(texts), [size]), tool_format, tools=TOOLS)
+    call = WRITERS[FIRST[tool_format]].write(Answer("", ((Call("f", {"n": 1}),),)), Random(1))
+    parsed = parse_pieces(cut(call.join(texts), [size]), tool_format, tools=TOOLS)
     assert re.sub(r"\s", "", parsed.text) == re.sub(r"\s", "", "".join(texts))
     assert [(call.name, json.loads(call.arguments), call.complete) for call in parsed.calls] == [
         ("f", {"n": 1}, True)

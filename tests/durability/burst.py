@@ -23,9 +23,9 @@ from headwater.events.jetstream.stream_spec import log_stream
 from headwater.events.jetstream.streams import ensure
 from headwater.schemas import subjects
 from headwater.schemas.clock import SystemClock
-from tests.durability.history import LogContent, Violation
-from tests.durability.report import Report, command
+from tests.durability.history import LogContent
 from tests.durability.workload import NS, POOL
+from tests.faults.report import Report, Violation, command
 from tests.support.processes import zygote
 from tests.support.servers.nats import NatsServer
 

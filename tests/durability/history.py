@@ -24,6 +24,7 @@ from typing import Literal, NamedTuple
 from headwater.events.ports import Slice
 from headwater.schemas.encoding import Batch, LogEvent
 from headwater.schemas.events.fleet import LoadReported
+from tests.faults.report import Violation
 
 Kind = Literal[
     "lost", "misplaced", "duplicate", "phantom", "reordered", "hole", "fenced", "pending", "unread", "memory"
@@ -36,14 +37,6 @@ class Key(NamedTuple):
     subject: str
     writer: str
     epoch: int
-
-
-class Violation(NamedTuple):
-    """How often one kind of it was met in one place, and an example."""
-
-    kind: Kind
-    cases: int
-    example: str
 
 
 def marked(event: int) -> LoadReported:

@@ -15,9 +15,9 @@ from pathlib import Path
 from headwater.actors.runtime.actor import cancel_all
 from headwater.events.jetstream import JetStreamLog, connect
 from headwater.events.jetstream.streams import ensure_pool
-from tests.durability.history import Violation, check
-from tests.durability.report import Report, command
+from tests.durability.history import check
 from tests.durability.workload import NS, POOL, STREAM, Client, Follower, read_content, settle, until
+from tests.faults.report import Report, Violation, command
 from tests.support.ports.waiting import eventually
 from tests.support.servers.nats import NatsServer
 

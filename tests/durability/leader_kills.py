@@ -14,8 +14,7 @@ from pathlib import Path
 from headwater.actors.runtime.actor import cancel_all
 from headwater.events.jetstream import JetStreamLog, connect
 from headwater.events.jetstream.streams import ensure_pool
-from tests.durability.history import Violation, check
-from tests.durability.report import Report, command
+from tests.durability.history import check
 from tests.durability.workload import (
     NS,
     POOL,
@@ -27,6 +26,7 @@ from tests.durability.workload import (
     read_content,
     settle,
 )
+from tests.faults.report import Report, Violation, command
 from tests.support.ports.waiting import eventually
 from tests.support.servers.nats_cluster import NatsCluster
 

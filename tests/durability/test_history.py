@@ -75,7 +75,7 @@ def test_next_life_takes_over() -> None:
 )
 def test_broken_promise_is_found(kind: Kind, told: dict[int, int | str], stored: Stored) -> None:
     """Each kind by its name."""
-    assert kind in {one.kind for one in check([_life(told)], _content(stored))}
+    assert kind in {one.what for one in check([_life(told)], _content(stored))}
 
 
 def test_pending_is_no_violation_before_the_run_has_settled() -> None:
@@ -112,5 +112,5 @@ def test_positions_passed_over_in_silence_are_found(slices: list[Slice], silent:
     content = LogContent()
     for piece in slices:
         content.add_slice(piece)
-    unread = [one for one in content.violations() if one.kind == "unread"]
+    unread = [one for one in content.violations() if one.what == "unread"]
     assert sum(one.cases for one in unread) == silent

@@ -11,7 +11,8 @@ from headwater.events.writer import Writer, WriterFenced
 from headwater.schemas import subjects
 from headwater.schemas.clock import SystemClock
 from headwater.schemas.events import Event
-from tests.durability.history import Key, Life, LogContent, Violation, mark, marked
+from tests.durability.history import Key, Life, LogContent, mark, marked
+from tests.faults.report import Violation
 
 NS = "durability"
 POOL = "p"

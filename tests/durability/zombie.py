@@ -21,9 +21,9 @@ from headwater.actors.runtime.lease import TTL_S
 from headwater.events.jetstream import JetStreamLog, JetStreamTable, connect
 from headwater.events.jetstream.streams import ensure_namespace
 from headwater.schemas import subjects
-from tests.durability.report import Report, command
 from tests.durability.worker_pair import POOL, Wire, WorkerPair, ask_for_ever
 from tests.durability.workload import NS, read_content
+from tests.faults.report import Report, command
 from tests.support.servers.nats import NatsServer
 
 START_S = 120.0

@@ -16,17 +16,12 @@ from tests.support.clients.media_chat import ask
 from tests.support.clients.pictures import picture_url
 from tests.support.engines.multimodal import tiny_vision_model
 from tests.support.engines.multimodal.vision_reference import reference_answers
+from tests.support.marks import BOTH_ENGINES
 from tests.support.processes.restarted import KeptProcess, kept_sglang_worker, kept_vllm_worker
 
 VLLM, SGLANG = cases.VLLM.worker, cases.SGLANG.worker
 
-pytestmark = [
-    pytest.mark.vllm,
-    pytest.mark.sglang,
-    pytest.mark.xdist_group("sglang"),
-    pytest.mark.asyncio(loop_scope="package"),
-    pytest.mark.timeout(600),
-]
+pytestmark = [*BOTH_ENGINES, pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(600)]
 
 OF_VLLM, OF_SGLANG = "encode-vllm", "encode-sglang"
 VLLM_FOR_SGLANG, SGLANG_FOR_VLLM = "encode-vllm-for-sglang", "encode-sglang-for-vllm"

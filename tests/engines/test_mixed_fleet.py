@@ -20,17 +20,12 @@ from tests.engines import cases
 from tests.engines.conftest import MODEL, Mixed, ready
 from tests.support.clients.media_chat import content
 from tests.support.clients.pictures import picture_url
+from tests.support.marks import BOTH_ENGINES
 from tests.support.processes.fleet import command_line, descendants
 
 VLLM, SGLANG = cases.VLLM.worker, cases.SGLANG.worker
 
-pytestmark = [
-    pytest.mark.vllm,
-    pytest.mark.sglang,
-    pytest.mark.xdist_group("sglang"),
-    pytest.mark.asyncio(loop_scope="package"),
-    pytest.mark.timeout(400),
-]
+pytestmark = [*BOTH_ENGINES, pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(400)]
 
 GAP_MAX = 1e-3
 """Two tokens whose log probabilities differ by less may change places between engines: their sums have other orders."""

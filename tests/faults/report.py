@@ -1,4 +1,4 @@
-"""The table that every run of this folder prints, and its exit code."""
+"""The table that every run of faults prints, and of the checks of durability, and its exit code."""
 
 import asyncio
 import shutil

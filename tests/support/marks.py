@@ -15,6 +15,18 @@ OFFICIAL_CLIENT = pytest.mark.xdist_group("official clients")
 TORCH = pytest.mark.xdist_group("vllm")
 """Imports torch, which the worker of the tests with vLLM has loaded."""
 
+VLLM = (pytest.mark.vllm, TORCH)
+"""Runs the real vLLM, in the one worker that has loaded it."""
+
+BOTH_ENGINES = (pytest.mark.vllm, pytest.mark.sglang, pytest.mark.xdist_group("sglang"))
+"""Runs vLLM and SGLang, in one worker with SGLang's other tests."""
+
+SGLANG_HERE = (pytest.mark.sglang, pytest.mark.filterwarnings("ignore"))
+"""Runs the real SGLang in this process, whose libraries' warnings are not ours to fail on."""
+
+CLIENTS = (pytest.mark.processes, pytest.mark.xdist_group("clients"))
+"""Asks the fleet of the folder with bad clients, which its tests share."""
+
 
 def grid(first: Sequence[Any], second: Sequence[Any], each: int) -> list[Any]:
     """All pairs as parameters. In every run each of `first` meets `each` of `second`, in turn; the other pairs are of the long form.

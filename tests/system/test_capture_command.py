@@ -10,13 +10,10 @@ from contextlib import closing, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
-from headwater.actors.runtime.persistence import Ports
-from headwater.events.ports import Log
-from headwater.events.snapshot_store import SnapshotStore
 from headwater.ops.captures.file import CaptureFile
 from headwater.ops.captures.ports import capture_ports
 from headwater.ops.commands.application import parse
@@ -30,47 +27,29 @@ from headwater.ops.debug.stuck import stuck
 from headwater.ops.debug.tail import Wanted, tail
 from headwater.ops.debug.why_not import why_not
 from headwater.ops.history.history import History
-from headwater.ops.nats.server import open_ports
 from headwater.ops.operator import capture as command
 from headwater.ops.operator.capture import Order, capture
 from headwater.ops.operator.explain import explain
 from headwater.ops.operator.log import show_log, show_tree, snapshots
 from headwater.ops.operator.replay import replay
 from headwater.ops.whatif.command import recorded_run
-from headwater.schemas.clock import SystemClock
 from headwater.schemas.encoding import SCHEMA_VERSION, Batch, seal
 from headwater.schemas.events.request import RequestAccepted
-from tests.bench.large_log import BLOCK, POOL, MadeUpFleet, write
+from tests.bench.large_log import BLOCK, POOL
 from tests.support.ports.logs import append_one
 from tests.support.servers.nats import NatsServer
-
-
-class Case(NamedTuple):
-    """A fleet's logs on a server, with a snapshot about a third into them."""
-
-    nats: NatsSettings
-    ports: Ports
-    log: Log
-    fleet: MadeUpFleet
-    snapshot: int
+from tests.support.worlds.made_up_log import MadeUpLog, made_up_log
 
 
 @pytest.fixture
-async def case(server: NatsServer, unique: str) -> AsyncIterator[Case]:
+async def case(server: NatsServer, unique: str) -> AsyncIterator[MadeUpLog]:
     """12,000 events."""
-    async with open_ports(server.url, unique, "test") as ports:
-        fleet = MadeUpFleet(unique, SystemClock())
-        log: Any = await ports.pool_log(POOL)
-        await write(log._client, fleet, 4_000, print)
-        fleet.state.log = await log.identity()
-        await SnapshotStore(ports.blobs, POOL).save(fleet.state.snapshot(made_ns=ports.clock.wall_ns()))
-        snapshot = fleet.state.position
-        await write(log._client, fleet, 8_000, print)
-        await ports.cards.put(POOL, b"{}")
-        yield Case(NatsSettings(server.url, namespace=unique), ports, log, fleet, snapshot)
+    async with made_up_log(server, unique, 4_000, 8_000) as made:
+        await made.ports.cards.put(POOL, b"{}")
+        yield made
 
 
-async def minutes_after(case: Case, request: str) -> float:
+async def minutes_after(case: MadeUpLog, request: str) -> float:
     """The time that the logs go on after a request was accepted: half of it is captured on each side, however fast it was written."""
     last = (await case.ports.requests.bounds()).last
     times = [
@@ -100,7 +79,7 @@ COMMANDS: tuple[Callable[[NatsSettings], Awaitable[int]], ...] = (
 
 
 async def test_commands_read_a_capture_of_all_as_they_read_the_server(
-    case: Case, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    case: MadeUpLog, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Byte for byte."""
     path = tmp_path / "all.hwc"
@@ -137,7 +116,7 @@ def metrics_of(text: bytes) -> Iterator[str]:
 
 
 async def test_a_capture_has_the_metrics_of_processes_and_the_versions(
-    case: Case, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    case: MadeUpLog, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Of those that answer; a process that has ended does not keep it from being made."""
     path, again = tmp_path / "all.hwc", tmp_path / "again.hwc"
@@ -165,7 +144,7 @@ async def test_a_capture_has_the_metrics_of_processes_and_the_versions(
 
 
 async def test_a_capture_of_a_moment_begins_at_the_snapshot_before_it(
-    case: Case, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    case: MadeUpLog, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """And ends with the moment; every decision in it is verified, and the request is explained as on the server."""
     path = tmp_path / "moment.hwc"
@@ -199,7 +178,7 @@ async def test_a_capture_of_a_moment_begins_at_the_snapshot_before_it(
 
 
 async def test_without_an_older_snapshot_the_log_before_is_folded_into_one(
-    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    case: MadeUpLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Where it is long; a short one is part of the capture. Either way the fold ends in the same state."""
     for name in await case.ports.blobs.names(""):
@@ -218,7 +197,9 @@ async def test_without_an_older_snapshot_the_log_before_is_folded_into_one(
     assert len(states) == 1
 
 
-async def test_recorded_prompts_are_left_out_unless_they_are_asked_for(case: Case, tmp_path: Path) -> None:
+async def test_recorded_prompts_are_left_out_unless_they_are_asked_for(
+    case: MadeUpLog, tmp_path: Path
+) -> None:
     """By default a capture can be passed on."""
     event = RequestAccepted("chatcmpl-x", "sim", "chat", 5, 9, True, payload="full", body=b"my secret")
     batch: Batch[Any] = Batch(SCHEMA_VERSION, "e2", 1, 1, case.ports.clock.wall_ns(), (event,))
@@ -234,7 +215,7 @@ async def test_recorded_prompts_are_left_out_unless_they_are_asked_for(case: Cas
     assert seal(batch).data in data
 
 
-async def test_what_cannot_be_captured_is_told(case: Case, tmp_path: Path) -> None:
+async def test_what_cannot_be_captured_is_told(case: MadeUpLog, tmp_path: Path) -> None:
     """A request or time that is not there, a file that cannot be written; nothing is left of the try."""
     path = tmp_path / "a.hwc"
     for around, text in (
@@ -251,7 +232,7 @@ async def test_what_cannot_be_captured_is_told(case: Case, tmp_path: Path) -> No
 
 
 async def test_the_command_line_reads_a_capture(
-    case: Case, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    case: MadeUpLog, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`--file` of a command that reads a pool."""
     path = tmp_path / "a.hwc"
@@ -274,7 +255,7 @@ def without_uses(tree: dict[str, Any]) -> dict[str, Any]:
     return {**tree, "runs": runs, "uses": 0, "window_s": 0, "notice": ""}
 
 
-async def test_the_console_shows_a_capture_as_it_shows_the_server(case: Case, tmp_path: Path) -> None:
+async def test_the_console_shows_a_capture_as_it_shows_the_server(case: MadeUpLog, tmp_path: Path) -> None:
     """At the positions that are in both: workers, decisions, and the tree of blocks."""
     path = tmp_path / "moment.hwc"
     request = case.fleet.requests[len(case.fleet.requests) * 2 // 3]
@@ -309,7 +290,7 @@ async def test_the_console_shows_a_capture_as_it_shows_the_server(case: Case, tm
 
 
 async def test_the_debuggers_commands_read_a_capture_that_begins_at_a_snapshot(
-    case: Case, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    case: MadeUpLog, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """They know who was there when it begins, take its end for the present, and wait for nothing after it."""
     path = tmp_path / "moment.hwc"

@@ -2,49 +2,31 @@
 
 import json
 from collections.abc import AsyncIterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import pytest
 
 from headwater.events.ports import Log
 from headwater.events.snapshot_store import SnapshotStore
-from headwater.ops.config.nats import NatsSettings
 from headwater.ops.config.setting import ConfigError
-from headwater.ops.nats.server import open_ports
 from headwater.ops.operator.replay import replay
 from headwater.router.fold.state import RouterState, in_order
-from headwater.schemas.clock import SystemClock
 from headwater.schemas.encoding import SCHEMA_VERSION, Batch
 from headwater.schemas.events.route import Decision
 from headwater.schemas.subjects import pool_subject
-from tests.bench.large_log import POOL, MadeUpFleet, write
+from tests.bench.large_log import POOL
 from tests.support.ports.logs import append_one
 from tests.support.servers.nats import NatsServer
-
-
-class Case(NamedTuple):
-    """A pool's log with a snapshot in it."""
-
-    nats: NatsSettings
-    log: Log
-    fleet: MadeUpFleet
-    snapshot: int
+from tests.support.worlds.made_up_log import MadeUpLog, made_up_log
 
 
 @pytest.fixture
-async def case(server: NatsServer, unique: str) -> AsyncIterator[Case]:
-    """5,000 events."""
-    async with open_ports(server.url, unique, "test") as ports:
-        fleet = MadeUpFleet(unique, SystemClock())
-        log: Any = await ports.pool_log(POOL)
-        await write(log._client, fleet, 2_000, print)
-        store = SnapshotStore(ports.blobs, POOL)
-        await store.save(fleet.state.snapshot())
-        await store.bookmarks.put("b", fleet.state.position)
-        snapshot = fleet.state.position
-        await write(log._client, fleet, 3_000, print)
-        yield Case(NatsSettings(server.url, namespace=unique), log, fleet, snapshot)
+async def case(server: NatsServer, unique: str) -> AsyncIterator[MadeUpLog]:
+    """5,000 events, and a bookmark at the snapshot."""
+    async with made_up_log(server, unique, 2_000, 3_000) as made:
+        await SnapshotStore(made.ports.blobs, POOL).bookmarks.put("b", made.snapshot)
+        yield made
 
 
 async def state_at(log: Log, position: int) -> RouterState:
@@ -56,7 +38,9 @@ async def state_at(log: Log, position: int) -> RouterState:
     return state
 
 
-async def test_a_replay_ends_at_a_position_or_a_time(case: Case, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_a_replay_ends_at_a_position_or_a_time(
+    case: MadeUpLog, capsys: pytest.CaptureFixture[str]
+) -> None:
     """In the state that the fold had there, from the log's start and from a bookmark."""
     position = case.snapshot + 333
     state = await state_at(case.log, position)
@@ -78,7 +62,7 @@ async def test_a_replay_ends_at_a_position_or_a_time(case: Case, capsys: pytest.
         assert data["state"] in shown
 
 
-async def test_an_end_that_is_not_there_is_told(case: Case) -> None:
+async def test_an_end_that_is_not_there_is_told(case: MadeUpLog) -> None:
     """Beyond the log, before the bookmark, and what is neither position nor time."""
     for until, bookmark, text in (
         ("999999", "", "--until 999999: the log holds positions 1 to"),
@@ -91,7 +75,7 @@ async def test_an_end_that_is_not_there_is_told(case: Case) -> None:
 
 
 async def test_a_decision_that_differs_ends_the_replay_with_1(
-    case: Case, capsys: pytest.CaptureFixture[str]
+    case: MadeUpLog, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With what differs; without verification it is an event like others."""
     decisions = [

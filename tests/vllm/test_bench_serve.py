@@ -17,15 +17,10 @@ from headwater.engines.vllm.forkserver import ENVIRONMENT
 from headwater.ops.process.signals import die_with_parent
 from headwater.ops.process.sockets import free_port
 from tests.support.engines import tiny_model
+from tests.support.marks import VLLM
 from tests.support.processes import zygote
 
-pytestmark = [
-    pytest.mark.vllm,
-    pytest.mark.xdist_group("vllm"),
-    pytest.mark.asyncio(loop_scope="package"),
-    pytest.mark.timeout(900),
-    pytest.mark.soak,
-]
+pytestmark = [*VLLM, pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(900), pytest.mark.soak]
 
 PEER = """
 import argparse

@@ -13,15 +13,11 @@ from safetensors.numpy import load
 from tests.support.clients.media_chat import MediaAnswer, ask, ask_content
 from tests.support.clients.pictures import picture_url
 from tests.support.engines.multimodal.vision_reference import reference_embeddings
+from tests.support.marks import VLLM
 from tests.support.media.embeddings import embedding_file, embedding_part
 from tests.support.processes.fleet import FleetProcess
 
-pytestmark = [
-    pytest.mark.vllm,
-    pytest.mark.xdist_group("vllm"),
-    pytest.mark.asyncio(loop_scope="package"),
-    pytest.mark.timeout(600),
-]
+pytestmark = [*VLLM, pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(600)]
 
 
 @pytest_asyncio.fixture(loop_scope="package")

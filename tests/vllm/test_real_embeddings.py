@@ -11,15 +11,11 @@ import pytest_asyncio
 
 from headwater.actors.worker.handoffs import CHECK_PERIOD_S, GONE_S
 from tests.support.engines.tiny_classifier import minilm
+from tests.support.marks import VLLM
 from tests.support.processes.fleet import FleetProcess, descendants, fleet
 from tests.support.processes.stopped import StoppedProcesses
 
-pytestmark = [
-    pytest.mark.vllm,
-    pytest.mark.xdist_group("vllm"),
-    pytest.mark.asyncio(loop_scope="module"),
-    pytest.mark.timeout(300),
-]
+pytestmark = [*VLLM, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
 
 TEXTS = (
     "This is an example sentence",

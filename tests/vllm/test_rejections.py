@@ -10,14 +10,10 @@ import tokenizers
 from tests.support.clients import prompts
 from tests.support.clients.rejections import CHAT, COMPLETIONS, PROMPT, Case, assert_refused, body_of
 from tests.support.engines import tiny_model
+from tests.support.marks import VLLM
 from tests.support.processes.fleet import FleetProcess
 
-pytestmark = [
-    pytest.mark.vllm,
-    pytest.mark.xdist_group("vllm"),
-    pytest.mark.asyncio(loop_scope="package"),
-    pytest.mark.timeout(300),
-]
+pytestmark = [*VLLM, pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(300)]
 
 MODEL = "tiny"
 VOCABULARY = 49_156

@@ -9,14 +9,10 @@ import pytest
 import pytest_asyncio
 
 from tests.support.clients.pictures import picture_url
+from tests.support.marks import VLLM
 from tests.support.processes.fleet import FleetProcess, stream_text
 
-pytestmark = [
-    pytest.mark.vllm,
-    pytest.mark.xdist_group("vllm"),
-    pytest.mark.asyncio(loop_scope="package"),
-    pytest.mark.timeout(300),
-]
+pytestmark = [*VLLM, pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(300)]
 
 MODEL = "tiny"
 STORY_TOKENS = 900

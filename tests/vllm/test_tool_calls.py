@@ -9,18 +9,14 @@ import jsonschema
 import pytest
 import pytest_asyncio
 
+from tests.support.marks import VLLM
 from tests.support.processes.fleet import FleetProcess, fleet
 
 # Imported where it is used: every worker of pytest-xdist imports this module, and the client's takes 1.5 s of processor time.
 if TYPE_CHECKING:
     from anthropic.types import Message
 
-pytestmark = [
-    pytest.mark.vllm,
-    pytest.mark.xdist_group("vllm"),
-    pytest.mark.asyncio(loop_scope="package"),
-    pytest.mark.timeout(300),
-]
+pytestmark = [*VLLM, pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(300)]
 
 TINY, SMOL = "tiny", "smollm2"
 CITIES = ("Paris", "Zürich", "São Paulo", "New York", "東京")

@@ -32,14 +32,10 @@ from headwater.engines.sglang_diffusion.engine import SglangDiffusionEngine, Sgl
 from headwater.schemas.messages.file_generation import FINAL, FileRequest, ImageRequest, VideoRequest
 from headwater.schemas.messages.media import PromptMedia
 from tests.support.engines.diffusion import sglang_double, tiny_image_pipeline, tiny_video_pipeline
+from tests.support.marks import VLLM
 from tests.support.sglang.diffusion import INSTALLED, SERVER_ARGUMENTS, python_on_cpu
 
-pytestmark = [
-    pytest.mark.vllm,
-    pytest.mark.xdist_group("vllm"),
-    pytest.mark.asyncio(loop_scope="module"),
-    pytest.mark.timeout(600),
-]
+pytestmark = [*VLLM, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 
 IMAGE = ImageRequest("r", "a red fox", 64, 64, steps=3, seed=11)
 VIDEO = VideoRequest("r", "a red fox", 64, 64, frames=5, fps=8, steps=3, seed=11)

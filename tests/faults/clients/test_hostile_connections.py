@@ -21,14 +21,10 @@ from tests.faults.clients.requests import (
     until_idle,
 )
 from tests.support.clients import raw_http
+from tests.support.marks import CLIENTS
 from tests.support.processes.fleet import FleetProcess, fleet
 
-pytestmark = [
-    pytest.mark.processes,
-    pytest.mark.xdist_group("clients"),
-    pytest.mark.asyncio(loop_scope="package"),
-    pytest.mark.timeout(120),
-]
+pytestmark = [*CLIENTS, pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(120)]
 
 LATE_S = 15.0
 """What a loaded machine may add to a timeout."""

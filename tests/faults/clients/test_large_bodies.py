@@ -14,14 +14,10 @@ import psutil
 import pytest
 
 from tests.support.clients import raw_http
+from tests.support.marks import CLIENTS
 from tests.support.processes.fleet import FleetProcess, fleet, shared_fleet
 
-pytestmark = [
-    pytest.mark.processes,
-    pytest.mark.xdist_group("clients"),
-    pytest.mark.asyncio(loop_scope="module"),
-    pytest.mark.timeout(180),
-]
+pytestmark = [*CLIENTS, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(180)]
 
 MB = 1_000_000
 ANSWER_S = 8.0

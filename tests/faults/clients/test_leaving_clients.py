@@ -8,14 +8,10 @@ import pytest
 
 from tests.faults.clients.requests import LONG, SERVED_S, ask, begin_stream, encoded, until_idle
 from tests.support.clients import raw_http
+from tests.support.marks import CLIENTS
 from tests.support.processes.fleet import FleetProcess, fleet
 
-pytestmark = [
-    pytest.mark.processes,
-    pytest.mark.xdist_group("clients"),
-    pytest.mark.asyncio(loop_scope="package"),
-    pytest.mark.timeout(120),
-]
+pytestmark = [*CLIENTS, pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(120)]
 
 Stage = Callable[[raw_http.Connection], Awaitable[None]]
 

@@ -5,14 +5,10 @@ import pytest
 
 from tests.faults.clients.requests import SMALL, encoded, refusal, until_idle
 from tests.support.clients import raw_http
+from tests.support.marks import CLIENTS
 from tests.support.processes.fleet import FleetProcess
 
-pytestmark = [
-    pytest.mark.processes,
-    pytest.mark.xdist_group("clients"),
-    pytest.mark.asyncio(loop_scope="package"),
-    pytest.mark.timeout(120),
-]
+pytestmark = [*CLIENTS, pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(120)]
 
 HEADER_BYTES_MAX = 64 * 1024
 HEADERS_MAX = 128

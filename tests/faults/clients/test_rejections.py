@@ -7,14 +7,10 @@ import pytest
 
 from headwater.engines.model_files import byte_tokenizer
 from tests.support.clients.rejections import CHAT, COMPLETIONS, PROMPT, Case, assert_refused
+from tests.support.marks import CLIENTS
 from tests.support.processes.fleet import FleetProcess
 
-pytestmark = [
-    pytest.mark.processes,
-    pytest.mark.xdist_group("clients"),
-    pytest.mark.asyncio(loop_scope="package"),
-    pytest.mark.timeout(120),
-]
+pytestmark = [*CLIENTS, pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(120)]
 
 
 TOKENS = byte_tokenizer().get_vocab_size()

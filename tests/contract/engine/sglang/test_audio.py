@@ -13,14 +13,10 @@ from headwater.schemas.messages.media import PromptMedia
 from tests.support.engines.multimodal import audio_reference, tiny_audio_model
 from tests.support.engines.multimodal.media_requests import answer, answer_from_cache, rejection
 from tests.support.engines.multimodal.tiny_audio_model import RATE_HZ
+from tests.support.marks import SGLANG_HERE
 from tests.support.ports.engines import EngineCase, sglang_engine, started
 
-pytestmark = [
-    pytest.mark.asyncio(loop_scope="module"),
-    pytest.mark.timeout(300),
-    pytest.mark.sglang,
-    pytest.mark.filterwarnings("ignore"),
-]
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300), *SGLANG_HERE]
 
 SECONDS = 2.0
 TOKENS = 50

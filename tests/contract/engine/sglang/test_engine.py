@@ -19,15 +19,11 @@ from headwater.schemas.events.kv import CPU, GPU
 from headwater.schemas.messages.inference import EmbedRequest
 from tests.support.engines import tiny_diffusion_model, tiny_model
 from tests.support.engines.settings import engine_settings
+from tests.support.marks import SGLANG_HERE
 from tests.support.ports.engines import EOS, EngineCase, free_port, rebuilt, sglang_engine, started
 from tests.support.ports.waiting import eventually
 
-pytestmark = [
-    pytest.mark.asyncio(loop_scope="module"),
-    pytest.mark.timeout(300),
-    pytest.mark.sglang,
-    pytest.mark.filterwarnings("ignore"),
-]
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300), *SGLANG_HERE]
 
 TIERED = {
     "enable_hierarchical_cache": True,

@@ -13,15 +13,11 @@ from headwater.engines.sglang.embedding_input import SglangEmbeddings
 from headwater.schemas.messages.media import PromptMedia
 from tests.support.engines.multimodal import tiny_vision_model
 from tests.support.engines.multimodal.media_requests import answer, answer_from_cache, indexed, rejection
+from tests.support.marks import SGLANG_HERE
 from tests.support.ports.engines import EngineCase, sglang_engine, started
 from tests.support.sglang.encoding import encoded_apart
 
-pytestmark = [
-    pytest.mark.asyncio(loop_scope="module"),
-    pytest.mark.timeout(300),
-    pytest.mark.sglang,
-    pytest.mark.filterwarnings("ignore"),
-]
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300), *SGLANG_HERE]
 
 HEIGHT, WIDTH, TOKENS = 196, 224, 56
 ENCODED = (1, 2, 3)

@@ -22,6 +22,19 @@ JOINED_S: Final = 2.0
 
 
 @asynccontextmanager
+async def serving(fleet: SimFleet) -> AsyncIterator[None]:
+    """All of a fleet has joined. In the end all are killed."""
+    try:
+        for name in fleet.names:
+            fleet.start(name)
+        await asyncio.sleep(JOINED_S)
+        yield
+    finally:
+        for name in fleet.names:
+            await fleet.kill(name)
+
+
+@asynccontextmanager
 async def fleet_of(
     clock: VirtualLoop,
     how: Choreography = "returned",
@@ -42,14 +55,8 @@ async def fleet_of(
     )
     fleet.revisions = dict(zip(names, revisions, strict=False))
     fleet.own_settings = dict(own_settings)
-    try:
-        for name in fleet.names:
-            fleet.start(name)
-        await asyncio.sleep(JOINED_S)
+    async with serving(fleet):
         yield fleet
-    finally:
-        for name in fleet.names:
-            await fleet.kill(name)
 
 
 def begin(fleet: SimFleet, prompt: Sequence[int], tokens: int = 4, **fields: Any) -> SimConnection:

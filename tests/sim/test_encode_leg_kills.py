@@ -20,13 +20,13 @@ from headwater.ops.sim.fleet import SimFleet, names
 from headwater.ops.sim.loop import VirtualLoop
 from headwater.schemas.events.fleet import Role
 from headwater.schemas.events.request import RequestEnded
+from tests.sim.disaggregated import JOINED_S, serving
 from tests.sim.encode_leg import BEFORE_THE_ANSWER, PARTS, STATES, EncodeLegWatch, State
 from tests.support.marks import grid
 
 ENGINES: Final = ["prefill-0", "prefill-1", "decode-0", "decode-1"]
 ROLES: Final[tuple[Role, ...]] = ("prefill", "prefill", "decode", "decode")
 REQUESTS: Final = 3
-JOINED_S: Final = 2.0
 RESTART_S: Final = 1.0
 ENDLESS: Final = (1_000, 1_000)
 """Tokens of answers that take longer than anything here."""
@@ -68,10 +68,7 @@ async def _run(clock: VirtualLoop, patch: pytest.MonkeyPatch, state: State, vict
         up.start(name)
         await asyncio.sleep(JOINED_S)
 
-    try:
-        for name in up.names:
-            up.start(name)
-        await asyncio.sleep(JOINED_S)
+    async with serving(up):
         lives = dict(up.processes)
         watch.fleet = up
         replaced = clock.create_task(replace())
@@ -98,9 +95,6 @@ async def _run(clock: VirtualLoop, patch: pytest.MonkeyPatch, state: State, vict
         problems += checks.encode_legs(found)
         ends = [event for one in found if isinstance(one, Record) for event in one.batch.events]
         errors = [event.error for event in ends if isinstance(event, RequestEnded) and event.error]
-    finally:
-        for name in up.names:
-            await up.kill(name)
     return Outcome(told, [*problems, *up.unexpected, *clock.failures], errors, watch)
 
 

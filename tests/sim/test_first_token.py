@@ -12,6 +12,7 @@ from headwater.ops.sim.loop import VirtualLoop
 from headwater.schemas.events.fleet import Role
 from headwater.schemas.messages.inference import Choreography
 from tests.sim.disaggregated import SPLIT, ask, begin, cached_tokens, fleet_of
+from tests.support.worlds.virtual import virtual
 
 WAYS: list[tuple[Choreography, tuple[Role, ...]]] = [
     ("returned", ("both",)),
@@ -29,20 +30,17 @@ SLACK_S = 0.1
 
 
 @pytest.mark.parametrize(("how", "roles"), WAYS)
-def test_usage_states_exactly_what_was_cached(
-    monkeypatch: pytest.MonkeyPatch, how: Choreography, roles: tuple[Role, ...]
+@virtual
+async def test_usage_states_exactly_what_was_cached(
+    clock: VirtualLoop, monkeypatch: pytest.MonkeyPatch, how: Choreography, roles: tuple[Role, ...]
 ) -> None:
     """The blocks that the engine that prefills had; a transfer is no hit, and no hit is lost by one."""
-
     monkeypatch.setattr(fleet, "WEIGHTS", structs.replace(fleet.WEIGHTS, apart=True, local_tokens=0))
     first = list(range(100, 100 + 5 * BLOCK_SIZE + 3))
     prompts = (first, first, first[: 3 * BLOCK_SIZE] + [7] * 40, [8] * 64)
-
-    async def run(clock: VirtualLoop) -> list[int]:
-        async with fleet_of(clock, how, roles) as up:
-            return [cached_tokens(await ask(up, prompt)) for prompt in prompts]
-
-    assert loop.run(run) == [0, 5 * BLOCK_SIZE, 3 * BLOCK_SIZE, 0]
+    async with fleet_of(clock, how, roles) as up:
+        cached = [cached_tokens(await ask(up, prompt)) for prompt in prompts]
+    assert cached == [0, 5 * BLOCK_SIZE, 3 * BLOCK_SIZE, 0]
 
 
 @pytest.mark.parametrize(("how", "roles"), WAYS)

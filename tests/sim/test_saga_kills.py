@@ -17,6 +17,7 @@ from headwater.ops.sim.loop import VirtualLoop
 from headwater.schemas.events.fleet import Role
 from headwater.schemas.events.request import SagaState
 from headwater.schemas.messages.inference import Choreography
+from tests.sim.disaggregated import serving
 from tests.support.marks import grid
 
 ENGINES = ["prefill-0", "prefill-1", "decode-0", "decode-1"]
@@ -78,10 +79,7 @@ async def _run(
         fleet.start(name)
 
     problems: list[str] = []
-    try:
-        for name in fleet.names:
-            fleet.start(name)
-        await asyncio.sleep(2.0)
+    async with serving(fleet):
         killing = clock.create_task(kill())
         watch = Watch(patch, state, lambda saga: doomed.set_result(victim(saga)))
         told = await asyncio.gather(*(clients.send("edge-0", patient=True) for _ in range(REQUESTS)))
@@ -97,9 +95,6 @@ async def _run(
         problems += checks.leaks(fleet)
         problems += checks.handoffs(fleet)
         problems += checks.terminal_events(await checks.messages(fleet.store.requests))
-    finally:
-        for name in fleet.names:
-            await fleet.kill(name)
     problems += [*fleet.unexpected, *clock.failures]
     if again.end != "stop":
         problems.append(f"afterwards: {again.end}")

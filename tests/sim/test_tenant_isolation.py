@@ -18,6 +18,7 @@ from headwater.ops.sim import loop
 from headwater.ops.sim.fleet import POOL, SimFleet, names
 from headwater.ops.sim.loop import VirtualLoop
 from headwater.schemas.subjects import SALT_KEY
+from tests.sim.disaggregated import serving
 
 PROMPT_TOKENS: Final = 1_024
 """Two steps of prefill, and two thirds of a worker's cache."""
@@ -90,9 +91,7 @@ async def _run(clock: VirtualLoop, of_a: list[int], *, keys: bool) -> tuple[list
     for key, _ in KEYS.values():
         await table.create(key)
     await fleet.store.secrets.create(SALT_KEY, b"11" * 32)
-    try:
-        for name in fleet.names:
-            fleet.start(name)
+    async with serving(fleet):
         while "edge-0" not in fleet.servers or not fleet.servers["edge-0"].listening.is_set():
             await asyncio.sleep(0.1)
         while fleet.edge("edge-0").workers(POOL) != ENGINES:
@@ -104,9 +103,6 @@ async def _run(clock: VirtualLoop, of_a: list[int], *, keys: bool) -> tuple[list
                 seen[tenant].append(await ask(fleet, tenant, prompt(tokens), keys=keys))
                 await asyncio.sleep(PAUSE_S)
         await fleet.stop()
-    finally:
-        for name in fleet.names:
-            await fleet.kill(name)
     return seen["a"], seen["b"]
 
 

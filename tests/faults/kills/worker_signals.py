@@ -138,7 +138,6 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0, help="of the order of signals (default: by the clock)")
     parser.add_argument("--clients", type=int, default=24, help="requests at a time")
-    parser.add_argument("--workers", type=int)
     given = parser.parse_args()
     seed = given.seed or int(time.time())
     return command(

@@ -18,12 +18,13 @@ from tests.support.data.pictures import SUPPORT
 from tests.support.engines.controlled import ControlledSim, SilentSim
 from tests.support.worlds.control import ready, start
 from tests.support.worlds.health import QUICK, lease_of
-from tests.support.worlds.virtual import Stage, events_of, staged, until
+from tests.support.worlds.virtual import Stage, events_of, play, until
 
 
-@staged
-async def test_an_engine_that_answers_leaves_no_trace_of_its_canary(stage: Stage) -> None:
+def test_an_engine_that_answers_leaves_no_trace_of_its_canary() -> None:
     """Neither blocks nor load nor a request in the log, now or later; and it is asked before it is announced."""
+
+    async def run(stage: Stage) -> None:
         worker = await ready(stage, health=QUICK)
         [canary] = worker.engine.asked
         assert canary.sampling.max_tokens == 1
@@ -37,10 +38,13 @@ async def test_an_engine_that_answers_leaves_no_trace_of_its_canary(stage: Stage
         assert {(one.running, one.waiting, one.used_blocks) for one in loads} == {(0, 0, 0)}
         assert {(*one.accepted, *one.prefilled, *one.finished) for one in loads} == {()}
 
+    play(run)
 
-@staged
-async def test_a_canary_that_takes_long_is_no_load(stage: Stage) -> None:
+
+def test_a_canary_that_takes_long_is_no_load() -> None:
     """It runs for seconds, over several reports: routers are told of an idle worker all the same."""
+
+    async def run(stage: Stage) -> None:
         worker = await ready(stage, health=QUICK)
         worker.engine.hang()
         await until(lambda: worker.actor.health.probing, 15.0)
@@ -52,10 +56,13 @@ async def test_a_canary_that_takes_long_is_no_load(stage: Stage) -> None:
         assert {(one.running, one.waiting, one.used_blocks) for one in loads} == {(0, 0, 0)}
         assert worker.ended is None
 
+    play(run)
 
-@staged
-async def test_an_engine_that_does_not_answer_is_never_registered(stage: Stage) -> None:
+
+def test_an_engine_that_does_not_answer_is_never_registered() -> None:
     """No card, no lease, no event: it ends with a reason, and may be started again."""
+
+    async def run(stage: Stage) -> None:
         worker = await start(stage, make=SilentSim, health=QUICK)
         took = await until(lambda: worker.ended is not None, 20.0)
         assert 5.0 <= took < 7.0
@@ -66,6 +73,8 @@ async def test_an_engine_that_does_not_answer_is_never_registered(stage: Stage) 
         assert await stage.records() == []
         assert await stage.fleet.store.cards.get(subjects.card_key(POOL)) is None
 
+    play(run)
+
 
 @pytest.mark.parametrize(
     ("field", "value", "told", "hopeless"),
@@ -74,11 +83,10 @@ async def test_an_engine_that_does_not_answer_is_never_registered(stage: Stage) 
         ("broken", "CUDA error", "failed a request of one token: CUDA error", False),
     ],
 )
-@staged
-async def test_why_a_canary_failed_is_said(
-    stage: Stage, field: str, value: str, told: str, hopeless: bool
-) -> None:
+def test_why_a_canary_failed_is_said(field: str, value: str, told: str, hopeless: bool) -> None:
     """One that refuses would refuse everything: no use in starting it again."""
+
+    async def run(stage: Stage) -> None:
         worker = await start(stage, health=QUICK, prepare=lambda engine: setattr(engine, field, value))
         await until(lambda: worker.ended is not None, 20.0)
         assert worker.ended is not None
@@ -86,10 +94,11 @@ async def test_why_a_canary_failed_is_said(
         assert worker.actor.unrecoverable == hopeless
         assert await stage.records() == []
 
+    play(run)
+
 
 @pytest.mark.parametrize("size", ["block_size", "total_blocks", "max_running"])
-@staged
-async def test_an_engine_that_reports_no_size_is_never_registered(stage: Stage, size: str) -> None:
+def test_an_engine_that_reports_no_size_is_never_registered(size: str) -> None:
     """Routers would not read its event, and the fleet would seem ready."""
 
     class Sizeless(ControlledSim):
@@ -100,12 +109,15 @@ async def test_an_engine_that_reports_no_size_is_never_registered(stage: Stage, 
             sizes: dict[str, Any] = {size: 0}
             return (await super().start())._replace(**sizes)
 
+    async def run(stage: Stage) -> None:
         worker = await start(stage, make=Sizeless, health=QUICK)
         await until(lambda: worker.ended is not None, 20.0)
         assert worker.ended is not None
         assert f"the engine reports {size}=0" in worker.ended
         assert worker.actor.unrecoverable
         assert await stage.records() == []
+
+    play(run)
 
 
 class Pooling(ControlledSim):
@@ -124,13 +136,16 @@ class Pooling(ControlledSim):
         return (b"\0\0\0\0",)
 
 
-@staged
-async def test_a_pooling_model_is_asked_for_a_vector(stage: Stage) -> None:
+def test_a_pooling_model_is_asked_for_a_vector() -> None:
     """It can not generate."""
+
+    async def run(stage: Stage) -> None:
         worker = await ready(stage, make=Pooling, health=QUICK)
         assert isinstance(worker.engine, Pooling)
         assert worker.engine.asked == []
         assert [one.task for one in worker.engine.embedded] == ["score"]
+
+    play(run)
 
 
 class Drawing(ControlledSim):
@@ -148,25 +163,31 @@ class Drawing(ControlledSim):
         self.drawn.append(request)
 
 
-@staged
-async def test_a_model_of_images_is_asked_for_the_smallest(stage: Stage) -> None:
+def test_a_model_of_images_is_asked_for_the_smallest() -> None:
     """In one step: it can not generate text."""
+
+    async def run(stage: Stage) -> None:
         worker = await ready(stage, make=Drawing, health=QUICK)
         assert isinstance(worker.engine, Drawing)
         assert worker.engine.asked == []
         side = SUPPORT.side_min
         assert [(one.width, one.height, one.steps) for one in worker.engine.drawn] == [(side, side, 1)]
 
+    play(run)
+
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
-@staged
-async def test_a_role_is_warmed_up_through_its_leg(stage: Stage, role: Any) -> None:
+def test_a_role_is_warmed_up_through_its_leg(role: Any) -> None:
     """What it pinned is released; nothing is cached when it joins."""
+
+    async def run(stage: Stage) -> None:
         worker = await ready(stage, health=QUICK, profile=WorkerProfile(role=role))
         assert [one.leg for one in worker.engine.asked] == ["", role]
         assert worker.engine.released == ([worker.engine.asked[1].request] if role == "prefill" else [])
         assert events_of(await stage.records(), BlocksStored) == []
         assert events_of(await stage.records(), WorkerJoined)[0].role == role
+
+    play(run)
 
 
 class NoLegs(ControlledSim):
@@ -187,10 +208,13 @@ class NoHandoff(ControlledSim):
 
 
 @pytest.mark.parametrize("make", [NoLegs, NoHandoff])
-@staged
-async def test_a_warm_up_that_fails_stops_nobody(stage: Stage, make: type[ControlledSim]) -> None:
+def test_a_warm_up_that_fails_stops_nobody(make: type[ControlledSim]) -> None:
     """It is a warning: the first hand-off will show."""
+
+    async def run(stage: Stage) -> None:
         await ready(stage, make=make, health=QUICK, profile=WorkerProfile(role="prefill"))
+
+    play(run)
 
 
 class SlowToLetGo(ControlledSim):
@@ -207,15 +231,16 @@ class SlowToLetGo(ControlledSim):
 
 
 @pytest.mark.parametrize("refusals", [3, 10_000])
-@staged
-async def test_a_cache_that_can_not_be_cleared_yet_does_not_end_the_worker(
-    stage: Stage, refusals: int
-) -> None:
+def test_a_cache_that_can_not_be_cleared_yet_does_not_end_the_worker(refusals: int) -> None:
     """It is tried again, and given up in the end: what is cached is announced anyway."""
+
+    async def run(stage: Stage) -> None:
         worker = await start(stage, make=SlowToLetGo, health=QUICK, profile=WorkerProfile(role="prefill"))
         worker.engine.refusals = refusals  # type: ignore[attr-defined]
         await until(lambda: worker.actor.ready.is_set(), 30.0)
         assert worker.ended is None
+
+    play(run)
 
 
 class SplitSim(ControlledSim):
@@ -225,9 +250,10 @@ class SplitSim(ControlledSim):
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
-@staged
-async def test_an_engine_that_serves_legs_only_is_asked_for_its_own(stage: Stage, role: Role) -> None:
+def test_an_engine_that_serves_legs_only_is_asked_for_its_own(role: Role) -> None:
     """When it starts and while it is idle; nobody reads the answer, as the missing edge shows. Its role stays."""
+
+    async def run(stage: Stage) -> None:
         worker = await ready(stage, make=SplitSim, health=QUICK, profile=WorkerProfile(role=role))
         await asyncio.sleep(65.0)
         assert len(worker.engine.asked) > 5
@@ -235,3 +261,5 @@ async def test_an_engine_that_serves_legs_only_is_asked_for_its_own(stage: Stage
         assert worker.ended is None
         refused = await worker.told("role", role="both")
         assert (refused.status, f"to {role} only" in refused.detail) == (409, True)
+
+    play(run)

@@ -28,7 +28,7 @@ from headwater.schemas.events.kv import BlocksCleared, BlocksRemoved, BlocksStor
 from headwater.schemas.hashing import pack_tokens, unpack_hashes
 from headwater.schemas.messages.inference import GenerateRequest, Sampling
 from tests.support.data.examples import packed
-from tests.support.worlds.virtual import Stage, another_takes_the_lease, events_of, staged, until
+from tests.support.worlds.virtual import Stage, another_takes_the_lease, events_of, play, until
 from tests.unit.router.fold.test_load_order import STEPS_NS, Fleet
 
 
@@ -75,9 +75,10 @@ async def a_life(stage: Stage, log: Any, engine: SimEngine, active: list[str]) -
     return Incarnation(world, held, log, engine, info, inflight, status, CommandAudit())
 
 
-@staged
-async def test_a_life_begins_in_one_append(stage: Stage) -> None:
+def test_a_life_begins_in_one_append() -> None:
     """Fleet first, then the cache and the requests: whoever sees one of them sees all."""
+
+    async def run(stage: Stage) -> None:
         log = CountingLog(stage.pool)
         engine = SimEngine(SETTINGS, stage.world("engine")[0])
         life = await a_life(stage, log, engine, ["a", "b"])
@@ -95,10 +96,13 @@ async def test_a_life_begins_in_one_append(stage: Stage) -> None:
         assert {(one.batch.epoch, one.batch.seq) for one in records} == {(life.epoch, 1)}
         await engine.stop()
 
+    play(run)
 
-@staged
-async def test_what_is_held_is_not_told_again_as_news(stage: Stage) -> None:
+
+def test_what_is_held_is_not_told_again_as_news() -> None:
     """Events from before `held_blocks` are in what it returned; those from after it come."""
+
+    async def run(stage: Stage) -> None:
         engine = SimEngine(SETTINGS, stage.world("engine")[0])
         await engine.start()
         ended: list[str] = []
@@ -125,14 +129,19 @@ async def test_what_is_held_is_not_told_again_as_news(stage: Stage) -> None:
         assert got
         known = {event.hashes[at : at + 8] for event in held for at in range(0, len(event.hashes), 8)}
         fresh = [event for event in got if isinstance(event, BlocksStored)]
-    assert not known & {event.hashes[at : at + 8] for event in fresh for at in range(0, len(event.hashes), 8)}
+        assert not known & {
+            event.hashes[at : at + 8] for event in fresh for at in range(0, len(event.hashes), 8)
+        }
         pumping.cancel()
         await engine.stop()
 
+    play(run)
 
-@staged
-async def test_what_an_onlooker_sees_is_told_nevertheless(stage: Stage) -> None:
+
+def test_what_an_onlooker_sees_is_told_nevertheless() -> None:
     """Blocks evicted for a step are told behind it, also where somebody looked at the cache meanwhile."""
+
+    async def run(stage: Stage) -> None:
         engine = SimEngine(SETTINGS._replace(total_blocks=6), stage.world("engine")[0])
         await engine.start()
         got: list[KvEvent] = []
@@ -162,10 +171,13 @@ async def test_what_an_onlooker_sees_is_told_nevertheless(stage: Stage) -> None:
         pumping.cancel()
         await engine.stop()
 
+    play(run)
 
-@staged
-async def test_a_resync_asked_again_before_it_is_told_is_not_told_twice(stage: Stage) -> None:
+
+def test_a_resync_asked_again_before_it_is_told_is_not_told_twice() -> None:
     """Once it is in the log, the next one is; events of the cache that wait are no reason to leave it out."""
+
+    async def run(stage: Stage) -> None:
         engine = SimEngine(SETTINGS, stage.world("engine")[0])
         life = await a_life(stage, stage.pool, engine, [])
         await life.join()
@@ -191,12 +203,13 @@ async def test_a_resync_asked_again_before_it_is_told_is_not_told_twice(stage: S
             writer.cancel()
         await engine.stop()
 
+    play(run)
 
-@staged
-async def test_an_idle_worker_reannounces_what_its_full_queue_refused(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+
+def test_an_idle_worker_reannounces_what_its_full_queue_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once the queue is empty, without another event of the engine; and only once."""
+
+    async def run(stage: Stage) -> None:
         engine = SimEngine(SETTINGS, stage.world("engine")[0])
         life = await a_life(stage, stage.pool, engine, [])
         await life.join()
@@ -212,10 +225,13 @@ async def test_an_idle_worker_reannounces_what_its_full_queue_refused(
         writing.cancel()
         await engine.stop()
 
+    play(run)
 
-@staged
-async def test_a_busy_worker_that_is_asked_is_not_cold_for_long(stage: Stage) -> None:
+
+def test_a_busy_worker_that_is_asked_is_not_cold_for_long() -> None:
     """Its announcement, its state in a fold of the log, and the requests that it has."""
+
+    async def run(stage: Stage) -> None:
         worker = await stage.engine("w1")
         await give(stage, worker, *(generate(number, 400) for number in range(4)))
         await asyncio.sleep(0.5)
@@ -231,10 +247,13 @@ async def test_a_busy_worker_that_is_asked_is_not_cold_for_long(stage: Stage) ->
         assert len(held) == 3
         assert set(held[-1].requests) == {f"r{number}-0-1" for number in range(4)}
 
+    play(run)
 
-@staged
-async def test_progress_is_told_before_what_is_held(stage: Stage) -> None:
+
+def test_progress_is_told_before_what_is_held() -> None:
     """What ended just before an announcement is told as ended before it: behind it, it would be kept for ever."""
+
+    async def run(stage: Stage) -> None:
         worker = await stage.engine("w1")
         await asyncio.sleep(0.5)
         await give(stage, worker, generate(1, 400))
@@ -247,7 +266,9 @@ async def test_progress_is_told_before_what_is_held(stage: Stage) -> None:
         worker.incarnation.announce()
         await asyncio.sleep(1.0)
         told = [event for one in await stage.records() for event in one.batch.events]
-    finished = next(at for at, event in enumerate(told) if isinstance(event, LoadReported) and event.finished)
+        finished = next(
+            at for at, event in enumerate(told) if isinstance(event, LoadReported) and event.finished
+        )
         held = max(at for at, event in enumerate(told) if isinstance(event, RequestsHeld))
         assert finished < held
         state = RouterState()
@@ -256,6 +277,8 @@ async def test_progress_is_told_before_what_is_held(stage: Stage) -> None:
         assert set(state.loads.early) == {f"w1.{worker.intake.frames.epoch}/r1-0-1"}, (
             "its decision is not there yet"
         )
+
+    play(run)
 
 
 class SlowToAbort(SimEngine):
@@ -266,9 +289,10 @@ class SlowToAbort(SimEngine):
         asyncio.get_running_loop().call_later(2.0, super().abort, request)
 
 
-@staged
-async def test_progress_of_an_earlier_life_is_not_told_in_the_next(stage: Stage) -> None:
+def test_progress_of_an_earlier_life_is_not_told_in_the_next() -> None:
     """Another holds the lease for a moment: the next life begins with no requests and speaks of none of them."""
+
+    async def run(stage: Stage) -> None:
         worker = await stage.engine("w1", SlowToAbort)
         await give(stage, worker, *(generate(number, 400) for number in range(3)))
         await asyncio.sleep(0.2)
@@ -293,6 +317,8 @@ async def test_progress_of_an_earlier_life_is_not_told_in_the_next(stage: Stage)
         named = {name for one in reports for name in (*one.accepted, *one.prefilled, *one.finished)}
         assert named == {"r9-0-1"}
         assert [one.requests for one in events_of(later, RequestsHeld)] == [()]
+
+    play(run)
 
 
 class HoldingFleet(Fleet):

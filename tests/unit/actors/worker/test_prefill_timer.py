@@ -17,7 +17,7 @@ from headwater.engines.sim.defaults import StepTime
 from headwater.engines.sim.engine import SimEngine, SimSettings
 from headwater.schemas.hashing import pack_tokens
 from headwater.schemas.messages.inference import Cancel, GenerateRequest, Leg, Sampling
-from tests.support.worlds.virtual import Stage, staged, until
+from tests.support.worlds.virtual import Stage, play, until
 
 QUIET = (1, 0)
 """An engine that has room: one more runs, nothing waits."""
@@ -112,7 +112,11 @@ def test_a_prompt_begins_once_the_step_under_way_is_over() -> None:
 
 @pytest.mark.parametrize(
     ("accepted_ms", "expected"),
-    [(10, ((14_000, 80_000),)), (29, ((14_000, 80_000),)), (31, ((9_000, 60_000), (5_000, 20_000)))],
+    [
+        (10, ((14_000, 80_000),)),
+        (29, ((14_000, 80_000),)),
+        (31, ((9_000, 60_000), (5_000, 20_000))),
+    ],
 )
 def test_a_prompt_that_was_there_when_the_last_step_began_joins_it(
     accepted_ms: float, expected: tuple[tuple[int, int], ...]
@@ -252,10 +256,11 @@ class Measuring:
 
 
 @pytest.mark.parametrize(("rate", "leg"), [(3.0, ""), (9.0, ""), (3.0, "prefill")])
-@staged
-async def test_the_step_time_of_a_simulated_engine_is_recovered(stage: Stage, rate: float, leg: Leg) -> None:
+def test_the_step_time_of_a_simulated_engine_is_recovered(rate: float, leg: Leg) -> None:
     """Its prefill polynomial, from what is reported beside requests that generate, within 10 %."""
     model = StepTime()
+
+    async def run(stage: Stage) -> None:
         measuring = Measuring(stage, SimSettings(step_time=model))
         await measuring.engine.start()
         draw = random.Random(7)
@@ -282,10 +287,13 @@ async def test_the_step_time_of_a_simulated_engine_is_recovered(stage: Stage, ra
             assert fitted(x) == pytest.approx(wanted_ms, rel=0.1), f"{x} prompt tokens"
         await measuring.engine.stop()
 
+    play(run)
 
-@staged
-async def test_the_time_between_tokens_of_a_simulated_engine_is_recovered(stage: Stage) -> None:
+
+def test_the_time_between_tokens_of_a_simulated_engine_is_recovered() -> None:
     """Few requests, next to no cache in use: the constant of a decode step."""
+
+    async def run(stage: Stage) -> None:
         measuring = Measuring(stage, SimSettings())
         await measuring.engine.start()
         for name in ("a", "b"):
@@ -301,10 +309,13 @@ async def test_the_time_between_tokens_of_a_simulated_engine_is_recovered(stage:
         assert steps == pytest.approx([5_900] * 8, rel=0.05)
         await measuring.engine.stop()
 
+    play(run)
 
-@staged
-async def test_a_cancelled_prompt_is_no_sample(stage: Stage) -> None:
+
+def test_a_cancelled_prompt_is_no_sample() -> None:
     """Neither it nor what was computed beside it."""
+
+    async def run(stage: Stage) -> None:
         measuring = Measuring(stage, SimSettings())
         await measuring.engine.start()
         clock = measuring.intake._ports.clock
@@ -322,6 +333,8 @@ async def test_a_cancelled_prompt_is_no_sample(stage: Stage) -> None:
         # Answers of b and c, each as long as it may be; a cancelled one tells nothing.
         assert [answer for told in measuring.told for answer in told.outputs] == [(4, 4), (4, 4)]
         await measuring.engine.stop()
+
+    play(run)
 
 
 def test_prompts_with_images_to_encode_are_measured_apart() -> None:

@@ -8,7 +8,7 @@ from headwater.router.fold.worker import Worker
 from headwater.schemas.events.fleet import WorkerControlled
 from headwater.schemas.messages.control import ControlReply
 from tests.support.worlds.control import ready
-from tests.support.worlds.virtual import Stage, events_of, staged
+from tests.support.worlds.virtual import Stage, events_of, play
 
 
 async def worker_in_fold(stage: Stage) -> Worker:
@@ -19,9 +19,10 @@ async def worker_in_fold(stage: Stage) -> Worker:
     return state.loads.workers["w1"]
 
 
-@staged
-async def test_taints_come_and_go_in_the_log(stage: Stage) -> None:
+def test_taints_come_and_go_in_the_log() -> None:
     """The fold knows them from when the worker joins; each change is in the audit, and the same again changes nothing."""
+
+    async def run(stage: Stage) -> None:
         worker = await ready(stage, profile=WorkerProfile(instance="w1", tier="gold", taints=("spot",)))
         known = await worker_in_fold(stage)
         assert (known.tier, known.taints) == ("gold", ("spot",))
@@ -46,3 +47,5 @@ async def test_taints_come_and_go_in_the_log(stage: Stage) -> None:
         ]
         assert audit[0].by == "ann@box"
         assert (await worker_in_fold(stage)).taints == ("batch",)
+
+    play(run)

@@ -24,8 +24,9 @@ from headwater.actors.edge.apis.openai.types import decode_chat, decode_completi
 from headwater.actors.edge.prompt.prepare import Prepared
 from headwater.actors.edge.prompt.request import GenerationRequest
 from headwater.actors.edge.saga.context import Call, Serving, trace_of
-from headwater.actors.edge.saga.dispatch import ChoiceMessages, Dispatcher
+from headwater.actors.edge.saga.dispatch import ChoiceMessages
 from headwater.actors.edge.saga.picked import DecisionSeal, Picked
+from headwater.actors.edge.saga.placement import Dispatcher
 from headwater.actors.edge.saga.routing_hints import RoutingHints
 from headwater.actors.edge.saga.saga import step
 from headwater.actors.edge.saga.types import (

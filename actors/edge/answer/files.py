@@ -11,10 +11,10 @@ from typing import Final, NamedTuple
 import msgspec
 
 from headwater.actors.bus import BusError, NoResponder
-from headwater.actors.edge.saga.dispatch import Addressed, Dispatcher, NotTaken, WorkerDied
+from headwater.actors.edge.saga.placement import Addressed, Dispatcher, MessagePlacement
 from headwater.actors.edge.saga.record import RequestLogWriter
 from headwater.actors.edge.saga.routing_hints import RoutingHints
-from headwater.actors.edge.saga.workers import WorkerRegistry
+from headwater.actors.edge.saga.workers import UNANSWERED_MAX, WorkerLost, WorkerRegistry
 from headwater.actors.http.errors import ApiError, overloaded, rejected
 from headwater.schemas.constraints import Constraints
 from headwater.schemas.events.route import Decision
@@ -33,9 +33,6 @@ from headwater.schemas.messages.inference import Refused
 
 DEATHS_MAX: Final = 2
 """Workers that may die with a request: it is tried once more, as a diffusion engine takes minutes to start again."""
-
-UNANSWERED_MAX: Final = 3
-"""Queries in a row without an answer after which a worker counts as dead."""
 
 PIECES_AT_ONCE: Final = 4
 FILE_BYTES_MAX: Final = 64 << 20
@@ -101,8 +98,13 @@ class FileGeneration:
         if before is None or not await self._resume(before):
             dispatcher = Dispatcher(self._workers, self._job.pool, self._job.hints)
             constraints = Constraints(needs=(order.need,))
-            message = Addressed(order.request, 0, self._job.tokens, constraints, DEATHS_MAX)
-            await dispatcher.place(message, record, self._generate_at)
+            message = Addressed(order.request, 0, self._job.tokens, constraints, deaths_max=DEATHS_MAX)
+
+            async def send(decision: Decision, attempt: str) -> Refused | None:
+                record.routed(0, attempt, decision.worker, decision.epoch)
+                return await self._generate_at(PlacedFiles(decision.worker, decision.epoch, attempt))
+
+            await MessagePlacement[None](dispatcher, message).deliver(send)
         return [self._files[number] for number in range(order.count)]
 
     @property
@@ -113,14 +115,16 @@ class FileGeneration:
     async def _resume(self, place: PlacedFiles) -> bool:
         """Follow what another edge placed; False if its worker no longer has it, or did not take it."""
         try:
-            return await self._follow_at(place) is None
-        except WorkerDied:
+            refused = await self._follow_at(place)
+        except WorkerLost:
             return False
+        if refused is not None and not refused.retryable:
+            raise rejected(refused.reason, refused.param)
+        return refused is None
 
-    async def _generate_at(self, decision: Decision, attempt: str) -> NotTaken | None:
+    async def _generate_at(self, place: PlacedFiles) -> Refused | None:
         """Have one worker generate what is missing."""
-        place = PlacedFiles(decision.worker, decision.epoch, attempt)
-        request: FileRequest = msgspec.structs.replace(self._job.order, request=attempt)
+        request: FileRequest = msgspec.structs.replace(self._job.order, request=place.attempt)
         if isinstance(request, ImageRequest):
             with self._workers.waiting() as waiter:
                 request = msgspec.structs.replace(request, first=self._first, waiter=waiter)
@@ -128,11 +132,11 @@ class FileGeneration:
         # Another edge follows a video if this one ends.
         return await self._start_and_follow(place, request)
 
-    async def _start_and_follow(self, place: PlacedFiles, request: FileRequest) -> NotTaken | None:
+    async def _start_and_follow(self, place: PlacedFiles, request: FileRequest) -> Refused | None:
         try:
             refused = await self._workers.start_files(place.worker, place.epoch, request)
             if refused is not None:
-                return _not_taken(refused)
+                return refused
             if self._placed is not None:
                 await self._placed(place)
         except BaseException:
@@ -141,21 +145,21 @@ class FileGeneration:
             raise
         return await self._follow_at(place)
 
-    async def _follow_at(self, place: PlacedFiles) -> NotTaken | None:
+    async def _follow_at(self, place: PlacedFiles) -> Refused | None:
         """Follow a request to its end. The worker then drops it: it may keep files that this edge has."""
         has_ended = False
         try:
             left = await self._follow(place)
             has_ended = True
             return left
-        except (WorkerDied, ApiError):
+        except (WorkerLost, ApiError):
             has_ended = not self._workers.closed
             raise
         finally:
             if has_ended or not self.stays:
                 self._workers.cancel(*place)
 
-    async def _follow(self, place: PlacedFiles) -> NotTaken | None:
+    async def _follow(self, place: PlacedFiles) -> Refused | None:
         fetched, unanswered, seen = 0, 0, -1
         while True:
             if self._workers.closed:
@@ -167,11 +171,11 @@ class FileGeneration:
             except BusError as error:
                 unanswered += 1
                 if isinstance(error, NoResponder) or unanswered >= UNANSWERED_MAX:
-                    raise WorkerDied(f"worker {place.worker}: {error}") from error
+                    raise WorkerLost(f"worker {place.worker}: {error}") from error
                 continue
             unanswered = 0
             if not state.known:
-                raise WorkerDied(f"worker {place.worker} no longer has the request")
+                raise WorkerLost(f"worker {place.worker} no longer has the request")
             for number in range(fetched, len(state.files)):
                 await self._receive(place, number, state)
             fetched = len(state.files)
@@ -179,11 +183,10 @@ class FileGeneration:
                 await self._take(FileUpdate(state.number, state.steps_done))
             seen = state.version
             if state.has_ended:
-                return _not_taken(state.refused) if state.refused is not None else self._complete(place)
-
-    def _complete(self, place: PlacedFiles) -> NotTaken | None:
-        missing = self._job.order.count - len(self._files)
-        return NotTaken(f"worker {place.worker} gave {missing} files too few") if missing else None
+                missing = self._job.order.count - len(self._files)
+                if missing and state.refused is None:
+                    return Refused(f"worker {place.worker} gave {missing} files too few", True)
+                return state.refused
 
     async def _receive(self, place: PlacedFiles, at: int, state: FileState) -> None:
         """Fetch a file, unless the client has it already from another worker."""
@@ -217,12 +220,12 @@ class FileGeneration:
         try:
             async with asyncio.TaskGroup() as group:
                 pieces = [group.create_task(piece(offset)) for offset in range(0, file.size, PIECE_BYTES)]
-        except* WorkerDied as errors:
+        except* WorkerLost as errors:
             raise errors.exceptions[0] from None
         return b"".join([one.result() for one in pieces])
 
     async def _piece(self, place: PlacedFiles, query: FilePieceQuery) -> bytes:
-        """One piece; a message may be lost. Raises `WorkerDied`."""
+        """One piece; a message may be lost. Raises `WorkerLost`."""
         reason = ""
         for _ in range(UNANSWERED_MAX):
             try:
@@ -236,13 +239,4 @@ class FileGeneration:
                 reason = "it no longer has the file"
                 break
             return piece.data
-        raise WorkerDied(f"worker {place.worker}: {reason}")
-
-
-def _not_taken(refused: Refused) -> NotTaken:
-    """Why a worker refused, for another one. Raises `ApiError` 400 if every other would, and `WorkerDied`."""
-    if not refused.retryable:
-        raise rejected(refused.reason, refused.param)
-    if refused.fatal:
-        raise WorkerDied(refused.reason, gone=refused.gone)
-    return NotTaken(refused.reason, refused.gone)
+        raise WorkerLost(f"worker {place.worker}: {reason}")

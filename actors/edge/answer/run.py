@@ -23,9 +23,10 @@ from headwater.actors.edge.prompt.request import (
     written_tokens,
 )
 from headwater.actors.edge.saga.context import Call, Serving
-from headwater.actors.edge.saga.dispatch import ChoiceMessages, Dispatcher
+from headwater.actors.edge.saga.dispatch import ChoiceMessages
 from headwater.actors.edge.saga.driver import ChoiceDriver
 from headwater.actors.edge.saga.picked import Picked
+from headwater.actors.edge.saga.placement import Dispatcher
 from headwater.actors.edge.saga.record import RequestLogWriter
 from headwater.actors.edge.saga.routing_hints import NO_HINTS, RoutingHints, parse_routing_headers
 from headwater.actors.edge.saga.types import ChoiceSpec

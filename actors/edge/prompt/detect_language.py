@@ -3,8 +3,9 @@
 import asyncio
 
 from headwater.actors.edge.prompt.prepare import Prepared
-from headwater.actors.edge.saga.dispatch import ChoiceMessages, Dispatcher
+from headwater.actors.edge.saga.dispatch import ChoiceMessages
 from headwater.actors.edge.saga.driver import ChoiceDriver
+from headwater.actors.edge.saga.placement import Dispatcher
 from headwater.actors.edge.saga.record import RequestLogWriter
 from headwater.actors.edge.saga.types import ChoiceSpec
 from headwater.actors.http.errors import ApiError

@@ -13,22 +13,16 @@ import msgspec
 
 from headwater.actors.bus import BusError
 from headwater.actors.edge.model.catalog import Model
-from headwater.actors.edge.saga.dispatch import (
-    Addressed,
-    Dispatcher,
-    NotTaken,
-    TokenSequence,
-    WorkerDied,
-)
+from headwater.actors.edge.saga.dispatch import TokenSequence
+from headwater.actors.edge.saga.placement import Addressed, Dispatcher, MessagePlacement
 from headwater.actors.edge.saga.record import RequestLogWriter
 from headwater.actors.edge.saga.routing_hints import NO_HINTS, RoutingHints
-from headwater.actors.edge.saga.saga import DEATHS_MAX
 from headwater.actors.edge.saga.workers import WorkerRegistry
 from headwater.actors.http.errors import bad_request
 from headwater.schemas.constraints import Constraints
 from headwater.schemas.events.route import Decision
 from headwater.schemas.hashing import U32, pack_tokens
-from headwater.schemas.messages.inference import Embedded, EmbedRequest
+from headwater.schemas.messages.inference import Embedded, EmbedRequest, Refused
 from headwater.schemas.messages.media import PromptMedia, media_features
 from headwater.schemas.tables import required_capabilities
 from headwater.schemas.trace import TraceContext
@@ -127,20 +121,18 @@ class Pooling:
             media_processor=job.model.card.media_processor if any(features.values()) else "",
         )
         hashes = _hashes(job, prompts.start) if job.media else b""
-        message = Addressed(job.request, number, tokens, constraints, DEATHS_MAX, hashes)
+        message = Addressed(job.request, number, tokens, constraints, hashes)
 
-        async def send(decision: Decision, attempt: str) -> tuple[bytes, ...] | NotTaken:
+        async def send(decision: Decision, attempt: str) -> tuple[bytes, ...] | Refused:
+            record.routed(number, attempt, decision.worker, decision.epoch)
             return await self._embed(job, prompts, decision, attempt, record.trace)
 
-        return await dispatcher.place(message, record, send)
+        return await MessagePlacement[tuple[bytes, ...]](dispatcher, message).deliver(send)
 
     async def _embed(
         self, job: PoolingJob, prompts: range, decision: Decision, attempt: str, trace: TraceContext
-    ) -> tuple[bytes, ...] | NotTaken:
-        """The vectors, or why this worker refuses.
-
-        Raises `ApiError` 400 if every worker would, `BusError`, and `WorkerDied`.
-        """
+    ) -> tuple[bytes, ...] | Refused:
+        """The vectors, or why this worker refuses. Raises `ApiError` 400 if every worker would, and `BusError`."""
         request = EmbedRequest(
             attempt,
             tuple(pack_tokens(job.prompts[one]) for one in prompts),
@@ -164,13 +156,10 @@ class Pooling:
         if not isinstance(reply, Embedded):
             if not reply.retryable:
                 raise bad_request(reply.reason)
-            if reply.fatal:
-                raise WorkerDied(reply.reason, gone=reply.gone)
-            return NotTaken(reply.reason, gone=reply.gone)
+            return reply
         if len(reply.vectors) != len(prompts) or any(not v or len(v) % 4 for v in reply.vectors):
-            return NotTaken(
-                f"worker {worker} returned {len(reply.vectors)} vectors for {len(prompts)} prompts"
-            )
+            reason = f"worker {worker} returned {len(reply.vectors)} vectors for {len(prompts)} prompts"
+            return Refused(reason, True)
         return reply.vectors
 
 

@@ -48,6 +48,7 @@ from headwater.actors.edge.saga.types import (
     Placement,
     RecordEvent,
     RetryDue,
+    RouteAnswer,
     Routed,
     RouterRefused,
     RouterUnanswered,
@@ -204,29 +205,21 @@ def _ask_router(saga: Saga, now_s: float, effects: Effects) -> Saga:
     return replace(saga, attempts=number, awaits="route")
 
 
-def _on_route(saga: Saga, event: Routed | RouterRefused | RouterUnanswered, effects: Effects) -> Saga:
+def _on_route(saga: Saga, event: RouteAnswer, effects: Effects) -> Saga:
     assert saga.placement is not None
-    placement = saga.placement.extend(event.waited_s)
+    has_others = bool(saga.placement.exclude)
+    placement, error = saga.placement.answered(event)
+    saga = replace(saga, placement=placement)
     if isinstance(event, Routed):
-        return _dispatch(replace(saga, placement=placement), event, effects)
-    if isinstance(event, RouterUnanswered):
-        placement = placement.unanswered(event.reason)
-    elif event.refusal.for_good:
-        return _not_placed(saga, errors.refused_by_router(event.refusal), effects)
-    else:
-        is_last = not placement.exclude
-        placement = placement.refused_by_router(event.refusal)
-        in_time = placement.expired(event.now_s) is None
-        if is_last and saga.state == "handoff" and in_time and not saga.given_up:
-            # No worker decodes now. Another may compute the prompt again, which takes less than to wait for one that decodes. Once: where the
-            # prompt was only prefilled again, all of them are away for a moment, as after an election of the store that leases are in.
-            reason = f"no worker can decode the prefilled prompt: {event.refusal.reason}"
-            saga = replace(saga, placement=placement, given_up=True)
-            saga = _drop_handoff(saga, "spent", reason, effects)
-            return _ask_router(saga, event.now_s, effects)
-    error = placement.expired(event.now_s)
+        return _dispatch(saga, event, effects)
     if error is not None:
         return _not_placed(saga, error, effects)
+    if isinstance(event, RouterRefused) and not has_others and saga.state == "handoff" and not saga.given_up:
+        # No worker decodes now. Another may compute the prompt again, which takes less than to wait for one that decodes. Once: where the
+        # prompt was only prefilled again, all of them are away for a moment, as after an election of the store that leases are in.
+        reason = f"no worker can decode the prefilled prompt: {event.refusal.reason}"
+        saga = _drop_handoff(replace(saga, given_up=True), "spent", reason, effects)
+        return _ask_router(saga, event.now_s, effects)
     effects.append(PauseSearch(saga.attempts, placement.pause_s(event.now_s)))
     return replace(saga, placement=placement.paused(), awaits="pause")
 

@@ -21,7 +21,7 @@ from typing import Final, Literal, Self
 
 import msgspec
 
-from headwater.actors.http.errors import ApiError, overloaded
+from headwater.actors.http.errors import ApiError, overloaded, refused_by_router
 from headwater.schemas.constraints import NO_CONSTRAINTS, Constraints
 from headwater.schemas.events.request import RequestEvent, SagaState
 from headwater.schemas.events.route import Decision, RouteRefused
@@ -73,15 +73,31 @@ class Placement(msgspec.Struct, frozen=True):
         """Count a pause: the query is repeated after `pause_s`."""
         return msgspec.structs.replace(self, pauses=self.pauses + 1)
 
-    def extend(self, waited_s: float) -> Self:
-        """Add the time that the query spent in the router's queue."""
-        return msgspec.structs.replace(self, deadline_s=self.deadline_s + waited_s) if waited_s else self
+    def answered(self, answer: "RouteAnswer") -> tuple[Self, ApiError | None]:
+        """Take the router's answer to the query, and return the error if it ends the search.
+
+        The time that the query spent in the router's queue does not count.
+        """
+        search = self.extend(answer.waited_s)
+        if isinstance(answer, Routed):
+            return search, None
+        if isinstance(answer, RouterUnanswered):
+            search = msgspec.structs.replace(search, reason=f"no router replied ({answer.reason})")
+        elif answer.refusal.for_good:
+            return search, refused_by_router(answer.refusal)
+        else:
+            search = search._refused_by_router(answer.refusal)
+        return search, search.expired(answer.now_s)
+
+    def extend(self, seconds: float) -> Self:
+        """Add time that does not count as part of the search."""
+        return msgspec.structs.replace(self, deadline_s=self.deadline_s + seconds) if seconds else self
 
     def restart(self, deadline_s: float) -> Self:
         """Search until a later deadline."""
         return msgspec.structs.replace(self, deadline_s=max(self.deadline_s, deadline_s), pauses=0)
 
-    def refused_by_router(self, refusal: RouteRefused) -> Self:
+    def _refused_by_router(self, refusal: RouteRefused) -> Self:
         """Retry all workers. The reason of a worker that refused says more than "no other worker", so it is kept."""
         if self.pinned:
             return msgspec.structs.replace(self, pinned="")
@@ -90,10 +106,6 @@ class Placement(msgspec.Struct, frozen=True):
             max(self.retry_after_s, refusal.retry_after_s) if self.exclude else refusal.retry_after_s
         )
         return msgspec.structs.replace(self, exclude=(), reason=reason, retry_after_s=retry_after_s)
-
-    def unanswered(self, reason: str) -> Self:
-        """No router replied."""
-        return msgspec.structs.replace(self, reason=f"no router replied ({reason})")
 
     def refused_by_worker(self, worker: str, epoch: int, reason: str, *, gone: bool = False) -> Self:
         """Exclude a worker that did not take its part; `gone`: this incarnation of it never will."""
@@ -261,6 +273,9 @@ class RouterUnanswered(msgspec.Struct, frozen=True):
     now_s: float
 
 
+RouteAnswer = Routed | RouterRefused | RouterUnanswered
+
+
 class RetryDue(msgspec.Struct, frozen=True):
     """The pause is over."""
 
@@ -357,9 +372,7 @@ class Aborted(msgspec.Struct, frozen=True):
 
 SagaEvent = (
     Opened
-    | Routed
-    | RouterRefused
-    | RouterUnanswered
+    | RouteAnswer
     | RetryDue
     | LegAccepted
     | LegRefused

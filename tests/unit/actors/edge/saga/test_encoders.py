@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import Coroutine, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -10,9 +11,18 @@ import pytest
 
 from headwater.actors.bus import BusError
 from headwater.actors.edge.saga.encoders import EncodeLeg, Encoders
+from headwater.actors.edge.saga.placement import Dispatcher
+from headwater.actors.edge.saga.routing_hints import NO_HINTS
 from headwater.router.decision.encode_leg import ANY_AHEAD, NOT_APART, WAIT_S_MAX, WAIT_S_MIN
 from headwater.schemas.constraints import NO_CONSTRAINTS, NO_PREFERENCES, Constraints
-from headwater.schemas.events.route import Candidate, Decision, EncodeEstimate, Weights
+from headwater.schemas.events.route import (
+    Candidate,
+    Decision,
+    EncodeEstimate,
+    RouteQuery,
+    RouteRefused,
+    Weights,
+)
 from headwater.schemas.messages.encode import Declined, Encoded, EncodeReply, EncodeRequest
 from headwater.schemas.messages.inference import Refused
 from headwater.schemas.messages.media import ImageEmbedding, PromptMedia
@@ -77,6 +87,9 @@ class Fleet:
     ) -> None:
         self.estimate = estimate
         self.clock = SkippingClock()
+        self.ports = SimpleNamespace(clock=self.clock)
+        self.routing = self
+        self.closed = False
         self.waits: list[float] = []
         self.spawned: list[asyncio.Task[None]] = []
         self.late_s = 0.0
@@ -98,14 +111,16 @@ class Fleet:
         """As `WorkerRegistry` does."""
         self.spawned.append(asyncio.ensure_future(work))
 
-    async def route(
-        self, name: str, constraints: Constraints, tokens: int, hashes: bytes, reader: str
-    ) -> Decision | None:
+    async def route(self, pool: str, query: RouteQuery) -> Decision | RouteRefused:
         """The router."""
-        assert reader == "worker-0"
-        self.asked.append((name, constraints, tokens, hashes))
+        assert (pool, query.reader, query.flow.waits) == ("pool", "worker-0", False)
+        self.asked.append((query.request, query.constraints, query.prompt_tokens, query.hashes))
         found = self.routes.pop(0)
-        return None if found is None else decision(found, self.estimate)
+        return RouteRefused("none", 1.0) if found is None else decision(found, self.estimate)
+
+    def waited_s(self, began_s: float) -> float:
+        """As `RouterClient` does."""
+        return 0.0
 
     async def encode(self, worker: str, epoch: int, request: EncodeRequest, wait_s: float) -> EncodeReply:
         """As `WorkerRegistry` does."""
@@ -121,8 +136,8 @@ class Fleet:
         self, media: Sequence[PromptMedia], server: Candidate
     ) -> tuple[list[bool], list[tuple[Any, ...]]]:
         """Which images have an embedding afterwards, and (outcome, worker) of each that was considered."""
-        made: Any = self
-        encoders = Encoders(made, self.clock, self.route, "pool", BLOCK)
+        workers: Any = self
+        encoders = Encoders(Dispatcher(workers, "pool", NO_HINTS), BLOCK)
         leg = EncodeLeg("r", 0, "r-0-1", decision(server))
         found, events = await encoders.encode(leg, media, WANTED)
         assert [msgspec.structs.replace(item, embedding=None) for item in found] == list(media)

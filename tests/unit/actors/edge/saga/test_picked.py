@@ -4,8 +4,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from headwater.actors.edge.saga.dispatch import ChoiceMessages, Dispatcher
+from headwater.actors.edge.saga.dispatch import ChoiceMessages
 from headwater.actors.edge.saga.picked import AGE_S_MAX, DecisionSeal, Picked
+from headwater.actors.edge.saga.placement import Dispatcher
 from headwater.actors.edge.saga.routing_hints import NO_HINTS
 from headwater.actors.edge.saga.types import ChoiceSpec
 from headwater.actors.edge.saga.workers import WorkerRegistry

@@ -7,11 +7,12 @@ from typing import Any, cast
 import pytest
 from msgspec.structs import replace
 
-from headwater.actors.edge.saga.dispatch import Addressed, Dispatcher, WorkerDied
+from headwater.actors.edge.saga.placement import TRIES_MAX, Addressed, Dispatcher, MessagePlacement
 from headwater.actors.edge.saga.routing_hints import RoutingHints
 from headwater.actors.http.errors import ApiError
 from headwater.schemas.constraints import NO_CONSTRAINTS
 from headwater.schemas.events.route import Decision
+from headwater.schemas.messages.inference import Refused
 from tests.unit.router.fold.test_load import decision
 
 
@@ -33,20 +34,29 @@ class Routed:
         """No time passes."""
         return since_s
 
-    def routed(self, *told: object) -> None:
-        """What was recorded."""
-
     async def send(self, to: Decision, attempt: str) -> Any:
         """Its worker dies with the message."""
         self.sent.append(to.epoch)
-        raise WorkerDied("it died")
+        return Refused("it died", True, fatal=True)
+
+
+def place(routed: Routed, message: Addressed) -> Any:
+    """The answer to a message."""
+    dispatcher = Dispatcher(cast("Any", routed), "pool", RoutingHints())
+    return asyncio.run(MessagePlacement(dispatcher, message).deliver(routed.send))
 
 
 def test_an_incarnation_counts_once_however_often_a_message_was_sent_to_it() -> None:
     """The router may name one again that is ending: its end is no second one."""
     routed = Routed(1, 1, 1, 2, 2, 3, 4)
-    dispatcher = Dispatcher(cast("Any", routed), "pool", RoutingHints())
-    message = Addressed("r", 0, 10, NO_CONSTRAINTS, 3)
     with pytest.raises(ApiError, match="3 workers failed"):
-        asyncio.run(dispatcher.place(message, cast("Any", routed), routed.send))
+        place(routed, Addressed("r", 0, 10, NO_CONSTRAINTS))
     assert routed.sent == [1, 1, 1, 2, 2, 3]
+
+
+def test_a_message_that_only_saves_time_is_tried_by_two_workers() -> None:
+    """Whoever waits for it does without its answer sooner than it ends a third one."""
+    routed = Routed(1, 2, 3)
+    with pytest.raises(ApiError, match="it died"):
+        place(routed, Addressed("r", 0, 10, NO_CONSTRAINTS, waits=False))
+    assert len(routed.sent) == TRIES_MAX

@@ -338,7 +338,7 @@ class WorkerActor(Actor):
                 ("encode", counted(self.encoding.on_request)),
                 ("offer", self._offers.on_offer),
                 ("cancel", self.pooling.on_cancel),
-                ("file", guard(self.files.on_message)),
+                ("file", guard(self.files.on_request)),
                 ("cancel", self.files.on_cancel),
                 ("drain", self._on_drain),
             ),

@@ -18,7 +18,7 @@ from headwater.actors.bus import Bus
 from headwater.actors.runtime.actor import Spawn
 from headwater.actors.runtime.lease import OwnerChannel
 from headwater.actors.worker.inflight import Inflight, WorkerStatus
-from headwater.actors.worker.media import MediaCache, MediaMissing
+from headwater.actors.worker.media import MediaCache
 from headwater.actors.worker.reply_server import ReplyServer
 from headwater.actors.worker.requests import refusal_of
 from headwater.engines.engine import EncodedImage, Engine, EngineError
@@ -76,7 +76,7 @@ class EncodeRequests(ReplyServer[EncodeRequest]):
         reply: EncodeReply
         try:
             reply = await self._encoded(request, self.epoch)
-        except (MediaMissing, TransferError) as error:
+        except TransferError as error:
             reply = Refused(str(error), True)
         except Exception as error:
             reply = refusal_of(error, request.request, self._status)

@@ -5,38 +5,33 @@ end with the edge that waits for them (see `OrphanWatch`); those of an edge that
 """
 
 import asyncio
-from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 import structlog
 
-from headwater.actors.bus import Bus, BusError, Message
+from headwater.actors.bus import Bus, Message
 from headwater.actors.runtime.actor import Spawn
-from headwater.actors.worker.handoffs import RequestsByEdge, by_edge
 from headwater.actors.worker.inflight import Inflight, WorkerStatus
-from headwater.actors.worker.media import MediaCache, MediaMissing
-from headwater.actors.worker.requests import ABORTED, refusal_of
+from headwater.actors.worker.media import MediaCache
+from headwater.actors.worker.reply_server import ReplyServer
+from headwater.actors.worker.requests import ABORTED
 from headwater.engines.engine import Engine, FileStep, NotSupported
 from headwater.schemas.clock import Clock
 from headwater.schemas.messages.file_generation import (
     FINAL,
     PIECE_BYTES,
     STATE_WAIT_S,
-    FileMessage,
     FilePiece,
     FilePieceQuery,
+    FileQuery,
     FileRequest,
     FileState,
     FileStateQuery,
     GeneratedFile,
     ImageRequest,
-    VideoRequest,
 )
-from headwater.schemas.messages.inference import Accepted, Cancel, Refused
-
-ACTIVE_MAX: Final = 64
-"""Requests at once; one more is refused, and its edge tries another worker."""
+from headwater.schemas.messages.inference import Refused
 
 ABANDONED_S: Final = 30.0
 """A request whose edge asked nothing for this long is cancelled, and its files are dropped."""
@@ -46,9 +41,8 @@ EXPIRY_PERIOD_S: Final = 5.0
 INPUTS_S_MAX: Final = 30.0
 """The longest time that fetching the images of an edit may take: its edge only waits for the state of the request."""
 
-_encode = msgspec.msgpack.Encoder().encode
-_message: msgspec.msgpack.Decoder[FileMessage] = msgspec.msgpack.Decoder(FileMessage)
-_cancel = msgspec.msgpack.Decoder(Cancel)
+_request: msgspec.msgpack.Decoder[FileRequest] = msgspec.msgpack.Decoder(FileRequest)
+_query: msgspec.msgpack.Decoder[FileQuery] = msgspec.msgpack.Decoder(FileQuery)
 _log = structlog.get_logger("headwater.worker.files")
 
 
@@ -61,7 +55,6 @@ class _Job:
         self.state = FileState(True, number=request.first)
         self.files: list[bytes] = []
         self.changed = asyncio.Event()
-        self.task: asyncio.Task[None] | None = None
 
     def take(self, step: FileStep) -> None:
         """A step of the engine, or a file."""
@@ -87,8 +80,13 @@ class _Job:
         self.changed.set()
 
 
-class FileJobs:
-    """The requests for files of one worker, counted in `inflight` from when they are accepted until they are dropped."""
+class FileJobs(ReplyServer[FileRequest]):
+    """The requests for files of one worker."""
+
+    kind = "files"
+    active_max = 64
+    keeps_results = True
+    is_bug_fatal = True  # Each try may take minutes: two are enough.
 
     def __init__(
         self,
@@ -100,56 +98,51 @@ class FileJobs:
         clock: Clock,
         media: MediaCache,
     ) -> None:
-        self._bus = bus
+        super().__init__(_request, bus, spawn, status, inflight)
         self._engine = engine
-        self._spawn = spawn
-        self._status = status
-        self._inflight = inflight
         self._clock = clock
         self._media = media
         self._jobs: dict[str, _Job] = {}
 
-    async def on_message(self, message: Message) -> None:
-        """A new request, or a query about one."""
+    async def on_request(self, message: Message) -> None:
+        """See `ReplyServer.on_request`. It may be a query about one, too."""
         try:
-            asked = _message.decode(message.data)
-        except msgspec.DecodeError as error:
-            return await self._reply(message, Refused(f"unreadable request: {error}", False))
-        if isinstance(asked, ImageRequest | VideoRequest):
-            return await self._reply(message, self._accept(asked))
-        job = self._jobs.get(asked.request)
+            query = _query.decode(message.data)
+        except msgspec.DecodeError:
+            return await super().on_request(message)
+        job = self._jobs.get(query.request)
         if job is not None:
             job.asked_s = self._clock.monotonic_s()
-        if isinstance(asked, FilePieceQuery):
-            return await self._reply(message, _piece(job, asked))
-        if job is None:
-            return await self._reply(message, FileState(False))
-        self._spawn(self._reply_when_changed(message, job, asked), "file state")
+        if isinstance(query, FilePieceQuery):
+            await self._reply(message, _piece(job, query))
+        elif job is None:
+            await self._reply(message, FileState(False))
+        else:
+            self._spawn(self._reply_when_changed(message, job, query), "file state")
         return None
 
-    async def on_cancel(self, message: Message) -> None:
-        """Drop requests that no client waits for any more, or whose edge has all files."""
-        self.abort(_cancel.decode(message.data).requests)
+    async def receive(self, message: Message, request: FileRequest) -> None:
+        """See `ReplyServer.receive`. No worker with this model's engine takes what it is not capable of."""
+        if request.need in self._engine.capabilities:
+            await super().receive(message, request)
+        else:
+            await self._reply(message, Refused(str(NotSupported(self._engine.name, request.need)), False))
 
-    def requests_by_edge(self) -> RequestsByEdge:
-        """See `EdgeRequests`. Images only."""
-        return by_edge(
-            (name, job.request.waiter)
-            for name, job in self._jobs.items()
-            if isinstance(job.request, ImageRequest)
-        )
+    def accept(self, request: FileRequest) -> None:
+        """See `ReplyServer.accept`."""
+        self._jobs[request.request] = _Job(request, self._clock.monotonic_s())
+        self._inflight.accept_embedding(request.request)
 
-    def abort(self, requests: Sequence[str]) -> None:
-        """See `EdgeRequests`. Their files are dropped too."""
-        for request in requests:
-            self._drop(request)
+    def finish(self, request: str) -> None:
+        """See `ReplyServer.finish`. Its files are dropped."""
+        del self._jobs[request]
+        self._inflight.finish_embedding(request)
 
     def abort_all(self) -> None:
-        """Abort all requests that have not ended: their edges try another worker."""
-        for job in self._jobs.values():
+        """See `ReplyServer.abort_all`. Their edges learn of it when they ask."""
+        for name, job in self._jobs.items():
             job.end(ABORTED)
-            if job.task is not None:
-                job.task.cancel()
+            self._running[name].task.cancel()
 
     async def expire(self) -> None:
         """Drop requests whose edge is gone. Until cancelled."""
@@ -159,43 +152,27 @@ class FileJobs:
             for name, job in list(self._jobs.items()):
                 if now_s - job.asked_s > ABANDONED_S:
                     _log.info("file_request_abandoned", attempt=name, after_s=ABANDONED_S)
-                    self._drop(name)
+                    self.abort([name])
 
-    def _accept(self, request: FileRequest) -> Accepted | Refused:
-        if request.need not in self._engine.capabilities:
-            return Refused(str(NotSupported(self._engine.name, request.need)), False)
-        if self._inflight.knows(request.request):
-            # A copy, perhaps of one that was dropped since.
-            return Accepted()
-        refusal = self._status.refusal()
-        if not refusal and len(self._jobs) >= ACTIVE_MAX:
-            refusal = f"it has {ACTIVE_MAX} requests already"
-        if refusal:
-            return self._status.refuse(refusal)
-        job = _Job(request, self._clock.monotonic_s())
-        self._jobs[request.request] = job
-        self._inflight.accept_embedding(request.request)
-        job.task = self._spawn(self._generate(job), "files")
-        return Accepted()
-
-    async def _generate(self, job: _Job) -> None:
-        request = job.request
+    async def compute(self, request: FileRequest) -> Refused | None:
+        """See `ReplyServer.compute`."""
+        job = self._jobs[request.request]
 
         def emit(step: FileStep) -> None:
             self._inflight.file_steps += 1
             job.take(step)
 
-        try:
-            if isinstance(request, ImageRequest):
-                await self._engine.generate_images(await self._with_inputs(request), emit)
-            else:
-                await self._engine.generate_video(request, emit)
-            job.end(Refused(f"the engine gave {job.missing} files too few", True) if job.missing else None)
-        except MediaMissing as error:
-            job.end(Refused(str(error), True))
-        except Exception as error:
-            # Each try may take minutes: two are enough.
-            job.end(refusal_of(error, request.request, self._status, fatal=True))
+        if isinstance(request, ImageRequest):
+            await self._engine.generate_images(await self._with_inputs(request), emit)
+        else:
+            await self._engine.generate_video(request, emit)
+        return Refused(f"the engine gave {job.missing} files too few", True) if job.missing else None
+
+    async def deliver(self, message: Message, request: FileRequest, result: object) -> None:
+        """See `ReplyServer.deliver`. The edge learns of it when it asks."""
+        job = self._jobs.get(request.request)
+        if job is not None:
+            job.end(result if isinstance(result, Refused) else None)
 
     async def _with_inputs(self, request: ImageRequest) -> ImageRequest:
         """The request with the data of its images, from the edge that waits for it. Raises `MediaMissing`."""
@@ -208,13 +185,6 @@ class FileJobs:
             request, images=loaded[:images], mask=loaded[images] if request.mask is not None else None
         )
 
-    def _drop(self, name: str) -> None:
-        job = self._jobs.pop(name, None)
-        if job is not None:
-            if job.task is not None:
-                job.task.cancel()
-            self._inflight.finish_embedding(name)
-
     async def _reply_when_changed(self, message: Message, job: _Job, query: FileStateQuery) -> None:
         if job.state.version == query.seen:
             job.changed.clear()
@@ -224,13 +194,6 @@ class FileJobs:
             except TimeoutError:
                 pass
         await self._reply(message, job.state)
-
-    async def _reply(self, message: Message, reply: object) -> None:
-        try:
-            await self._bus.publish(message.reply, _encode(reply))
-        except BusError as error:
-            # The edge asks again.
-            _log.warning("file_reply_failed", reason=str(error))
 
 
 def _piece(job: _Job | None, query: FilePieceQuery) -> FilePiece:

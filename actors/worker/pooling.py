@@ -7,7 +7,7 @@ import msgspec
 from headwater.actors.bus import Bus
 from headwater.actors.runtime.actor import Spawn
 from headwater.actors.worker.inflight import Inflight, WorkerStatus
-from headwater.actors.worker.media import MediaCache, MediaMissing
+from headwater.actors.worker.media import MediaCache
 from headwater.actors.worker.reply_server import ReplyServer
 from headwater.engines.engine import Engine
 from headwater.schemas.messages.inference import Embedded, EmbedReply, EmbedRequest, Refused
@@ -46,12 +46,9 @@ class PoolingRequests(ReplyServer[EmbedRequest]):
 
     async def compute(self, request: EmbedRequest) -> EmbedReply:
         """See `ReplyServer.compute`."""
-        try:
-            if request.waiter is not None and any(request.media):
-                items = [await self._media.load(request.waiter.edge, media) for media in request.media]
-                request = msgspec.structs.replace(request, media=tuple(items))
-        except MediaMissing as error:
-            return Refused(str(error), True)
+        if request.waiter is not None and any(request.media):
+            items = [await self._media.load(request.waiter.edge, media) for media in request.media]
+            request = msgspec.structs.replace(request, media=tuple(items))
         return _checked(request, await self._engine.embed(request))
 
 

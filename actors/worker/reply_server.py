@@ -1,14 +1,13 @@
-"""Requests that are answered by one message, once the engine has computed it: pooling, and the encoding of media.
+"""Requests whose result is one whole: prompts to pool, media to encode, files to generate.
 
 Each request runs in a task of its own, for as long as the engine takes. A copy of a request has no answer of its own; an edge cancels a
-request like any other, and is told when the worker aborts it. Generation is served apart (`requests`), as its tokens are a stream, and
-so are files (`file_jobs`), whose results are kept until they have been fetched.
+request like any other, and is told when the worker aborts it. Generation is served apart (`requests`), as its tokens are a stream.
 """
 
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar, Final, Generic, NamedTuple, Protocol, TypeVar
+from typing import ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 import structlog
@@ -18,10 +17,7 @@ from headwater.actors.runtime.actor import Spawn
 from headwater.actors.worker.handoffs import RequestsByEdge, by_edge
 from headwater.actors.worker.inflight import Inflight, WorkerStatus
 from headwater.actors.worker.requests import ABORTED, refusal_of
-from headwater.schemas.messages.inference import Cancel, Refused, WaitingEdge
-
-ACTIVE_MAX: Final = 256
-"""Requests at once; one more is refused, and its edge tries another worker."""
+from headwater.schemas.messages.inference import Accepted, Cancel, Refused, WaitingEdge
 
 _encode = msgspec.msgpack.Encoder().encode
 _cancel = msgspec.msgpack.Decoder(Cancel)
@@ -52,10 +48,16 @@ class _Running(NamedTuple):
 
 
 class ReplyServer(ABC, Generic[Request]):
-    """The requests of one kind at one worker, counted in `inflight` from when they are accepted until they are answered."""
+    """The requests of one kind at one worker, counted in `inflight` from when they are accepted until they are answered, or dropped."""
 
     kind: ClassVar[str]
     """What is computed, as in the names of tasks and in refusals."""
+    active_max: ClassVar[int] = 256
+    """Requests at once; one more is refused, and its edge tries another worker."""
+    keeps_results: ClassVar[bool] = False
+    """Is a request accepted at once, and its result kept until its edge cancels it? Else the reply is the result."""
+    is_bug_fatal: ClassVar[bool] = False
+    """Does a bug of the engine count as its death?"""
 
     def __init__(
         self,
@@ -74,7 +76,7 @@ class ReplyServer(ABC, Generic[Request]):
 
     @abstractmethod
     async def compute(self, request: Request) -> object:
-        """Return the reply. What it raises becomes a refusal."""
+        """Return the result. What it raises becomes a refusal."""
 
     @abstractmethod
     def accept(self, request: Request) -> object | None:
@@ -85,17 +87,21 @@ class ReplyServer(ABC, Generic[Request]):
         """Count the end of a request that was accepted."""
 
     async def on_request(self, message: Message) -> None:
-        """Accept a request, or refuse it. The reply is sent when it has been computed."""
+        """Accept a request, or refuse it."""
         try:
             request = self._decoder.decode(message.data)
         except msgspec.DecodeError as error:
             return await self._reply(message, Refused(f"unreadable request: {error}", False))
+        return await self.receive(message, request)
+
+    async def receive(self, message: Message, request: Request) -> None:
+        """Accept a request, or refuse it."""
         if self._inflight.knows(request.request):
             # A copy: there is one answer.
-            return None
+            return await self._reply(message, Accepted()) if self.keeps_results else None
         refusal = self._status.refusal()
-        if not refusal and len(self._running) >= ACTIVE_MAX:
-            refusal = f"it has {ACTIVE_MAX} requests of this kind already ({self.kind})"
+        if not refusal and len(self._running) >= self.active_max:
+            refusal = f"it has {self.active_max} requests of this kind already ({self.kind})"
         if refusal:
             return await self._reply(message, self._status.refuse(refusal))
         declined = self.accept(request)
@@ -104,6 +110,8 @@ class ReplyServer(ABC, Generic[Request]):
             return await self._reply(message, declined)
         task = self._spawn(self._answer(message, request), self.kind)
         self._running[request.request] = _Running(task, message, request.waiter)
+        if self.keeps_results:
+            return await self._reply(message, Accepted())
         # Not at the end of `_answer`: a task may be cancelled before it starts.
         task.add_done_callback(lambda _: self._end(request.request))
         return None
@@ -121,29 +129,32 @@ class ReplyServer(ABC, Generic[Request]):
         for request in requests:
             if request in self._running:
                 self._running[request].task.cancel()
+                if self.keeps_results:
+                    self._end(request)
 
     def abort_all(self) -> None:
         """Abort all requests and reply so: their edges try another worker, or do without."""
         for running in list(self._running.values()):
             running.task.cancel()
             # A worker that only sleeps keeps its lease: without this reply the edge would wait for its timeout.
-            self._spawn(self._publish(running.message, ABORTED), f"{self.kind} aborted")
+            self._spawn(self._reply(running.message, ABORTED), f"{self.kind} aborted")
 
     async def _answer(self, message: Message, request: Request) -> None:
         try:
-            reply = await self.compute(request)
+            result = await self.compute(request)
         except Exception as error:
-            reply = refusal_of(error, request.request, self._status)
-        await self._publish(message, reply)
+            result = refusal_of(error, request.request, self._status, fatal=self.is_bug_fatal)
+        await self.deliver(message, request, result)
 
-    async def _publish(self, message: Message, reply: object) -> None:
-        try:
-            await self._reply(message, reply)
-        except BusError as error:
-            _log.warning("reply_failed", kind=self.kind, reason=str(error))
+    async def deliver(self, message: Message, request: Request, result: object) -> None:
+        """Pass on what was computed, or why it was not."""
+        await self._reply(message, result)
 
     async def _reply(self, message: Message, reply: object) -> None:
-        await self._bus.publish(message.reply, _encode(reply))
+        try:
+            await self._bus.publish(message.reply, _encode(reply))
+        except BusError as error:
+            _log.warning("reply_failed", kind=self.kind, reason=str(error))
 
     def _end(self, request: str) -> None:
         del self._running[request]

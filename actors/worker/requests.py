@@ -390,7 +390,7 @@ def refusal_of(error: Exception, request: str, status: WorkerStatus, *, fatal: b
     if isinstance(error, EngineDied):
         status.note_engine_death(str(error))
         return Refused(str(error), True, fatal=True, gone=True)
-    if isinstance(error, EngineError):
+    if isinstance(error, EngineError | MediaMissing):
         return Refused(str(error), True)
     _refusals_log.error("engine_call_failed", attempt=request, failure=failure_place(error))
     _refusals_log.debug("engine_call_failure", exc_info=error)

@@ -97,6 +97,11 @@ class VideoRequest(msgspec.Struct, frozen=True, array_like=True, tag="video"):
         return 0
 
     @property
+    def waiter(self) -> WaitingEdge | None:
+        """No edge in particular: a job outlives its edge."""
+        return None
+
+    @property
     def need(self) -> FileNeed:
         """What its engine must be capable of."""
         return "video_generation"
@@ -121,7 +126,7 @@ class FilePieceQuery(msgspec.Struct, frozen=True, array_like=True, tag="piece"):
     count: int
 
 
-FileMessage = ImageRequest | VideoRequest | FileStateQuery | FilePieceQuery
+FileQuery = FileStateQuery | FilePieceQuery
 
 
 class GeneratedFile(msgspec.Struct, frozen=True, array_like=True):

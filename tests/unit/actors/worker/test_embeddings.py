@@ -15,7 +15,6 @@ from headwater.actors.worker.inflight import Inflight, WorkerStatus
 from headwater.actors.worker.lora import LoraGate
 from headwater.actors.worker.media import MediaCache
 from headwater.actors.worker.pooling import REPLY_BYTES_MAX, PoolingRequests
-from headwater.actors.worker.reply_server import ACTIVE_MAX
 from headwater.actors.worker.settings import WorkerProfile
 from headwater.engines.engine import EngineError, NotSupported
 from headwater.engines.sim.engine import SimEngine, SimSettings
@@ -152,7 +151,7 @@ async def test_whatever_the_engine_does_there_is_an_answer(
 async def test_what_can_not_be_taken_is_refused_at_once() -> None:
     """While it drains, too many, unreadable: nothing of it is counted."""
     async with listening() as worker:
-        asked = [worker.start(f"r{number}") for number in range(ACTIVE_MAX)]
+        asked = [worker.start(f"r{number}") for number in range(PoolingRequests.active_max)]
         await settle()
         for refusal, name, says in (("", "more", "256 requests"), ("worker w drains", "x", "drains")):
             worker.status.failure_reason = refusal
@@ -163,7 +162,7 @@ async def test_what_can_not_be_taken_is_refused_at_once() -> None:
         reply = _reply.decode(await worker.bus.request("embed", b"\xc1", timeout_s=5.0))
         assert isinstance(reply, Refused)
         assert not reply.retryable
-        assert len(worker.told) == ACTIVE_MAX
+        assert len(worker.told) == PoolingRequests.active_max
         worker.engine.gate.set()
         assert all(isinstance(one, Embedded) for one in await asyncio.gather(*asked))
 

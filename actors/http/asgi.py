@@ -148,6 +148,31 @@ class EventStream:
             await asyncio.gather(self._drainer, return_exceptions=True)
 
 
+WRITE_S_MAX: Final = 20.0
+"""A client that takes longer to read an event of a `WaitingStream` is disconnected."""
+
+
+class WaitingStream:
+    """A server-sent event stream whose writer waits until the client has taken each event. It begins with the first one."""
+
+    def __init__(self, send: Send, headers: Headers | None = None) -> None:
+        self._send = send
+        self._headers = headers or []
+        self.has_begun = False
+
+    async def write(self, data: bytes, *, last: bool = False) -> None:
+        """Send an event; `last` ends the response. Raises `ClientGone`."""
+        try:
+            async with asyncio.timeout(WRITE_S_MAX):
+                if not self.has_begun:
+                    self.has_begun = True
+                    headers = [*STREAM_HEADERS, *self._headers]
+                    await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+                await self._send({"type": "http.response.body", "body": data, "more_body": not last})
+        except TimeoutError as error:
+            raise ClientGone from error
+
+
 async def _first_of(one: asyncio.Future[Any], other: asyncio.Future[Any], timeout_s: float | None) -> None:
     """Wait until either is done, or the timeout. `asyncio.wait` for two costs twice the time, and requests wait twice."""
     loop = asyncio.get_running_loop()

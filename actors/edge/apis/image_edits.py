@@ -11,11 +11,11 @@ import msgspec
 import structlog
 
 from headwater.actors import metrics
+from headwater.actors.edge.apis.file_types import converted, form_values, own_fields
 from headwater.actors.edge.apis.image_types import ImagesRequest
 from headwater.actors.edge.history import OBJECT_BYTES_MAX, TenantObjects
 from headwater.actors.edge.saga.fields import rejected
 from headwater.actors.http.body import UploadForm
-from headwater.actors.http.decoding import invalid_field
 from headwater.actors.http.errors import ApiError, bad_request, overloaded
 from headwater.actors.media.intake import MediaFetcher
 from headwater.actors.media.item import MediaItem
@@ -68,23 +68,18 @@ class ImageEditForm(ImagesRequest, kw_only=True):
         return msgspec.json.encode(fields)
 
 
-_OWN: Final = frozenset({**ImagesRequest.__annotations__, **ImageEditForm.__annotations__})
+_OWN: Final = own_fields(ImageEditForm)
 _FILES: Final = ("image", "mask")
 
 
 def decode_edit(form: UploadForm) -> ImageEditForm:
     """A form as its type. Raises `ApiError` 400 naming the field."""
-    values: dict[str, Any] = {}
-    for name, given in form.fields.items():
-        if name in _FILES:
+    for name in _FILES:
+        if name in form.fields:
             raise bad_request(
                 f"{name} must be an uploaded file: a part of the form with a filename.", param=name
             )
-        if name not in _OWN:
-            raise bad_request(f"{name[:64]} is not supported; leave it out.", param=name)
-        if len(given) > 1:
-            raise bad_request(f"{name} comes {len(given)} times.", param=name)
-        values[name] = given[0]
+    values = form_values(form.fields, _OWN)
     for name, files in form.files.items():
         if name not in _FILES:
             raise bad_request(
@@ -95,10 +90,7 @@ def decode_edit(form: UploadForm) -> ImageEditForm:
         values[name] = files if name == "image" else files[0]
     if "image" not in values:
         raise bad_request("The form has no image.", param="image")
-    try:
-        return msgspec.convert(values, ImageEditForm, strict=False)
-    except msgspec.ValidationError as error:
-        raise invalid_field(error, ImageEditForm) from error
+    return converted(values, ImageEditForm)
 
 
 class EditInputs(NamedTuple):

@@ -8,17 +8,16 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from headwater.actors.edge.answer.files import FileGeneration, FileJob, FileUpdate, TakeUpdate
+from headwater.actors.edge.apis.file_types import support_of
 from headwater.actors.edge.apis.image_edits import PATH as EDITS
 from headwater.actors.edge.apis.image_edits import ImageFiles, decode_edit, load_inputs
 from headwater.actors.edge.apis.image_types import ImagesRequest, decode_images
 from headwater.actors.edge.history import TenantObjects
-from headwater.actors.edge.model.catalog import Model, endpoint_of
-from headwater.actors.edge.prompt.prompts import tokens_of
+from headwater.actors.edge.model.catalog import Model
 from headwater.actors.edge.saga.context import Call, Serving
-from headwater.actors.edge.saga.routing_hints import parse_routing_headers
-from headwater.actors.http.asgi import STREAM_HEADERS, ClientGone, Headers, respond
+from headwater.actors.http.asgi import Headers, WaitingStream, respond
 from headwater.actors.http.body import read_form
-from headwater.actors.http.errors import ApiError, bad_request
+from headwater.actors.http.errors import ApiError
 from headwater.schemas.messages.file_generation import FINAL, ImageRequest
 from headwater.schemas.tables import ImageGenerationSupport, ModelCard
 
@@ -107,9 +106,6 @@ def _event(document: dict[str, Any]) -> bytes:
 VARIATIONS: Final = "/v1/images/variations"
 """OpenAI has it for one model only, dall-e-2."""
 
-READ_S_MAX: Final = 20.0
-"""A client that takes longer to read an event is disconnected: its worker keeps the rest for it."""
-
 
 class ImagesApi:
     """The endpoints of generated images. `objects` None: there are no URLs."""
@@ -131,8 +127,10 @@ class ImagesApi:
         """POST /v1/images/generations."""
         request = decode_images(call.body)
         model = self._model_of(request, call)
-        order = request.order(_support(model.card), model.card.name)
-        call.quota.enter(model.card.name)
+        card = model.card
+        support = support_of(card, "image_generation", card.image_generation, "generate images")
+        order = request.order(support, card.name)
+        call.quota.enter(card.name)
         await self._answer(call, model, request, order)
 
     async def edit(self, call: Call) -> None:
@@ -157,11 +155,7 @@ class ImagesApi:
         return self._serving.model(request.model, call.principal)
 
     async def _answer(self, call: Call, model: Model, request: ImagesRequest, order: ImageRequest) -> None:
-        tokens = len(await tokens_of(model, request.prompt, "prompt"))
-        user = request.user or request.safety_identifier
-        hints = parse_routing_headers(
-            call.headers, self._serving.settings.client, call.principal, user=user, priority=request.priority
-        )
+        tokens, hints = await request.routed(self._serving, call, model)
         ports = self._serving.workers.ports
         order = msgspec.structs.replace(order, request=f"img-{ports.ids()}")
         encoder = ImagesEncoder(order, ports.clock.wall_ns() // 1_000_000_000, tokens)
@@ -187,33 +181,21 @@ class ImagesApi:
         self, job: FileJob, model: Model, request: ImagesRequest, encoder: ImagesEncoder, call: Call
     ) -> None:
         """Errors before the first event are responses of their own, later ones are events."""
-        has_begun = False
-
-        async def send(data: bytes, *, last: bool = False) -> None:
-            nonlocal has_begun
-            try:
-                async with asyncio.timeout(READ_S_MAX):
-                    if not has_begun:
-                        has_begun = True
-                        headers = [*STREAM_HEADERS, *_headers(job.order.request)]
-                        await call.send({"type": "http.response.start", "status": 200, "headers": headers})
-                    await call.send({"type": "http.response.body", "body": data, "more_body": not last})
-            except TimeoutError as error:
-                raise ClientGone from error
+        stream = WaitingStream(call.send, _headers(job.order.request))
 
         async def take(update: FileUpdate) -> None:
             is_final = bool(update.data) and update.preview == FINAL
             if not is_final and (update.data or request.progress):
-                await send(encoder.event(update))
+                await stream.write(encoder.event(update))
 
         try:
             [image] = await self._run(job, model, call, take, stream=True)
         except ApiError as error:
-            if not has_begun:
+            if not stream.has_begun:
                 raise
-            await send(error_event(error.document()), last=True)
+            await stream.write(error_event(error.document()), last=True)
             return
-        await send(encoder.event(FileUpdate(0, job.order.steps, image)), last=True)
+        await stream.write(encoder.event(FileUpdate(0, job.order.steps, image)), last=True)
 
     async def _run(
         self, job: FileJob, model: Model, call: Call, take: TakeUpdate, *, stream: bool
@@ -228,22 +210,9 @@ class ImagesApi:
         return await serving.compute(call, record, job.tokens, work)
 
 
-def _support(card: ModelCard) -> ImageGenerationSupport:
-    """Raises `ApiError` 400 for a model that generates no images."""
-    if "image_generation" not in card.capabilities or card.image_generation is None:
-        raise bad_request(f"{card.name} does not generate images; use {endpoint_of(card)}.", param="model")
-    return card.image_generation
-
-
 def _edit_support(card: ModelCard) -> ImageGenerationSupport:
-    """Raises `ApiError` 400 for a model that changes no images."""
-    if "image_edits" not in card.capabilities or card.image_generation is None:
-        use = endpoint_of(card)
-        raise bad_request(
-            f"{card.name} does not edit images; use {use}, or a model with the capability 'image_edits'.",
-            param="model",
-        )
-    return card.image_generation
+    instead = ", or a model with the capability 'image_edits'"
+    return support_of(card, "image_edits", card.image_generation, "edit images", instead)
 
 
 def variations_unsupported() -> ApiError:

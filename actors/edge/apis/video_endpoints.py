@@ -13,16 +13,14 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
+from headwater.actors.edge.apis.file_types import support_of
 from headwater.actors.edge.apis.video_jobs import StoredJob, VideoBoard, VideoJob, key_of
 from headwater.actors.edge.apis.video_types import decode_video
 from headwater.actors.edge.apis.video_work import VideoParts, VideoRunner
 from headwater.actors.edge.history import TenantObjects
-from headwater.actors.edge.model.catalog import endpoint_of
-from headwater.actors.edge.prompt.prompts import tokens_of
 from headwater.actors.edge.saga.context import Call, Serving
-from headwater.actors.edge.saga.routing_hints import parse_routing_headers
 from headwater.actors.edge.settings import VideoSettings
-from headwater.actors.http.asgi import STREAM_HEADERS, ClientGone, Disconnect, respond
+from headwater.actors.http.asgi import ClientGone, Disconnect, WaitingStream, respond
 from headwater.actors.http.errors import (
     ApiError,
     bad_request,
@@ -32,7 +30,6 @@ from headwater.actors.http.errors import (
     page_request,
 )
 from headwater.events.ports import LogError
-from headwater.schemas.tables import ModelCard, VideoGenerationSupport
 
 
 def video_resource(job: VideoJob) -> dict[str, Any]:
@@ -66,9 +63,6 @@ def video_event(job: VideoJob) -> bytes:
 
 
 PATH: Final = "/v1/videos"
-STREAM_READ_S_MAX: Final = 20.0
-"""A client that takes longer to read an event is disconnected."""
-
 STREAM_QUIET_S: Final = 15.0
 """Without a change for so long, a stream has a comment, so that no proxy closes it."""
 
@@ -145,15 +139,13 @@ class VideosApi:
         serving = self._serving
         serving.fields.check(fields)
         model = serving.model(fields.model, call.principal)
-        order = fields.order(_support(model.card), model.card.name)
+        card = model.card
+        support = support_of(card, "video_generation", card.video_generation, "generate videos")
+        order = fields.order(support, card.name)
         runner = self._available()
         serving.require_open()
-        call.quota.enter(model.card.name)
-        tokens = len(await tokens_of(model, fields.prompt, "prompt"))
-        user = fields.user or fields.safety_identifier
-        hints = parse_routing_headers(
-            call.headers, serving.settings.client, call.principal, user=user, priority=fields.priority
-        )
+        call.quota.enter(card.name)
+        tokens, hints = await fields.routed(serving, call, model)
         tenant = call.principal.tenant
         self._check_room(tenant)
         call.quota.reserve(tokens, 0)
@@ -163,8 +155,8 @@ class VideosApi:
         job = VideoJob(
             id=f"video_{secrets.token_hex(16)}",
             tenant=tenant,
-            model=model.card.name,
-            pool=model.card.pool,
+            model=card.name,
+            pool=card.pool,
             request=order,
             tokens=tokens,
             seconds=str(fields.seconds) if fields.seconds is not None else f"{order.frames / order.fps:g}",
@@ -241,23 +233,14 @@ class VideosApi:
         await _answer(call, {"id": id_, "object": "video.deleted", "deleted": True})
 
     async def _stream(self, call: Call, stored: StoredJob) -> None:
-        client = Disconnect(call.receive)
-
-        async def send(data: bytes, *, last: bool = False) -> None:
-            try:
-                async with asyncio.timeout(STREAM_READ_S_MAX):
-                    await call.send({"type": "http.response.body", "body": data, "more_body": not last})
-            except TimeoutError as error:
-                raise ClientGone from error
-
-        await call.send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
+        client, stream = Disconnect(call.receive), WaitingStream(call.send)
         shown: tuple[str, int] | None = None
         job = stored.job
         try:
             while True:
                 if (job.status, job.progress) != shown:
                     shown = (job.status, job.progress)
-                    await send(video_event(job), last=job.has_ended)
+                    await stream.write(video_event(job), last=job.has_ended)
                 if job.has_ended:
                     return
                 changed = asyncio.ensure_future(self.board.changed())
@@ -265,13 +248,13 @@ class VideosApi:
                     if await client.or_done(changed, STREAM_QUIET_S):
                         raise ClientGone
                     if not changed.done():
-                        await send(b": waiting\n\n")
+                        await stream.write(b": waiting\n\n")
                 finally:
                     changed.cancel()
                 found = self.board.find(key_of(job))
                 if found is None:
                     gone = msgspec.json.encode({"type": "video.deleted", "id": job.id})
-                    await send(b"event: video.deleted\ndata: %b\n\n" % gone, last=True)
+                    await stream.write(b"event: video.deleted\ndata: %b\n\n" % gone, last=True)
                     return
                 job = found.job
         finally:
@@ -309,13 +292,6 @@ class VideosApi:
         ended = [job for job in self.board.of(tenant) if job.has_ended]
         for job in ended[: max(0, len(ended) - JOBS_KEPT_MAX)]:
             await self.board.delete(job)
-
-
-def _support(card: ModelCard) -> VideoGenerationSupport:
-    """Raises `ApiError` 400 for a model that generates no videos."""
-    if "video_generation" not in card.capabilities or card.video_generation is None:
-        raise bad_request(f"{card.name} does not generate videos; use {endpoint_of(card)}.", param="model")
-    return card.video_generation
 
 
 @asynccontextmanager

@@ -6,7 +6,7 @@ generated. What must be exact (one job, before it is changed or shown) is read f
 
 import asyncio
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import structlog
@@ -73,6 +73,19 @@ class VideoJob(msgspec.Struct, frozen=True, kw_only=True):
     def has_ended(self) -> bool:
         """True once the job is completed or failed."""
         return self.status in ("completed", "failed")
+
+    def completed(self, now_s: int, ttl_s: int) -> "VideoJob":
+        """The job once its file is stored."""
+        return self._ended(now_s, ttl_s, status="completed", progress=100)
+
+    def failed(self, code: str, message: str, now_s: int, ttl_s: int) -> "VideoJob":
+        """The job once it has failed."""
+        return self._ended(now_s, ttl_s, status="failed", error_code=code, error=message)
+
+    def _ended(self, now_s: int, ttl_s: int, **changes: Any) -> "VideoJob":
+        return msgspec.structs.replace(
+            self, completed_s=now_s, expires_s=now_s + ttl_s, edge="", worker="", **changes
+        )
 
 
 # All video jobs, as an edge knows them.

@@ -132,50 +132,41 @@ class VideoWork:
         body = msgspec.json.encode({"model": job.model, "prompt": order.prompt})
         record.accepted(job.tokens, 1, body, flow=job.flow)
         hints = RoutingHints(job.constraints, job.preferences, job.flow)
-        generation = FileGeneration(
+        generation = self._generation = FileGeneration(
             parts.workers, FileJob(order, job.pool, job.tokens, hints), self._take, self._placed, stays=True
         )
-        self._generation = generation
         before = PlacedFiles(job.worker, job.worker_epoch, job.attempt) if job.worker else None
-        reason, why = "cancelled", ""
         try:
-            data = await self._within(left_s, generation.run(record, before))
-            if data is None:
-                reason, why = "error", "the job's time limit"
-                await self._fail("video_timeout", f"The video was not completed within {left_s} s.")
-                return True
-            await self._keep(data[0])
-            reason = "stop"
-        except JobLost as lost:
-            why = str(lost)
-            raise
+            with record.ending(JobLost):
+                [data] = await self._within(left_s, generation.run(record, before))
+                await self._keep(data)
         except ApiError as error:
-            reason, why = "error", error.logged
             if error.status in (429, 503):
                 await self._save(status="queued", runs=job.runs + 1, worker="")
                 return False
             await self._fail(error.code or "video_failed", str(error))
-        except LogError as error:
-            reason, why = "error", f"the job could not be stored: {error}"
+        except (JobLost, LogError):
             raise
         except Exception as error:
-            reason, why = "error", failure_place(error)
-            _log.error("video_job_failed", job=job.id, failure=why)
+            _log.error("video_job_failed", job=job.id, failure=failure_place(error))
             _log.debug("video_job_failure", exc_info=True)
             await self._fail("video_failed", "Internal error; see the log of the edge.")
-        finally:
-            record.ended(reason, why)
         return True
 
-    async def _within(self, seconds: float, work: Awaitable[T]) -> T | None:
-        """The result of `work`, None if it is not there in time."""
+    async def _within(self, seconds: int, work: Awaitable[T]) -> T:
+        """The result of `work`. Raises `ApiError` 504 if it is not there in time; the worker stops then."""
         running = asyncio.ensure_future(work)
         try:
             done, _ = await asyncio.wait({running}, timeout=seconds)
             if done:
                 return running.result()
             self.stop_worker()
-            return None
+            raise ApiError(
+                504,
+                f"The video was not completed within {seconds} s.",
+                code="video_timeout",
+                logged="the job's time limit",
+            )
         finally:
             if not running.done():
                 running.cancel()
@@ -203,31 +194,12 @@ class VideoWork:
         parts, job = self._parts, self.job
         # A store that does not answer for a moment must not cost an hour of a GPU.
         await self._until_stored(lambda: parts.objects.put(job.tenant, "video", job.id, data))
-        now_s = parts.now_s
-        await self._until_stored(
-            lambda: self._save(
-                status="completed",
-                progress=100,
-                completed_s=now_s,
-                expires_s=now_s + parts.ttl_s,
-                edge="",
-                worker="",
-            )
-        )
+        completed = self.job.completed(parts.now_s, parts.ttl_s)
+        await self._until_stored(lambda: self._store(completed))
 
     async def _fail(self, code: str, message: str) -> None:
-        now_s = self._parts.now_s
-        await self._until_stored(
-            lambda: self._save(
-                status="failed",
-                error_code=code,
-                error=message,
-                completed_s=now_s,
-                expires_s=now_s + self._parts.ttl_s,
-                edge="",
-                worker="",
-            )
-        )
+        failed = self.job.failed(code, message, self._parts.now_s, self._parts.ttl_s)
+        await self._until_stored(lambda: self._store(failed))
 
     async def _until_stored(self, write: Callable[[], Awaitable[Any]]) -> None:
         """Write, and again while the store is not available, until the job's deadline. Raises `LogError`, `ApiError`."""
@@ -245,19 +217,22 @@ class VideoWork:
 
     async def _save(self, **changes: Any) -> None:
         """Change the job. Raises `JobLost` and `LogError`."""
-        board, mine = self._parts.board, self.job
+        await self._store(msgspec.structs.replace(self.job, **changes))
+
+    async def _store(self, job: VideoJob) -> None:
+        """Write the job as it is now. Raises `JobLost` and `LogError`."""
+        board, mine = self._parts.board, (self.job.edge, self.job.edge_epoch)
         for _ in range(2):
-            job: VideoJob = msgspec.structs.replace(mine, **changes)
             made = await board.replace(job, self.stored.revision, self._parts.now_s)
             if made is not None:
                 self.stored = made
                 return
             # A write whose reply was lost is this edge's own.
-            found = await board.get(mine.tenant, mine.id)
+            found = await board.get(job.tenant, job.id)
             if found is None:
                 self.stop_worker()
                 raise JobLost("it was deleted")
-            if found.job.has_ended or (found.job.edge, found.job.edge_epoch) != (mine.edge, mine.edge_epoch):
+            if found.job.has_ended or (found.job.edge, found.job.edge_epoch) != mine:
                 raise JobLost("another edge has taken it over")
             self.stored = found
         raise JobLost("it changes all the time")
@@ -371,15 +346,8 @@ class VideoRunner:
         name, epoch = self.edge
         mine = msgspec.structs.replace(found.job, edge=name, edge_epoch=epoch, runs=found.job.runs + 1)
         if mine.runs > RUNS_MAX:
-            now_s = parts.now_s
-            mine = msgspec.structs.replace(
-                mine,
-                status="failed",
-                error_code="video_failed",
-                error=f"The video was begun {RUNS_MAX} times and never completed.",
-                completed_s=now_s,
-                expires_s=now_s + parts.ttl_s,
-            )
+            reason = f"The video was begun {RUNS_MAX} times and never completed."
+            mine = mine.failed("video_failed", reason, parts.now_s, parts.ttl_s)
         claimed = await parts.board.replace(mine, found.revision, parts.now_s)
         if claimed is not None and not mine.has_ended:
             metrics.VIDEO_TAKEOVERS.inc()

@@ -19,9 +19,8 @@ from headwater.actors.edge.saga.routing_hints import tenant_of
 from headwater.actors.edge.saga.workers import WorkerRegistry
 from headwater.actors.edge.settings import EdgeSettings
 from headwater.actors.http.asgi import ClientGone, Disconnect, Headers, Receive, Scope, Send
-from headwater.actors.http.errors import ApiError, overloaded
+from headwater.actors.http.errors import overloaded
 from headwater.actors.media.intake import MediaIntake, TenantIntake
-from headwater.schemas.failure import failure_place
 from headwater.schemas.trace import NO_TRACE, TraceContext
 
 T = TypeVar("T")
@@ -108,29 +107,21 @@ class Serving(NamedTuple):
         The end of the request is recorded, whatever happens. Raises what `work` does, `ApiError` 504 at the time limit, and
         `ClientGone`.
         """
-        client = Disconnect(call.receive)
-        running = asyncio.ensure_future(work)
-        reason, why = "cancelled", ""
-        try:
-            call.quota.settle(tokens)
-            if await client.or_done(running, self.settings.request_timeout_s or None):
-                raise ClientGone
-            if not running.done():
-                raise time_limit_reached(self.settings.request_timeout_s)
-            result = running.result()
-            reason = "stop"
-            return result
-        except ClientGone:
-            raise
-        except Exception as error:
-            reason, why = "error", error.logged if isinstance(error, ApiError) else failure_place(error)
-            raise
-        finally:
-            client.stop()
-            if not running.done():
-                running.cancel()
-                await asyncio.gather(running, return_exceptions=True)
-            record.ended(reason, why)
+        with record.ending(ClientGone):
+            client = Disconnect(call.receive)
+            running = asyncio.ensure_future(work)
+            try:
+                call.quota.settle(tokens)
+                if await client.or_done(running, self.settings.request_timeout_s or None):
+                    raise ClientGone
+                if not running.done():
+                    raise time_limit_reached(self.settings.request_timeout_s)
+                return running.result()
+            finally:
+                client.stop()
+                if not running.done():
+                    running.cancel()
+                    await asyncio.gather(running, return_exceptions=True)
 
     def require_open(self) -> None:
         """Raises `ApiError` 503 while no request can be accepted."""

@@ -1,6 +1,7 @@
 """The record of a request in the request log and the metrics: accepted, routed, started, how far it got, how it ended."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from hashlib import sha256
 from typing import Any, Final
@@ -11,6 +12,7 @@ import structlog
 from headwater.actors import metrics
 from headwater.actors.edge.saga.open_requests import OpenRequests
 from headwater.actors.http.decoding import whole_body
+from headwater.actors.http.errors import ApiError
 from headwater.schemas.clock import Clock
 from headwater.schemas.constraints import NO_FLOW_CONTROL, FlowControl
 from headwater.schemas.events.request import (
@@ -26,6 +28,7 @@ from headwater.schemas.events.request import (
     RequestStarted,
     RequestStepped,
 )
+from headwater.schemas.failure import failure_place
 from headwater.schemas.hashing import pack_tokens, tenant_digest
 from headwater.schemas.messages.media import PromptMedia
 from headwater.schemas.trace import NO_TRACE, TraceContext
@@ -207,6 +210,22 @@ class RequestLogWriter:
             if tokens > 1:
                 counted.token_seconds.observe((duration_s - ttft_s) / (tokens - 1))
         metrics.TENANTS.ended(self._tenant, reason, self._prompt_tokens, cached_tokens, completion_tokens)
+
+    @contextmanager
+    def ending(self, abandoned: type[Exception]) -> Iterator[None]:
+        """Record how the work within ends: well, with the error that it raises, or cancelled, as by `abandoned`."""
+        reason, why = "cancelled", ""
+        try:
+            yield
+            reason = "stop"
+        except abandoned as error:
+            why = str(error)
+            raise
+        except Exception as error:
+            reason, why = "error", error.logged if isinstance(error, ApiError) else failure_place(error)
+            raise
+        finally:
+            self.ended(reason, why)
 
     def write(self, event: RequestEvent) -> None:
         """Write any event of the request. Never blocks."""

@@ -73,6 +73,7 @@ def post(edge: EdgeWorld, path: str = PATH, **parts: Any) -> tuple[int, dict[str
         ({"prompt": ""}, "prompt", "length >= 1"),
         ({"stream": "true", "n": "2"}, "n", "A stream has one image"),
         ({"style_of": "monet"}, "style_of", "not supported"),
+        ({"handoff": "h"}, "handoff", "not supported"),
         ({"image": "x"}, "image", "uploaded file"),
         ({"model": "text"}, "model", "does not edit images; use /v1/chat/completions"),
         ({"model": "pictures"}, "model", "does not edit images; use /v1/images/generations"),

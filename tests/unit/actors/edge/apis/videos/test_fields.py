@@ -80,6 +80,8 @@ def test_what_is_wrong_is_refused_by_name(
     ("body", "param"),
     [
         (form(**BODY, wings="2"), "wings"),
+        # The fleet's own.
+        (form(**BODY, handoff="2"), "handoff"),
         (form(**BODY)[:-7] + form(prompt="another"), "prompt"),
         (form(**BODY).replace(b"b--", b"b"), None),
         (form(prompt="a river"), "model"),

@@ -18,62 +18,53 @@ from tests.support.data.pictures import SUPPORT
 from tests.support.engines.controlled import ControlledSim, SilentSim
 from tests.support.worlds.control import ready, start
 from tests.support.worlds.health import QUICK, lease_of
-from tests.support.worlds.virtual import Stage, events_of, play, until
+from tests.support.worlds.virtual import Stage, events_of, staged, until
 
 
-def test_an_engine_that_answers_leaves_no_trace_of_its_canary() -> None:
+@staged
+async def test_an_engine_that_answers_leaves_no_trace_of_its_canary(stage: Stage) -> None:
     """Neither blocks nor load nor a request in the log, now or later; and it is asked before it is announced."""
-
-    async def run(stage: Stage) -> None:
-        worker = await ready(stage, health=QUICK)
-        [canary] = worker.engine.asked
-        assert canary.sampling.max_tokens == 1
-        assert worker.engine.calls == ["clear-kv"]
-        await asyncio.sleep(65.0)
-        assert len(worker.engine.asked) > 5, "probed while idle"
-        records = await stage.records()
-        assert events_of(records, BlocksStored) == []
-        loads = events_of(records, LoadReported)
-        assert len(loads) > 50
-        assert {(one.running, one.waiting, one.used_blocks) for one in loads} == {(0, 0, 0)}
-        assert {(*one.accepted, *one.prefilled, *one.finished) for one in loads} == {()}
-
-    play(run)
+    worker = await ready(stage, health=QUICK)
+    [canary] = worker.engine.asked
+    assert canary.sampling.max_tokens == 1
+    assert worker.engine.calls == ["clear-kv"]
+    await asyncio.sleep(65.0)
+    assert len(worker.engine.asked) > 5, "probed while idle"
+    records = await stage.records()
+    assert events_of(records, BlocksStored) == []
+    loads = events_of(records, LoadReported)
+    assert len(loads) > 50
+    assert {(one.running, one.waiting, one.used_blocks) for one in loads} == {(0, 0, 0)}
+    assert {(*one.accepted, *one.prefilled, *one.finished) for one in loads} == {()}
 
 
-def test_a_canary_that_takes_long_is_no_load() -> None:
+@staged
+async def test_a_canary_that_takes_long_is_no_load(stage: Stage) -> None:
     """It runs for seconds, over several reports: routers are told of an idle worker all the same."""
-
-    async def run(stage: Stage) -> None:
-        worker = await ready(stage, health=QUICK)
-        worker.engine.hang()
-        await until(lambda: worker.actor.health.probing, 15.0)
-        assert worker.engine.load().running == 1
-        await asyncio.sleep(3.0)
-        worker.engine.stopping.go.set()
-        await asyncio.sleep(3.0)
-        loads = events_of(await stage.records(), LoadReported)
-        assert {(one.running, one.waiting, one.used_blocks) for one in loads} == {(0, 0, 0)}
-        assert worker.ended is None
-
-    play(run)
+    worker = await ready(stage, health=QUICK)
+    worker.engine.hang()
+    await until(lambda: worker.actor.health.probing, 15.0)
+    assert worker.engine.load().running == 1
+    await asyncio.sleep(3.0)
+    worker.engine.stopping.go.set()
+    await asyncio.sleep(3.0)
+    loads = events_of(await stage.records(), LoadReported)
+    assert {(one.running, one.waiting, one.used_blocks) for one in loads} == {(0, 0, 0)}
+    assert worker.ended is None
 
 
-def test_an_engine_that_does_not_answer_is_never_registered() -> None:
+@staged
+async def test_an_engine_that_does_not_answer_is_never_registered(stage: Stage) -> None:
     """No card, no lease, no event: it ends with a reason, and may be started again."""
-
-    async def run(stage: Stage) -> None:
-        worker = await start(stage, make=SilentSim, health=QUICK)
-        took = await until(lambda: worker.ended is not None, 20.0)
-        assert 5.0 <= took < 7.0
-        assert worker.ended is not None
-        assert "did not answer a request of one token within 5 s" in worker.ended
-        assert not worker.actor.unrecoverable
-        assert await lease_of(stage) is None
-        assert await stage.records() == []
-        assert await stage.fleet.store.cards.get(subjects.card_key(POOL)) is None
-
-    play(run)
+    worker = await start(stage, make=SilentSim, health=QUICK)
+    took = await until(lambda: worker.ended is not None, 20.0)
+    assert 5.0 <= took < 7.0
+    assert worker.ended is not None
+    assert "did not answer a request of one token within 5 s" in worker.ended
+    assert not worker.actor.unrecoverable
+    assert await lease_of(stage) is None
+    assert await stage.records() == []
+    assert await stage.fleet.store.cards.get(subjects.card_key(POOL)) is None
 
 
 @pytest.mark.parametrize(
@@ -83,22 +74,22 @@ def test_an_engine_that_does_not_answer_is_never_registered() -> None:
         ("broken", "CUDA error", "failed a request of one token: CUDA error", False),
     ],
 )
-def test_why_a_canary_failed_is_said(field: str, value: str, told: str, hopeless: bool) -> None:
+@staged
+async def test_why_a_canary_failed_is_said(
+    stage: Stage, field: str, value: str, told: str, hopeless: bool
+) -> None:
     """One that refuses would refuse everything: no use in starting it again."""
-
-    async def run(stage: Stage) -> None:
-        worker = await start(stage, health=QUICK, prepare=lambda engine: setattr(engine, field, value))
-        await until(lambda: worker.ended is not None, 20.0)
-        assert worker.ended is not None
-        assert told in worker.ended
-        assert worker.actor.unrecoverable == hopeless
-        assert await stage.records() == []
-
-    play(run)
+    worker = await start(stage, health=QUICK, prepare=lambda engine: setattr(engine, field, value))
+    await until(lambda: worker.ended is not None, 20.0)
+    assert worker.ended is not None
+    assert told in worker.ended
+    assert worker.actor.unrecoverable == hopeless
+    assert await stage.records() == []
 
 
 @pytest.mark.parametrize("size", ["block_size", "total_blocks", "max_running"])
-def test_an_engine_that_reports_no_size_is_never_registered(size: str) -> None:
+@staged
+async def test_an_engine_that_reports_no_size_is_never_registered(stage: Stage, size: str) -> None:
     """Routers would not read its event, and the fleet would seem ready."""
 
     class Sizeless(ControlledSim):
@@ -109,15 +100,12 @@ def test_an_engine_that_reports_no_size_is_never_registered(size: str) -> None:
             sizes: dict[str, Any] = {size: 0}
             return (await super().start())._replace(**sizes)
 
-    async def run(stage: Stage) -> None:
-        worker = await start(stage, make=Sizeless, health=QUICK)
-        await until(lambda: worker.ended is not None, 20.0)
-        assert worker.ended is not None
-        assert f"the engine reports {size}=0" in worker.ended
-        assert worker.actor.unrecoverable
-        assert await stage.records() == []
-
-    play(run)
+    worker = await start(stage, make=Sizeless, health=QUICK)
+    await until(lambda: worker.ended is not None, 20.0)
+    assert worker.ended is not None
+    assert f"the engine reports {size}=0" in worker.ended
+    assert worker.actor.unrecoverable
+    assert await stage.records() == []
 
 
 class Pooling(ControlledSim):
@@ -136,16 +124,13 @@ class Pooling(ControlledSim):
         return (b"\0\0\0\0",)
 
 
-def test_a_pooling_model_is_asked_for_a_vector() -> None:
+@staged
+async def test_a_pooling_model_is_asked_for_a_vector(stage: Stage) -> None:
     """It can not generate."""
-
-    async def run(stage: Stage) -> None:
-        worker = await ready(stage, make=Pooling, health=QUICK)
-        assert isinstance(worker.engine, Pooling)
-        assert worker.engine.asked == []
-        assert [one.task for one in worker.engine.embedded] == ["score"]
-
-    play(run)
+    worker = await ready(stage, make=Pooling, health=QUICK)
+    assert isinstance(worker.engine, Pooling)
+    assert worker.engine.asked == []
+    assert [one.task for one in worker.engine.embedded] == ["score"]
 
 
 class Drawing(ControlledSim):
@@ -163,31 +148,25 @@ class Drawing(ControlledSim):
         self.drawn.append(request)
 
 
-def test_a_model_of_images_is_asked_for_the_smallest() -> None:
+@staged
+async def test_a_model_of_images_is_asked_for_the_smallest(stage: Stage) -> None:
     """In one step: it can not generate text."""
-
-    async def run(stage: Stage) -> None:
-        worker = await ready(stage, make=Drawing, health=QUICK)
-        assert isinstance(worker.engine, Drawing)
-        assert worker.engine.asked == []
-        side = SUPPORT.side_min
-        assert [(one.width, one.height, one.steps) for one in worker.engine.drawn] == [(side, side, 1)]
-
-    play(run)
+    worker = await ready(stage, make=Drawing, health=QUICK)
+    assert isinstance(worker.engine, Drawing)
+    assert worker.engine.asked == []
+    side = SUPPORT.side_min
+    assert [(one.width, one.height, one.steps) for one in worker.engine.drawn] == [(side, side, 1)]
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
-def test_a_role_is_warmed_up_through_its_leg(role: Any) -> None:
+@staged
+async def test_a_role_is_warmed_up_through_its_leg(stage: Stage, role: Any) -> None:
     """What it pinned is released; nothing is cached when it joins."""
-
-    async def run(stage: Stage) -> None:
-        worker = await ready(stage, health=QUICK, profile=WorkerProfile(role=role))
-        assert [one.leg for one in worker.engine.asked] == ["", role]
-        assert worker.engine.released == ([worker.engine.asked[1].request] if role == "prefill" else [])
-        assert events_of(await stage.records(), BlocksStored) == []
-        assert events_of(await stage.records(), WorkerJoined)[0].role == role
-
-    play(run)
+    worker = await ready(stage, health=QUICK, profile=WorkerProfile(role=role))
+    assert [one.leg for one in worker.engine.asked] == ["", role]
+    assert worker.engine.released == ([worker.engine.asked[1].request] if role == "prefill" else [])
+    assert events_of(await stage.records(), BlocksStored) == []
+    assert events_of(await stage.records(), WorkerJoined)[0].role == role
 
 
 class NoLegs(ControlledSim):
@@ -208,13 +187,10 @@ class NoHandoff(ControlledSim):
 
 
 @pytest.mark.parametrize("make", [NoLegs, NoHandoff])
-def test_a_warm_up_that_fails_stops_nobody(make: type[ControlledSim]) -> None:
+@staged
+async def test_a_warm_up_that_fails_stops_nobody(stage: Stage, make: type[ControlledSim]) -> None:
     """It is a warning: the first hand-off will show."""
-
-    async def run(stage: Stage) -> None:
-        await ready(stage, make=make, health=QUICK, profile=WorkerProfile(role="prefill"))
-
-    play(run)
+    await ready(stage, make=make, health=QUICK, profile=WorkerProfile(role="prefill"))
 
 
 class SlowToLetGo(ControlledSim):
@@ -231,16 +207,15 @@ class SlowToLetGo(ControlledSim):
 
 
 @pytest.mark.parametrize("refusals", [3, 10_000])
-def test_a_cache_that_can_not_be_cleared_yet_does_not_end_the_worker(refusals: int) -> None:
+@staged
+async def test_a_cache_that_can_not_be_cleared_yet_does_not_end_the_worker(
+    stage: Stage, refusals: int
+) -> None:
     """It is tried again, and given up in the end: what is cached is announced anyway."""
-
-    async def run(stage: Stage) -> None:
-        worker = await start(stage, make=SlowToLetGo, health=QUICK, profile=WorkerProfile(role="prefill"))
-        worker.engine.refusals = refusals  # type: ignore[attr-defined]
-        await until(lambda: worker.actor.ready.is_set(), 30.0)
-        assert worker.ended is None
-
-    play(run)
+    worker = await start(stage, make=SlowToLetGo, health=QUICK, profile=WorkerProfile(role="prefill"))
+    worker.engine.refusals = refusals  # type: ignore[attr-defined]
+    await until(lambda: worker.actor.ready.is_set(), 30.0)
+    assert worker.ended is None
 
 
 class SplitSim(ControlledSim):
@@ -250,16 +225,13 @@ class SplitSim(ControlledSim):
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
-def test_an_engine_that_serves_legs_only_is_asked_for_its_own(role: Role) -> None:
+@staged
+async def test_an_engine_that_serves_legs_only_is_asked_for_its_own(stage: Stage, role: Role) -> None:
     """When it starts and while it is idle; nobody reads the answer, as the missing edge shows. Its role stays."""
-
-    async def run(stage: Stage) -> None:
-        worker = await ready(stage, make=SplitSim, health=QUICK, profile=WorkerProfile(role=role))
-        await asyncio.sleep(65.0)
-        assert len(worker.engine.asked) > 5
-        assert {(one.leg, one.edge) for one in worker.engine.asked} == {(role, "")}
-        assert worker.ended is None
-        refused = await worker.told("role", role="both")
-        assert (refused.status, f"to {role} only" in refused.detail) == (409, True)
-
-    play(run)
+    worker = await ready(stage, make=SplitSim, health=QUICK, profile=WorkerProfile(role=role))
+    await asyncio.sleep(65.0)
+    assert len(worker.engine.asked) > 5
+    assert {(one.leg, one.edge) for one in worker.engine.asked} == {(role, "")}
+    assert worker.ended is None
+    refused = await worker.told("role", role="both")
+    assert (refused.status, f"to {role} only" in refused.detail) == (409, True)

@@ -17,7 +17,7 @@ from headwater.schemas.names import pool_name
 from headwater.schemas.tables import ModelCard
 from tests.support.engines.controlled import ControlledSim
 from tests.support.worlds.clock import ManualClock
-from tests.support.worlds.virtual import Stage, play, until
+from tests.support.worlds.virtual import Stage, staged, until
 
 ONE, OTHER = "1" * 64, "2" * 64
 """Identities of two models."""
@@ -89,133 +89,109 @@ async def live(stage: Stage) -> list[str]:
 
 
 @pytest.mark.parametrize("role", ["both", "prefill", "decode", "encode"])
-def test_a_model_that_only_bears_the_name_is_refused(role: Any) -> None:
+@staged
+async def test_a_model_that_only_bears_the_name_is_refused(stage: Stage, role: Any) -> None:
     """Whatever part of requests its worker would serve: the error has both identities, the pool and a worker of it."""
-
-    async def run(stage: Stage) -> None:
-        first = start(stage, "w1", FILES._replace(identity=ONE))
-        await joined(first)
-        before = await cards(stage)
-        second = start(stage, "w2", FILES._replace(identity=OTHER), profile=WorkerProfile(role=role))
-        reason = await refused(second)
-        for part in ("default", ONE[:12], OTHER[:12], "w1", pool_name("default", 16), "--served-model-name"):
-            assert part in reason
-        assert await cards(stage) == before
-        assert await live(stage) == ["w1"]
-        assert first.ended is None
-
-    play(run)
+    first = start(stage, "w1", FILES._replace(identity=ONE))
+    await joined(first)
+    before = await cards(stage)
+    second = start(stage, "w2", FILES._replace(identity=OTHER), profile=WorkerProfile(role=role))
+    reason = await refused(second)
+    for part in ("default", ONE[:12], OTHER[:12], "w1", pool_name("default", 16), "--served-model-name"):
+        assert part in reason
+    assert await cards(stage) == before
+    assert await live(stage) == ["w1"]
+    assert first.ended is None
 
 
 @pytest.mark.parametrize("kind", ["dtype", "block_size"])
-def test_an_engine_whose_blocks_differ_is_refused(kind: str) -> None:
+@staged
+async def test_an_engine_whose_blocks_differ_is_refused(stage: Stage, kind: str) -> None:
     """Known only once it has started: it is the same model, with KV that no other worker of it can use."""
     values: dict[str, tuple[Any, Any]] = {"dtype": ("bfloat16", "float16"), "block_size": (16, 32)}
-
-    async def run(stage: Stage) -> None:
-        files = FILES._replace(identity=ONE)
-        one, other = values[kind]
-        await joined(start(stage, "w1", files, **{kind: one}))
-        before = await cards(stage)
-        reason = await refused(start(stage, "w2", files, **{kind: other}))
-        for part in (str(one), str(other), pool_name("default", 16), f"--{kind.replace('_', '-')}"):
-            assert part in reason
-        assert await cards(stage) == before
-
-    play(run)
+    files = FILES._replace(identity=ONE)
+    one, other = values[kind]
+    await joined(start(stage, "w1", files, **{kind: one}))
+    before = await cards(stage)
+    reason = await refused(start(stage, "w2", files, **{kind: other}))
+    for part in (str(one), str(other), pool_name("default", 16), f"--{kind.replace('_', '-')}"):
+        assert part in reason
+    assert await cards(stage) == before
 
 
-def test_what_is_not_known_is_not_compared() -> None:
+@staged
+async def test_what_is_not_known_is_not_compared(stage: Stage) -> None:
     """An engine that reports no type, and a folder that says nothing of its model, fit any."""
-
-    async def run(stage: Stage) -> None:
-        await joined(start(stage, "w1", FILES._replace(identity=ONE), dtype="bfloat16"))
-        await joined(start(stage, "w2", FILES._replace(identity="")))
-        assert await live(stage) == ["w1", "w2"]
-        [card] = await cards(stage)
-        assert (card.identity, card.dtype) == (ONE, "bfloat16"), "what is known stays known"
-
-    play(run)
+    await joined(start(stage, "w1", FILES._replace(identity=ONE), dtype="bfloat16"))
+    await joined(start(stage, "w2", FILES._replace(identity="")))
+    assert await live(stage) == ["w1", "w2"]
+    [card] = await cards(stage)
+    assert (card.identity, card.dtype) == (ONE, "bfloat16"), "what is known stays known"
 
 
-def test_the_same_model_may_have_another_template() -> None:
+@staged
+async def test_the_same_model_may_have_another_template(stage: Stage) -> None:
     """It is changed one worker after the other."""
-
-    async def run(stage: Stage) -> None:
-        files = FILES._replace(identity=ONE)
-        await joined(start(stage, "w1", files))
-        await joined(start(stage, "w2", files._replace(chat_template="{{ messages }}")))
-        assert await live(stage) == ["w1", "w2"]
-        [card] = await cards(stage)
-        assert card.identity == ONE
-
-    play(run)
+    files = FILES._replace(identity=ONE)
+    await joined(start(stage, "w1", files))
+    await joined(start(stage, "w2", files._replace(chat_template="{{ messages }}")))
+    assert await live(stage) == ["w1", "w2"]
+    [card] = await cards(stage)
+    assert card.identity == ONE
 
 
-def test_a_model_takes_the_name_of_one_that_nobody_serves_any_more() -> None:
+@staged
+async def test_a_model_takes_the_name_of_one_that_nobody_serves_any_more(stage: Stage) -> None:
     """Its card is what an earlier run left."""
-
-    async def run(stage: Stage) -> None:
-        first = start(stage, "w1", FILES._replace(identity=ONE))
-        await joined(first)
-        first.actor.stop()
-        await until(lambda: first.ended is not None, 30.0)
-        await joined(start(stage, "w2", FILES._replace(identity=OTHER)))
-        [card] = await cards(stage)
-        assert card.identity == OTHER
-
-    play(run)
+    first = start(stage, "w1", FILES._replace(identity=ONE))
+    await joined(first)
+    first.actor.stop()
+    await until(lambda: first.ended is not None, 30.0)
+    await joined(start(stage, "w2", FILES._replace(identity=OTHER)))
+    [card] = await cards(stage)
+    assert card.identity == OTHER
 
 
-def test_folders_of_one_name_are_two_models_under_two_names() -> None:
+@staged
+async def test_folders_of_one_name_are_two_models_under_two_names(stage: Stage) -> None:
     """Some platforms mount every model at the same path: what clients ask for is what tells them apart."""
-
-    async def run(stage: Stage) -> None:
-        await joined(start(stage, "w1", FILES._replace(identity=ONE), "acme/sim.v1"))
-        await joined(start(stage, "w2", FILES._replace(identity=OTHER), "Acme-Sim-v1"))
-        found = {card.name: (card.identity, card.pool) for card in await cards(stage)}
-        assert found == {
-            "acme/sim.v1": (ONE, pool_name("acme/sim.v1", 16)),
-            "Acme-Sim-v1": (OTHER, pool_name("Acme-Sim-v1", 16)),
-        }
-
-    play(run)
+    await joined(start(stage, "w1", FILES._replace(identity=ONE), "acme/sim.v1"))
+    await joined(start(stage, "w2", FILES._replace(identity=OTHER), "Acme-Sim-v1"))
+    found = {card.name: (card.identity, card.pool) for card in await cards(stage)}
+    assert found == {
+        "acme/sim.v1": (ONE, pool_name("acme/sim.v1", 16)),
+        "Acme-Sim-v1": (OTHER, pool_name("Acme-Sim-v1", 16)),
+    }
 
 
-def test_of_two_models_that_start_at_once_one_stays() -> None:
+@staged
+async def test_of_two_models_that_start_at_once_one_stays(stage: Stage) -> None:
     """Neither sees the other's card or lease before it writes its own."""
-
-    async def run(stage: Stage) -> None:
-        both = [
-            start(stage, name, FILES._replace(identity=identity))
-            for name, identity in (("w1", ONE), ("w2", OTHER))
-        ]
-        await until(lambda: [one.ended for one in both].count(None) < 2, 60.0)
-        await asyncio.sleep(60.0)
-        [left] = [one for one in both if one.ended is None]
-        [card] = await cards(stage)
-        assert card.identity == {"w1": ONE, "w2": OTHER}[left.actor.name]
-        assert await live(stage) == [left.actor.name]
-        [lost] = [one for one in both if one.ended is not None]
-        assert lost.ended is not None
-        assert ONE[:12] in lost.ended
-        assert OTHER[:12] in lost.ended
-
-    play(run)
+    both = [
+        start(stage, name, FILES._replace(identity=identity))
+        for name, identity in (("w1", ONE), ("w2", OTHER))
+    ]
+    await until(lambda: [one.ended for one in both].count(None) < 2, 60.0)
+    await asyncio.sleep(60.0)
+    [left] = [one for one in both if one.ended is None]
+    [card] = await cards(stage)
+    assert card.identity == {"w1": ONE, "w2": OTHER}[left.actor.name]
+    assert await live(stage) == [left.actor.name]
+    [lost] = [one for one in both if one.ended is not None]
+    assert lost.ended is not None
+    assert ONE[:12] in lost.ended
+    assert OTHER[:12] in lost.ended
 
 
-def test_a_lost_card_is_no_way_into_a_pool() -> None:
+@staged
+async def test_a_lost_card_is_no_way_into_a_pool(stage: Stage) -> None:
     """The table of cards was lost while workers serve: whoever starts then waits for what they write again."""
-
-    async def run(stage: Stage) -> None:
-        await joined(start(stage, "w1", FILES._replace(identity=ONE)))
-        stage.fleet.store.cards.replace()
-        reason = await refused(start(stage, "w2", FILES._replace(identity=OTHER)))
-        assert ONE[:12] in reason
-        [card] = await cards(stage)
-        assert card.identity == ONE
-
-    play(run)
+    await joined(start(stage, "w1", FILES._replace(identity=ONE)))
+    stage.fleet.store.cards.replace()
+    reason = await refused(start(stage, "w2", FILES._replace(identity=OTHER)))
+    assert ONE[:12] in reason
+    [card] = await cards(stage)
+    assert card.identity == ONE
 
 
 def test_a_block_size_other_than_the_running_pools_is_refused_before_a_model_is_loaded() -> None:

@@ -17,7 +17,7 @@ from headwater.engines.sim.defaults import StepTime
 from headwater.engines.sim.engine import SimEngine, SimSettings
 from headwater.schemas.hashing import pack_tokens
 from headwater.schemas.messages.inference import Cancel, GenerateRequest, Leg, Sampling
-from tests.support.worlds.virtual import Stage, play, until
+from tests.support.worlds.virtual import Stage, staged, until
 
 QUIET = (1, 0)
 """An engine that has room: one more runs, nothing waits."""
@@ -256,85 +256,76 @@ class Measuring:
 
 
 @pytest.mark.parametrize(("rate", "leg"), [(3.0, ""), (9.0, ""), (3.0, "prefill")])
-def test_the_step_time_of_a_simulated_engine_is_recovered(rate: float, leg: Leg) -> None:
+@staged
+async def test_the_step_time_of_a_simulated_engine_is_recovered(stage: Stage, rate: float, leg: Leg) -> None:
     """Its prefill polynomial, from what is reported beside requests that generate, within 10 %."""
     model = StepTime()
-
-    async def run(stage: Stage) -> None:
-        measuring = Measuring(stage, SimSettings(step_time=model))
-        await measuring.engine.start()
-        draw = random.Random(7)
-        clock = measuring.intake._ports.clock
-        for number in range(300):
-            # Some prompts share a beginning, which is cached from the second on.
-            shared = [draw.randint(0, 3)] * (512 * draw.randint(0, 2))
-            own = [1_000 + number] * draw.randint(50, 5_000)
-            await measuring.give(f"r{number}", shared + own, draw.randint(1, 60), leg)
-            await clock.sleep(draw.expovariate(rate))
-            measuring.take()
-            await measuring.cancel(*measuring.told[-1].finished)
-        await until(lambda: not measuring.intake.inflight)
-        await clock.sleep(1.0)
+    measuring = Measuring(stage, SimSettings(step_time=model))
+    await measuring.engine.start()
+    draw = random.Random(7)
+    clock = measuring.intake._ports.clock
+    for number in range(300):
+        # Some prompts share a beginning, which is cached from the second on.
+        shared = [draw.randint(0, 3)] * (512 * draw.randint(0, 2))
+        own = [1_000 + number] * draw.randint(50, 5_000)
+        await measuring.give(f"r{number}", shared + own, draw.randint(1, 60), leg)
+        await clock.sleep(draw.expovariate(rate))
         measuring.take()
-        told = measuring.told
-        assert sum(len(one.prefilled) for one in told) == sum(len(one.cached) for one in told) == 300
-        assert any(cached >= 512 for one in told for cached in one.cached)
-        assert len(measuring.samples) > 100
-        tokens, us = np.array(measuring.samples, np.float64).T
-        fitted = np.polynomial.Polynomial.fit(tokens, us / 1000, 2).convert()
-        for x in (200, 1_000, 3_000, 5_000):
-            wanted_ms = model.seconds(x, 0.05, True) * 1000
-            assert fitted(x) == pytest.approx(wanted_ms, rel=0.1), f"{x} prompt tokens"
-        await measuring.engine.stop()
+        await measuring.cancel(*measuring.told[-1].finished)
+    await until(lambda: not measuring.intake.inflight)
+    await clock.sleep(1.0)
+    measuring.take()
+    told = measuring.told
+    assert sum(len(one.prefilled) for one in told) == sum(len(one.cached) for one in told) == 300
+    assert any(cached >= 512 for one in told for cached in one.cached)
+    assert len(measuring.samples) > 100
+    tokens, us = np.array(measuring.samples, np.float64).T
+    fitted = np.polynomial.Polynomial.fit(tokens, us / 1000, 2).convert()
+    for x in (200, 1_000, 3_000, 5_000):
+        wanted_ms = model.seconds(x, 0.05, True) * 1000
+        assert fitted(x) == pytest.approx(wanted_ms, rel=0.1), f"{x} prompt tokens"
+    await measuring.engine.stop()
 
-    play(run)
 
-
-def test_the_time_between_tokens_of_a_simulated_engine_is_recovered() -> None:
+@staged
+async def test_the_time_between_tokens_of_a_simulated_engine_is_recovered(stage: Stage) -> None:
     """Few requests, next to no cache in use: the constant of a decode step."""
-
-    async def run(stage: Stage) -> None:
-        measuring = Measuring(stage, SimSettings())
-        await measuring.engine.start()
-        for name in ("a", "b"):
-            await measuring.give(name, [1] * 32, 400)
-        clock = measuring.intake._ports.clock
-        await clock.sleep(0.5)
+    measuring = Measuring(stage, SimSettings())
+    await measuring.engine.start()
+    for name in ("a", "b"):
+        await measuring.give(name, [1] * 32, 400)
+    clock = measuring.intake._ports.clock
+    await clock.sleep(0.5)
+    measuring.take()
+    steps = []
+    for _ in range(8):
+        await clock.sleep(0.1137)
         measuring.take()
-        steps = []
-        for _ in range(8):
-            await clock.sleep(0.1137)
-            measuring.take()
-            steps.append(measuring.told[-1].step_us)
-        assert steps == pytest.approx([5_900] * 8, rel=0.05)
-        await measuring.engine.stop()
-
-    play(run)
+        steps.append(measuring.told[-1].step_us)
+    assert steps == pytest.approx([5_900] * 8, rel=0.05)
+    await measuring.engine.stop()
 
 
-def test_a_cancelled_prompt_is_no_sample() -> None:
+@staged
+async def test_a_cancelled_prompt_is_no_sample(stage: Stage) -> None:
     """Neither it nor what was computed beside it."""
-
-    async def run(stage: Stage) -> None:
-        measuring = Measuring(stage, SimSettings())
-        await measuring.engine.start()
-        clock = measuring.intake._ports.clock
-        await measuring.give("a", [1] * 30_000, 4)
-        await measuring.give("b", [2] * 8_000, 4)
-        await clock.sleep(0.4)
-        await measuring.cancel("a")
-        await until(lambda: not measuring.intake.inflight)
-        await clock.sleep(0.1)
-        await measuring.give("c", [3] * 1_000, 4)
-        await until(lambda: not measuring.intake.inflight)
-        await clock.sleep(0.1)
-        measuring.take()
-        assert [tokens for tokens, _ in measuring.samples] == [1_000]
-        # Answers of b and c, each as long as it may be; a cancelled one tells nothing.
-        assert [answer for told in measuring.told for answer in told.outputs] == [(4, 4), (4, 4)]
-        await measuring.engine.stop()
-
-    play(run)
+    measuring = Measuring(stage, SimSettings())
+    await measuring.engine.start()
+    clock = measuring.intake._ports.clock
+    await measuring.give("a", [1] * 30_000, 4)
+    await measuring.give("b", [2] * 8_000, 4)
+    await clock.sleep(0.4)
+    await measuring.cancel("a")
+    await until(lambda: not measuring.intake.inflight)
+    await clock.sleep(0.1)
+    await measuring.give("c", [3] * 1_000, 4)
+    await until(lambda: not measuring.intake.inflight)
+    await clock.sleep(0.1)
+    measuring.take()
+    assert [tokens for tokens, _ in measuring.samples] == [1_000]
+    # Answers of b and c, each as long as it may be; a cancelled one tells nothing.
+    assert [answer for told in measuring.told for answer in told.outputs] == [(4, 4), (4, 4)]
+    await measuring.engine.stop()
 
 
 def test_prompts_with_images_to_encode_are_measured_apart() -> None:

@@ -21,7 +21,7 @@ from headwater.schemas.events.route import Decision
 from headwater.schemas.messages.file_generation import ImageRequest
 from tests.support.data.pictures import PictureEngine, picture, preview
 from tests.support.data.vectors import Edge, answer_of
-from tests.support.worlds.virtual import Stage, events_of, play, until
+from tests.support.worlds.virtual import Stage, events_of, staged, until
 
 PATH = "/v1/images/generations"
 BODY: dict[str, Any] = {"model": MODEL, "prompt": "a spring in the hills", "seed": 7}
@@ -71,203 +71,176 @@ def images_of(document: Any) -> list[bytes]:
     return [base64.b64decode(entry["b64_json"]) for entry in document["data"]]
 
 
-def test_images_are_fetched_in_pieces_and_in_order() -> None:
+@staged
+async def test_images_are_fetched_in_pieces_and_in_order(stage: Stage) -> None:
     """Each with its own seed; the worker keeps nothing; the log has one decision and one end."""
-
-    async def work(stage: Stage) -> None:
-        edge, engines = await fleet(stage, "w1")
-        status, document = await edge.ask(PATH, BODY | {"n": 3, "size": "128x64", "output_format": "webp"})
-        assert status == 200, document
-        wanted = msgspec.structs.replace(WANTED, width=128, format="webp")
-        assert images_of(document) == [picture(wanted, number) for number in range(3)]
-        assert len(set(images_of(document))) == 3
-        assert (document["size"], document["output_format"], document["seed"]) == ("128x64", "webp", 7)
-        [asked] = engines["w1"].asked
-        assert (asked.count, asked.first, asked.steps, asked.previews) == (3, 0, 4, 0)
-        await until(lambda: not len(stage.workers["w1"].inflight))
-        [decision] = events_of(await stage.records(), Decision)
-        assert decision.constraints.needs == ("image_generation",)
-        [accepted] = await ends(stage, RequestAccepted)
-        assert (accepted.endpoint, accepted.choices, accepted.stream) == ("images", 3, False)
-        [ended] = await ends(stage)
-        assert (ended.request, ended.reason) == (accepted.request, "stop")
-
-    play(work)
+    edge, engines = await fleet(stage, "w1")
+    status, document = await edge.ask(PATH, BODY | {"n": 3, "size": "128x64", "output_format": "webp"})
+    assert status == 200, document
+    wanted = msgspec.structs.replace(WANTED, width=128, format="webp")
+    assert images_of(document) == [picture(wanted, number) for number in range(3)]
+    assert len(set(images_of(document))) == 3
+    assert (document["size"], document["output_format"], document["seed"]) == ("128x64", "webp", 7)
+    [asked] = engines["w1"].asked
+    assert (asked.count, asked.first, asked.steps, asked.previews) == (3, 0, 4, 0)
+    await until(lambda: not len(stage.workers["w1"].inflight))
+    [decision] = events_of(await stage.records(), Decision)
+    assert decision.constraints.needs == ("image_generation",)
+    [accepted] = await ends(stage, RequestAccepted)
+    assert (accepted.endpoint, accepted.choices, accepted.stream) == ("images", 3, False)
+    [ended] = await ends(stage)
+    assert (ended.request, ended.reason) == (accepted.request, "stop")
 
 
-def test_a_request_counts_as_load_until_its_files_are_fetched() -> None:
+@staged
+async def test_a_request_counts_as_load_until_its_files_are_fetched(stage: Stage) -> None:
     """For the router."""
-
-    async def work(stage: Stage) -> None:
-        edge, engines = await fleet(stage, "w1")
-        connection = edge.send(PATH, BODY)
-        await until(lambda: engines["w1"].asked)
-        loads = stage.routers["r1"].state.loads.workers["w1"]
-        await until(lambda: list(loads.requests) == [engines["w1"].asked[0].request])
-        assert (await answer_of(connection))[0] == 200
-        await until(lambda: not stage.routers["r1"].state.loads.workers["w1"].requests)
-
-    play(work)
+    edge, engines = await fleet(stage, "w1")
+    connection = edge.send(PATH, BODY)
+    await until(lambda: engines["w1"].asked)
+    loads = stage.routers["r1"].state.loads.workers["w1"]
+    await until(lambda: list(loads.requests) == [engines["w1"].asked[0].request])
+    assert (await answer_of(connection))[0] == 200
+    await until(lambda: not stage.routers["r1"].state.loads.workers["w1"].requests)
 
 
-def test_a_stream_has_previews_and_steps_and_then_the_image() -> None:
+@staged
+async def test_a_stream_has_previews_and_steps_and_then_the_image(stage: Stage) -> None:
     """Progress only for those who ask for it; the last event is the image."""
-
-    async def work(stage: Stage) -> None:
-        edge, _ = await fleet(stage, "w1")
-        body = BODY | {"stream": True, "partial_images": 2}
-        found = await events(edge.send(PATH, body | {"progress": True}))
-        kinds = [event["type"].removeprefix("image_generation.") for event in found]
-        assert kinds[-1] == "completed"
-        assert kinds.count("completed") == 1
-        shown = [event for event in found if event["type"].endswith("partial_image")]
-        assert [event["partial_image_index"] for event in shown] == [0, 1]
-        assert [base64.b64decode(event["b64_json"]) for event in shown] == [preview(0, 1), preview(0, 2)]
-        steps = [event["step"] for event in found if event["type"].endswith("progress")]
-        assert steps == sorted(steps)
-        assert {1, 2, 3, 4} <= set(steps)
-        assert base64.b64decode(found[-1]["b64_json"]) == picture(WANTED, 0)
-        assert found[-1]["usage"]["input_tokens"] > 0
-        plain = await events(edge.send(PATH, body))
-        assert [event["type"].removeprefix("image_generation.") for event in plain] == [
-            "partial_image",
-            "partial_image",
-            "completed",
-        ]
-
-    play(work)
+    edge, _ = await fleet(stage, "w1")
+    body = BODY | {"stream": True, "partial_images": 2}
+    found = await events(edge.send(PATH, body | {"progress": True}))
+    kinds = [event["type"].removeprefix("image_generation.") for event in found]
+    assert kinds[-1] == "completed"
+    assert kinds.count("completed") == 1
+    shown = [event for event in found if event["type"].endswith("partial_image")]
+    assert [event["partial_image_index"] for event in shown] == [0, 1]
+    assert [base64.b64decode(event["b64_json"]) for event in shown] == [preview(0, 1), preview(0, 2)]
+    steps = [event["step"] for event in found if event["type"].endswith("progress")]
+    assert steps == sorted(steps)
+    assert {1, 2, 3, 4} <= set(steps)
+    assert base64.b64decode(found[-1]["b64_json"]) == picture(WANTED, 0)
+    assert found[-1]["usage"]["input_tokens"] > 0
+    plain = await events(edge.send(PATH, body))
+    assert [event["type"].removeprefix("image_generation.") for event in plain] == [
+        "partial_image",
+        "partial_image",
+        "completed",
+    ]
 
 
-def test_a_worker_that_is_killed_is_replaced_and_no_image_comes_twice() -> None:
+@staged
+async def test_a_worker_that_is_killed_is_replaced_and_no_image_comes_twice(stage: Stage) -> None:
     """The other generates only what is missing, from the same noise: the answer is the one without a failure."""
-
-    async def work(stage: Stage) -> None:
-        edge, engines = await fleet(stage, "w1", "w2")
-        body = {key: value for key, value in BODY.items() if key != "seed"} | {"n": 3}
-        connection = edge.send(PATH, body)
-        await until(lambda: any(engine.asked for engine in engines.values()))
-        first, other = sorted(engines, key=lambda name: not engines[name].asked)
-        # In the middle of the second image.
-        await asyncio.sleep(3.2)
-        await stage.kill(first)
-        status, document = await answer_of(connection)
-        assert status == 200, document
-        wanted = msgspec.structs.replace(WANTED, seed=engines[first].asked[0].seed)
-        assert images_of(document) == [picture(wanted, number) for number in range(3)]
-        assert [(one.first, one.seed) for one in engines[other].asked] == [(1, wanted.seed)]
-        [ended] = await ends(stage)
-        assert (ended.reason, ended.migrations) == ("stop", 1)
-
-    play(work)
+    edge, engines = await fleet(stage, "w1", "w2")
+    body = {key: value for key, value in BODY.items() if key != "seed"} | {"n": 3}
+    connection = edge.send(PATH, body)
+    await until(lambda: any(engine.asked for engine in engines.values()))
+    first, other = sorted(engines, key=lambda name: not engines[name].asked)
+    # In the middle of the second image.
+    await asyncio.sleep(3.2)
+    await stage.kill(first)
+    status, document = await answer_of(connection)
+    assert status == 200, document
+    wanted = msgspec.structs.replace(WANTED, seed=engines[first].asked[0].seed)
+    assert images_of(document) == [picture(wanted, number) for number in range(3)]
+    assert [(one.first, one.seed) for one in engines[other].asked] == [(1, wanted.seed)]
+    [ended] = await ends(stage)
+    assert (ended.reason, ended.migrations) == ("stop", 1)
 
 
-def test_a_stream_whose_worker_is_killed_shows_no_preview_twice() -> None:
+@staged
+async def test_a_stream_whose_worker_is_killed_shows_no_preview_twice(stage: Stage) -> None:
     """It goes on where it was."""
-
-    async def work(stage: Stage) -> None:
-        edge, engines = await fleet(stage, "w1", "w2")
-        connection = edge.send(PATH, BODY | {"stream": True, "partial_images": 2})
-        await until(lambda: any(engine.asked for engine in engines.values()))
-        first, other = sorted(engines, key=lambda name: not engines[name].asked)
-        await asyncio.sleep(1.8)
-        await stage.kill(first)
-        found = await events(connection)
-        assert [event.get("partial_image_index") for event in found] == [0, 1, None]
-        assert base64.b64decode(found[-1]["b64_json"]) == picture(WANTED, 0)
-        assert engines[other].asked
-
-    play(work)
+    edge, engines = await fleet(stage, "w1", "w2")
+    connection = edge.send(PATH, BODY | {"stream": True, "partial_images": 2})
+    await until(lambda: any(engine.asked for engine in engines.values()))
+    first, other = sorted(engines, key=lambda name: not engines[name].asked)
+    await asyncio.sleep(1.8)
+    await stage.kill(first)
+    found = await events(connection)
+    assert [event.get("partial_image_index") for event in found] == [0, 1, None]
+    assert base64.b64decode(found[-1]["b64_json"]) == picture(WANTED, 0)
+    assert engines[other].asked
 
 
-def test_a_request_that_ends_two_workers_is_not_tried_on_a_third() -> None:
+@staged
+async def test_a_request_that_ends_two_workers_is_not_tried_on_a_third(stage: Stage) -> None:
     """One clear error, and one end in the log."""
-
-    async def work(stage: Stage) -> None:
-        edge, engines = await fleet(stage, "w1", "w2", "w3")
-        connection = edge.send(PATH, BODY)
-        for number in (1, 2):
-            await until(partial(_asked, engines, number))
-            busy = next(name for name in engines if engines[name].asked and stage.fleet.processes[name].alive)
-            await stage.kill(busy)
-        status, document = await answer_of(connection)
-        assert (status, document["error"]["code"]) == (502, "request_ended_workers")
-        assert sum(len(engine.asked) for engine in engines.values()) == 2
-        [ended] = await ends(stage)
-        assert ended.reason == "error"
-
-    play(work)
+    edge, engines = await fleet(stage, "w1", "w2", "w3")
+    connection = edge.send(PATH, BODY)
+    for number in (1, 2):
+        await until(partial(_asked, engines, number))
+        busy = next(name for name in engines if engines[name].asked and stage.fleet.processes[name].alive)
+        await stage.kill(busy)
+    status, document = await answer_of(connection)
+    assert (status, document["error"]["code"]) == (502, "request_ended_workers")
+    assert sum(len(engine.asked) for engine in engines.values()) == 2
+    [ended] = await ends(stage)
+    assert ended.reason == "error"
 
 
-def test_a_stream_that_has_begun_ends_with_an_error_event() -> None:
+@staged
+async def test_a_stream_that_has_begun_ends_with_an_error_event(stage: Stage) -> None:
     """And one that has not is an error of its own."""
-
-    async def work(stage: Stage) -> None:
-        edge, engines = await fleet(stage, "w1")
-        body = BODY | {"stream": True, "partial_images": 1}
-        connection = edge.send(PATH, body)
-        await until(lambda: engines["w1"].asked)
-        await asyncio.sleep(0.9)
-        await stage.kill("w1")
-        found = await events(connection)
-        assert [event["type"] for event in found] == ["image_generation.partial_image", "error"]
-        assert found[-1]["error"]["code"] == "overloaded"
-        status, document = await edge.ask(PATH, body)
-        assert (status, document["error"]["code"]) == (503, "overloaded")
-
-    play(work)
+    edge, engines = await fleet(stage, "w1")
+    body = BODY | {"stream": True, "partial_images": 1}
+    connection = edge.send(PATH, body)
+    await until(lambda: engines["w1"].asked)
+    await asyncio.sleep(0.9)
+    await stage.kill("w1")
+    found = await events(connection)
+    assert [event["type"] for event in found] == ["image_generation.partial_image", "error"]
+    assert found[-1]["error"]["code"] == "overloaded"
+    status, document = await edge.ask(PATH, body)
+    assert (status, document["error"]["code"]) == (503, "overloaded")
 
 
-def test_an_engine_that_fails_or_gives_too_little_costs_a_try() -> None:
+@staged
+async def test_an_engine_that_fails_or_gives_too_little_costs_a_try(stage: Stage) -> None:
     """The other worker answers."""
-
-    async def work(stage: Stage) -> None:
-        edge, engines = await fleet(stage, "w1", "w2")
-        engines["w1"].failure = EngineError("out of memory")
-        for _ in range(6):
-            assert (await edge.ask(PATH, BODY))[0] == 200
-        assert engines["w1"].asked, "it was never tried: the test shows nothing"
-        engines["w1"].failure, engines["w1"].too_few = None, 1
-        engines["w1"].asked.clear()
-        for _ in range(6):
-            _, document = await edge.ask(PATH, BODY)
-            assert images_of(document) == [picture(WANTED, 0)]
-        assert engines["w1"].asked, "it was never tried: the test shows nothing"
-
-    play(work)
+    edge, engines = await fleet(stage, "w1", "w2")
+    engines["w1"].failure = EngineError("out of memory")
+    for _ in range(6):
+        assert (await edge.ask(PATH, BODY))[0] == 200
+    assert engines["w1"].asked, "it was never tried: the test shows nothing"
+    engines["w1"].failure, engines["w1"].too_few = None, 1
+    engines["w1"].asked.clear()
+    for _ in range(6):
+        _, document = await edge.ask(PATH, BODY)
+        assert images_of(document) == [picture(WANTED, 0)]
+    assert engines["w1"].asked, "it was never tried: the test shows nothing"
 
 
-def test_what_no_engine_would_do_is_refused_at_once() -> None:
+@staged
+async def test_what_no_engine_would_do_is_refused_at_once(stage: Stage) -> None:
     """With the engine's reason and the field."""
-
-    async def work(stage: Stage) -> None:
-        edge, engines = await fleet(stage, "w1", "w2")
-        for engine in engines.values():
-            engine.failure = RequestRejected("this model takes no negative prompt", param="negative_prompt")
-        status, document = await edge.ask(PATH, BODY | {"negative_prompt": "fog"})
-        assert (status, document["error"]["param"]) == (400, "negative_prompt")
-        assert sum(len(engine.asked) for engine in engines.values()) == 1
-
-    play(work)
+    edge, engines = await fleet(stage, "w1", "w2")
+    for engine in engines.values():
+        engine.failure = RequestRejected("this model takes no negative prompt", param="negative_prompt")
+    status, document = await edge.ask(PATH, BODY | {"negative_prompt": "fog"})
+    assert (status, document["error"]["param"]) == (400, "negative_prompt")
+    assert sum(len(engine.asked) for engine in engines.values()) == 1
 
 
-def test_a_client_that_hangs_up_ends_the_work() -> None:
+@staged
+async def test_a_client_that_hangs_up_ends_the_work(stage: Stage) -> None:
     """The engine stops at its next step, and the log has the end."""
-
-    async def work(stage: Stage) -> None:
-        edge, engines = await fleet(stage, "w1")
-        connection = edge.send(PATH, BODY | {"steps": 100})
-        await until(lambda: engines["w1"].asked)
-        await asyncio.sleep(2.0)
-        connection.hang_up()
-        await until(lambda: engines["w1"].cancelled, within_s=1.0)
-        await until(lambda: not len(stage.workers["w1"].inflight), within_s=1.0)
-        [ended] = await ends(stage)
-        assert ended.reason == "cancelled"
-
-    play(work)
+    edge, engines = await fleet(stage, "w1")
+    connection = edge.send(PATH, BODY | {"steps": 100})
+    await until(lambda: engines["w1"].asked)
+    await asyncio.sleep(2.0)
+    connection.hang_up()
+    await until(lambda: engines["w1"].cancelled, within_s=1.0)
+    await until(lambda: not len(stage.workers["w1"].inflight), within_s=1.0)
+    [ended] = await ends(stage)
+    assert ended.reason == "cancelled"
 
 
-def test_an_image_that_takes_longer_than_a_worker_waits_for_its_edge(monkeypatch: pytest.MonkeyPatch) -> None:
+@staged
+async def test_an_image_that_takes_longer_than_a_worker_waits_for_its_edge(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The edge asks about it all the while, about twice per step: a reply comes when there is something new."""
     replies = []
     reply = FileJobs._reply_when_changed
@@ -277,70 +250,59 @@ def test_an_image_that_takes_longer_than_a_worker_waits_for_its_edge(monkeypatch
         await reply(jobs, *arguments)
 
     monkeypatch.setattr(FileJobs, "_reply_when_changed", counted)
-
-    async def work(stage: Stage) -> None:
-        edge, _ = await fleet(stage, "w1")
-        status, document = await edge.ask(PATH, BODY | {"steps": 100})
-        assert (status, images_of(document)) == (200, [picture(WANTED, 0)])
-        assert 100 * PictureEngine.step_s > ABANDONED_S + 2 * EXPIRY_PERIOD_S
-        assert 50 < len(replies) < 250
-
-    play(work)
+    edge, _ = await fleet(stage, "w1")
+    status, document = await edge.ask(PATH, BODY | {"steps": 100})
+    assert (status, images_of(document)) == (200, [picture(WANTED, 0)])
+    assert 100 * PictureEngine.step_s > ABANDONED_S + 2 * EXPIRY_PERIOD_S
+    assert 50 < len(replies) < 250
 
 
-def test_what_a_worker_computed_before_it_died_is_no_part_of_the_search_for_another() -> None:
+@staged
+async def test_what_a_worker_computed_before_it_died_is_no_part_of_the_search_for_another(
+    stage: Stage,
+) -> None:
     """The only one is killed after longer than a search takes, and is there again soon."""
-
-    async def work(stage: Stage) -> None:
-        edge, engines = await fleet(stage, "w1")
-        connection = edge.send(PATH, BODY | {"steps": 40})
-        await until(lambda: engines["w1"].asked)
-        await asyncio.sleep(PLACE_S_MAX + 5.0)
-        await stage.kill("w1")
-        # The edge has noticed by then, and searches.
-        await asyncio.sleep(8.0)
-        await stage.engine("w1", PictureEngine)
-        status, document = await answer_of(connection)
-        assert (status, images_of(document)) == (200, [picture(WANTED, 0)])
-
-    play(work)
+    edge, engines = await fleet(stage, "w1")
+    connection = edge.send(PATH, BODY | {"steps": 40})
+    await until(lambda: engines["w1"].asked)
+    await asyncio.sleep(PLACE_S_MAX + 5.0)
+    await stage.kill("w1")
+    # The edge has noticed by then, and searches.
+    await asyncio.sleep(8.0)
+    await stage.engine("w1", PictureEngine)
+    status, document = await answer_of(connection)
+    assert (status, images_of(document)) == (200, [picture(WANTED, 0)])
 
 
-def test_an_edge_that_dies_leaves_nothing_behind_at_the_worker() -> None:
+@staged
+async def test_an_edge_that_dies_leaves_nothing_behind_at_the_worker(stage: Stage) -> None:
     """Nobody waits for the images any more: they are aborted, long before a job that any edge may follow would be."""
-
-    async def work(stage: Stage) -> None:
-        edge, engines = await fleet(stage, "w1")
-        edge.send(PATH, BODY | {"steps": 100})
-        await until(lambda: engines["w1"].asked)
-        await asyncio.sleep(1.0)
-        await stage.kill("e1")
-        took_s = await until(lambda: engines["w1"].cancelled, within_s=60.0)
-        assert GONE_S <= took_s <= GONE_S + 3 * CHECK_PERIOD_S < ABANDONED_S
-        assert not len(stage.workers["w1"].inflight)
-
-    play(work)
+    edge, engines = await fleet(stage, "w1")
+    edge.send(PATH, BODY | {"steps": 100})
+    await until(lambda: engines["w1"].asked)
+    await asyncio.sleep(1.0)
+    await stage.kill("e1")
+    took_s = await until(lambda: engines["w1"].cancelled, within_s=60.0)
+    assert GONE_S <= took_s <= GONE_S + 3 * CHECK_PERIOD_S < ABANDONED_S
+    assert not len(stage.workers["w1"].inflight)
 
 
-def test_a_worker_that_drains_finishes_its_images_and_one_out_of_time_gives_up() -> None:
+@staged
+async def test_a_worker_that_drains_finishes_its_images_and_one_out_of_time_gives_up(stage: Stage) -> None:
     """The files are fetched before it ends; the client of the other is told to come back."""
-
-    async def work(stage: Stage) -> None:
-        edge, engines = await fleet(stage, "w1", "w2")
-        quick = edge.send(PATH, BODY | {"steps": 1})
-        await until(lambda: any(engine.asked for engine in engines.values()))
-        first = next(name for name in engines if engines[name].asked)
-        stage.workers[first].stop()
-        status, document = await answer_of(quick)
-        assert (status, images_of(document)) == (200, [picture(WANTED, 0)])
-        other = next(name for name in engines if not engines[name].asked)
-        slow = edge.send(PATH, BODY | {"steps": 100})
-        await until(lambda: engines[other].asked)
-        stage.workers[other].stop()
-        status, document = await answer_of(slow)
-        assert (status, document["error"]["code"]) == (503, "overloaded")
-        assert engines[other].cancelled
-        routed = await ends(stage, RequestRouted)
-        assert [one.worker for one in routed[:2]] == [first, other]
-
-    play(work)
+    edge, engines = await fleet(stage, "w1", "w2")
+    quick = edge.send(PATH, BODY | {"steps": 1})
+    await until(lambda: any(engine.asked for engine in engines.values()))
+    first = next(name for name in engines if engines[name].asked)
+    stage.workers[first].stop()
+    status, document = await answer_of(quick)
+    assert (status, images_of(document)) == (200, [picture(WANTED, 0)])
+    other = next(name for name in engines if not engines[name].asked)
+    slow = edge.send(PATH, BODY | {"steps": 100})
+    await until(lambda: engines[other].asked)
+    stage.workers[other].stop()
+    status, document = await answer_of(slow)
+    assert (status, document["error"]["code"]) == (503, "overloaded")
+    assert engines[other].cancelled
+    routed = await ends(stage, RequestRouted)
+    assert [one.worker for one in routed[:2]] == [first, other]

@@ -2,12 +2,22 @@
 
 import random
 
+import msgspec
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.router.decision.cost import WorkEstimate, aggregated, cost_weights
-from headwater.router.decision.decide import DecisionContext, decide, prompt_of
+from headwater.router.decision.decide import (
+    NO_WORKER_RETRY_S,
+    DecisionContext,
+    decide,
+    find_lowest,
+    prompt_of,
+    recompute,
+    with_policy,
+)
 from headwater.router.fold.state import RouterState
 from headwater.schemas.events.fleet import LoadReported, WorkerDraining
 from headwater.schemas.events.kv import BlocksStored, KvGap
@@ -219,3 +229,51 @@ def test_the_chosen_worker_has_the_least_score_of_all_candidates(
         assert one.score == aggregated(cost_weights(decision.weights), work)
     best = min(one.score for one in decision.candidates)
     assert best == next(one.score for one in decision.candidates if one.worker == decision.worker)
+
+
+GOLD = [("gold", "", True, False), ("silver", "no_worker_of_tier", True, True), ("silver", "", False, False)]
+"""A tier, the code of the refusal, whether the query may wait, and whether it need not be sent again."""
+
+
+@pytest.mark.parametrize(("tier", "code", "waits", "final"), GOLD)
+def test_only_a_tier_that_no_worker_has_is_refused_for_good(
+    tier: str, code: str, waits: bool, final: bool
+) -> None:
+    """A draining worker has its tier all the same, and a query that does not wait is asked again by its edge."""
+    state = fold([record(1, msgspec.structs.replace(joined("w1"), tier="gold"), writer="w1")])
+    state.apply(record(2, WorkerDraining("w1", 1), writer="w1"))
+    refused = ask(state, asked(tier=tier, waits=waits))
+    assert isinstance(refused, RouteRefused)
+    assert (refused.code, refused.final) == (code, final)
+    assert refused.retry_after_s == NO_WORKER_RETRY_S
+
+
+def test_the_record_has_what_the_router_knew_besides_the_fleet() -> None:
+    """That its state was stale, how long the query waited, and the temperature that was used."""
+    state = fleet("w1", "w2")
+    standing = DecisionContext(7, state.position, 3, 11, Weights(), True, temperature=0.5, waited_ms=250)
+    found = {}
+    for temperature in (-1.0, 0.0, 0.25):
+        wanted = asked(temperature=temperature)
+        decision = decide(state.index, state.loads, state.cold, prompt_of(wanted), wanted, standing)
+        assert isinstance(decision, Decision)
+        assert (decision.number, decision.seen, decision.wall_ns) == (7, 3, 11)
+        assert (decision.degraded, decision.waited_ms) == (True, 250)
+        assert recompute(state.index, state.loads, state.cold, decision) == decision
+        found[temperature] = decision.preferences.temperature
+    assert found == {-1.0: 0.5, 0.0: 0.0, 0.25: 0.25}
+
+
+def test_a_record_is_compared_with_a_policy_without_a_draw() -> None:
+    decision = ask(fleet("w1", "w2"), asked(temperature=0.7, session="s"))
+    assert isinstance(decision, Decision)
+    other = with_policy(decision, "round_robin")
+    assert (other.preferences.policy, other.preferences.temperature) == ("round_robin", 0.0)
+    assert other.preferences.session == decision.preferences.session == "s"
+    assert other.request == decision.request
+
+
+@given(st.lists(st.integers(0, 5), max_size=12), st.integers(1, 14))
+def test_the_lowest_are_found_and_of_equal_ones_the_first(values: list[int], count: int) -> None:
+    in_order = sorted(range(len(values)), key=lambda at: (values[at], at))
+    assert sorted(find_lowest(np.array(values, float), count)) == sorted(in_order[:count])

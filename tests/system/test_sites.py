@@ -69,6 +69,8 @@ async def write_log(
     """Events as a fleet at the site would write them, appended as its operator: there, or elsewhere."""
     async with ports_of(where or sites.there, "operator", "test", streams=SMALL) as ports:
         log: Any = await ports.pool_log(POOL)
+        # A promotion has written a message of its own: what follows is decided behind it.
+        made_up.state.position = (await log.bounds()).last
         await write(log._client, made_up, events, lambda _: None)
 
 

@@ -69,7 +69,7 @@ async def test_killed_process_is_told_and_ends_its_requests(make_real_engine: Ma
 
 async def test_the_first_cause_of_a_death_is_told(make_real_engine: MakeRealEngine) -> None:
     """An exception in the engine's process, by its name and message: to its requests, and by `check`."""
-    async with started(make_real_engine(processors={"only": ONLY_TOKEN})) as case:
+    async with started(make_real_engine(logits_processors={"only": ONLY_TOKEN})) as case:
         running = case.submit(case.request(case.prompt(1.5), max_tokens=LONG))
         await running.begun()
         fatal = case.submit(case.request(case.prompt(1.5), processors={"only": {"token": -1}}))

@@ -187,6 +187,8 @@ def test_an_engines_processes_log_as_theirs_does(
 ) -> None:
     """Unless the operator has configured them, or this process logs as a program of somebody else's does."""
     monkeypatch.setattr(logs, "is_configured", lambda: own)
+    # Of a process that forks vLLM.
+    monkeypatch.delenv("VLLM_CONFIGURE_LOGGING", raising=False)
     monkeypatch.setenv(vllm_config.LOG_CONFIG, given)
     monkeypatch.setenv("VLLM_LOGGING_LEVEL", "")
     monkeypatch.delenv("VLLM_LOGGING_LEVEL")

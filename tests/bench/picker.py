@@ -25,9 +25,11 @@ import msgspec
 
 from headwater.actors.picker import messages as ext_proc
 from headwater.ops.bench.report import Measure, Report, cpu_seconds, percentile, show
+from headwater.ops.process.sockets import free_port
 from tests.bench.ext_proc_client import Connection, framed
 from tests.gateway.stage import Stage, stage
-from tests.support.processes.restarted import kept_router, until_ready
+from tests.support.processes.fleet import FleetProcess, fleet
+from tests.support.processes.restarted import KeptProcess, kept_picker, kept_router, until_ready
 
 SYSTEMS: Final = 20
 SYSTEM: Final = "You are the assistant of customer {0}, and answer in the words of {0}. " * 16
@@ -127,18 +129,18 @@ async def at_most(
 
 async def picks(folder: Path, pickers: int, rate: float, seconds: float) -> list[Measure]:
     """What pickers and one router do."""
-    async with stage(folder, pickers=pickers) as made, AsyncExitStack() as stack:
+    async with _behind_no_gateway(folder, pickers) as (up, started, ports), AsyncExitStack() as stack:
         connections = []
-        for port in made.ports * CONNECTIONS:
+        for port in ports * CONNECTIONS:
             connections.append(await Connection.open("127.0.0.1", port))
             stack.callback(connections[-1].close)
-        await _began(made.ports)
+        await _began(ports)
         requests = [request(number) for number in range(int(rate * seconds))]
         await at_rate(connections, rate / 4, requests[: int(rate / 4 * WARM_S)])
         processes = {
-            **{f"picker {number}": one.pid for number, one in enumerate(made.pickers)},
-            "router": made.up.pids("router-0")[0],
-            "NATS server": made.up.pids("nats-server")[0],
+            **{f"picker {number}": one.pid for number, one in enumerate(started)},
+            "router": up.pids("router-0")[0],
+            "NATS server": up.pids("nats-server")[0],
             "client": os.getpid(),
         }
         before = {name: cpu_seconds(pid) for name, pid in processes.items()}
@@ -155,6 +157,28 @@ async def picks(folder: Path, pickers: int, rate: float, seconds: float) -> list
         ),
         Measure(f"picks of {STREAMS} clients", most, "picks/s"),
     ]
+
+
+@asynccontextmanager
+async def _behind_no_gateway(
+    folder: Path, pickers: int
+) -> AsyncIterator[tuple[FleetProcess, list[KeptProcess], list[int]]]:
+    """A fleet of two workers with pickers, and the ports of these."""
+    edge, *ports = (free_port(0) for _ in range(1 + pickers))
+    beside = ("--port", str(edge), "--endpoint", f"127.0.0.1:{edge}")
+    async with (
+        fleet(folder, "--engine", "sim", "--workers", "2", *beside) as up,
+        AsyncExitStack() as stack,
+    ):
+        started = [
+            await stack.enter_async_context(
+                kept_picker(folder, up.nats, f"picker-{number}", "--picker-port", str(port))
+            )
+            for number, port in enumerate(ports)
+        ]
+        await until_ready(up.nats, {"picker": pickers})
+        await up.until("the router has both", lambda found: any(one.get("workers") == 2 for one in found))
+        yield up, started, ports
 
 
 async def _began(ports: Sequence[int]) -> None:

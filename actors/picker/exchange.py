@@ -125,7 +125,7 @@ class Exchange:
                 return [Response(request_body=ext_proc.BodyResponse())]
             self._parts = [body.body]
             answer = Response()
-            _tell(answer, answer.request_body, await self._choose(whole=body.end_of_stream))
+            _write_pick(answer, answer.request_body, await self._choose(whole=body.end_of_stream))
             return [answer]
         if self._pick is not None:
             return list(_chunks(body.body, end=body.end_of_stream))
@@ -163,7 +163,7 @@ class Exchange:
 
     async def _picked_by_headers(self, *, whole: bool = True) -> Message:
         answer = Response()
-        _tell(answer, answer.request_headers, await self._choose(whole=whole))
+        _write_pick(answer, answer.request_headers, await self._choose(whole=whole))
         return answer
 
     async def _choose(self, *, whole: bool) -> Pick:
@@ -248,7 +248,7 @@ def status_of(message: Message) -> int:
     return 0
 
 
-def _tell(answer: Message, part: Message, pick: Pick) -> None:
+def _write_pick(answer: Message, part: Message, pick: Pick) -> None:
     """Write a pick into an answer whose `part` is that of the headers or of the body.
 
     In place: a message that is given to another one's constructor is copied, at each level.

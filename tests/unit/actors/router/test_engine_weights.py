@@ -8,6 +8,7 @@ from structlog.testing import capture_logs
 
 from headwater.actors.worker.model_card import Served, publish_card
 from headwater.engines.sim.engine import SimEngine
+from headwater.events import writer
 from headwater.events.ports import Gap
 from headwater.ops.sim.fleet import FILES, MODEL, NAMESPACE, POOL, SETTINGS
 from headwater.schemas import subjects
@@ -85,6 +86,23 @@ async def test_a_command_that_cannot_be_carried_out_changes_nothing(
     assert told.reply.detail.startswith(detail)
     assert stage.routers["r1"].state.loads.engine_weights == {}
     assert events_of(await stage.records(), EnginesWeighted) == []
+
+
+@staged
+async def test_a_log_that_accepts_no_events(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """504 while the event may still be stored, as it is here later; 503 once no more of them can be kept, and then nothing is changed."""
+    await mixed(stage)
+    stage.fleet.store.unavailable += 1
+    late = await weigh(stage, {"sim": 1.0, "other": 0.0})
+    assert late.reply.status == 504
+    assert late.reply.detail == "the log has not stored the weights within 5 s; show them again"
+    monkeypatch.setattr(writer, "PENDING_EVENTS_MAX", 1)
+    refused = await weigh(stage, {"sim": 0.0, "other": 1.0})
+    assert refused.reply.status == 503
+    assert refused.reply.detail == "the log accepts no events at present; nothing was changed"
+    stage.fleet.store.unavailable -= 1
+    await until(lambda: stage.routers["r1"].state.loads.engine_weights == {"sim": 1.0, "other": 0.0})
+    assert len(events_of(await stage.records(), EnginesWeighted)) == 1
 
 
 @staged

@@ -52,6 +52,7 @@ ALONE: dict[str, Object] = {
     "modelDefaults.multinode": {"models": {"a": {"multinode": True}}},
     "workerDefaults.args": {"models": {"a": {"decode": {"args": ["--x"]}}}},
     "workerDefaults.parallelism.tensor": {"models": {"a": {"decode": {"parallelism": {"tensor": 2}}}}},
+    "workerDefaults.parallelism.pipeline": {"models": {"b": {"decode": {"parallelism": {"pipeline": 2}}}}},
     "workerDefaults.parallelism.data": {
         "models": {"a": {"decode": {"parallelism": {"data": 2, "dataLocal": 2}}}}
     },

@@ -22,12 +22,12 @@
 {{/* Fails for combinations that no engine has. */}}
 {{- define "headwater.checkRole" -}}
 {{- $p := .of.parallelism -}}
-{{- $world := mul $p.tensor $p.data | int -}}
+{{- $world := mul $p.tensor $p.pipeline $p.data | int -}}
 {{- $nodes := int $p.workers -}}
 {{- if gt (int .of.replicas) 0 -}}
 {{- if and (gt $nodes 1) (not .model.multinode) }}{{ fail (printf "%s.parallelism.workers: %d nodes need `multinode: true`, and LeaderWorkerSet in the cluster" .at $nodes) }}{{ end -}}
 {{- if and (gt $nodes 1) (eq .role "encode") }}{{ fail (printf "%s.parallelism.workers: an encode worker has one node" .at) }}{{ end -}}
-{{- if ne (mod $world $nodes) 0 }}{{ fail (printf "%s.parallelism: tensor × data = %d devices cannot be divided among %d nodes" .at $world $nodes) }}{{ end -}}
+{{- if ne (mod $world $nodes) 0 }}{{ fail (printf "%s.parallelism: tensor × pipeline × data = %d devices cannot be divided among %d nodes" .at $world $nodes) }}{{ end -}}
 {{- if ne (mul $p.dataLocal $nodes | int) (gt (int $p.data) 1 | ternary (int $p.data) $nodes) }}{{ fail (printf "%s.parallelism: dataLocal must be data / workers, which is %d / %d" .at (int $p.data) $nodes) }}{{ end -}}
 {{- if and (gt $nodes 1) (gt (int $p.data) 1) (ne .model.engine "vllm") }}{{ fail (printf "%s.parallelism.data: data-parallel ranks on several nodes are vLLM's only" .at) }}{{ end -}}
 {{- if and (gt $nodes 1) (eq .model.engine "sglang") (gt (int .model.prefill.replicas) 0) }}{{ fail (printf "%s.parallelism.workers: SGLang's prefill and decode workers have one node each" .at) }}{{ end -}}
@@ -78,7 +78,7 @@
 {{- $device := eq .values.engine "sim" | ternary "" (include "headwater.device" .root) -}}
 {{- if $device -}}
 {{- $p := .of.parallelism -}}
-{{- $count := div (mul $p.tensor $p.data) $p.workers -}}
+{{- $count := div (mul $p.tensor $p.pipeline $p.data) $p.workers -}}
 {{- $_ := set $resources "limits" (merge (dict $device $count) ($resources.limits | default dict)) -}}
 {{- $_ := set $resources "requests" (merge (dict $device $count) ($resources.requests | default dict)) -}}
 {{- end -}}
@@ -117,6 +117,7 @@ The command of a worker, one argument a line. Gets `role`, `of` (its values), `m
 {{- $args = concat $args .of.headwaterArgs -}}
 {{- $native := list -}}
 {{- if gt (int $p.tensor) 1 }}{{ $native = append $native (printf "--%s=%v" ($sglang | ternary "tp-size" "tensor-parallel-size") $p.tensor) }}{{ end -}}
+{{- if gt (int $p.pipeline) 1 }}{{ $native = append $native (printf "--%s=%v" ($sglang | ternary "pp-size" "pipeline-parallel-size") $p.pipeline) }}{{ end -}}
 {{- if gt (int $p.data) 1 }}{{ $native = append $native (printf "--%s=%v" ($sglang | ternary "dp-size" "data-parallel-size") $p.data) }}{{ end -}}
 {{- if .node -}}
 {{- $rank := $follower | ternary "$(LWS_WORKER_INDEX)" "0" -}}

@@ -14,6 +14,7 @@ from docs._manifests.__main__ import KUSTOMIZE, all_files
 from headwater.ops.commands.application import parse
 from headwater.ops.diagnosis.server import MAX_PAYLOAD
 from headwater.schemas.permissions import KINDS
+from tests.deploy.definitions import known
 from tests.deploy.rendered import CHART as CHART_FOLDER
 from tests.deploy.rendered import LAYOUTS, Object, helm, of_kind, pod_templates, template, tool
 from tests.deploy.schemas import NEWEST, OLDEST, check
@@ -24,6 +25,14 @@ def rendered(layout: str) -> list[Object]:
     """The objects of a layout, which no test changes."""
     return template(LAYOUTS[layout])
 
+
+LAYOUTS_OF = {
+    "LeaderWorkerSet": "multinode-vllm",
+    "DisaggregatedSet": "disaggregated-set",
+    "PodMonitor": "monitoring",
+    "PrometheusRule": "monitoring",
+}
+"""A layout with each custom kind."""
 
 every_layout = pytest.mark.parametrize("layout", LAYOUTS)
 
@@ -76,18 +85,37 @@ def test_schemas_accept_it(layout: str, version: str) -> None:
     [
         (("Deployment", "replicas", "two"), "replicas"),
         (("Deployment", "replica", 2), "replica"),
-        (("LeaderWorkerSet", "size", 2), "size"),
         (("StatefulSet", "volumeClaimTemplate", []), "volumeClaimTemplate"),
+        (("LeaderWorkerSet", "size", 2), "size"),
+        (("LeaderWorkerSet", "leaderWorkerTemplate.subGroupPolicies", {}), "subGroupPolicies"),
+        (("LeaderWorkerSet", "leaderWorkerTemplate.restartPolicy", "Never"), "restartPolicy"),
+        (("LeaderWorkerSet", "leaderWorkerTemplate.workerTemplate.spec.hostNetworks", True), "hostNetworks"),
+        (("LeaderWorkerSet", "rolloutStrategy.rollingUpdateConfiguration.maxSurge", 0.5), "maxSurge"),
+        (("DisaggregatedSet", "roles.0.spec.replica", 1), "replica"),
+        (("DisaggregatedSet", "roles.1.name", "decode"), "same name"),
         (("PodMonitor", "podMetricsEndpoints", "metrics"), "podMetricsEndpoints"),
+        (("PodMonitor", "podMetricsEndpoints.0.intervals", "15s"), "intervals"),
+        (("PodMonitor", "podMetricsEndpoints.0.interval", "15 seconds"), "interval"),
+        (("PrometheusRule", "groups.0.rules.0.label", {}), "label"),
     ],
 )
 def test_schemas_refuse_what_is_wrong(broken: tuple[str, str, object], field: str) -> None:
-    kind, name, value = broken
-    layout = {"LeaderWorkerSet": "multinode-vllm", "PodMonitor": "monitoring"}.get(kind, "aggregated")
-    one = msgspec.json.decode(msgspec.json.encode(of_kind(rendered(layout), kind)[0]))
-    one["spec"][name] = value
+    kind, place, value = broken
+    one = msgspec.json.decode(
+        msgspec.json.encode(of_kind(rendered(LAYOUTS_OF.get(kind, "aggregated")), kind)[0])
+    )
+    within = one["spec"]
+    *path, name = place.split(".")
+    for word in path:
+        within = within[int(word) if word.isdigit() else word]
+    within[name] = value
     with pytest.raises(Exception, match=field):
         check([one], NEWEST)
+
+
+def test_every_definition_judges_what_is_rendered() -> None:
+    seen = {(one["apiVersion"], one["kind"]) for layout in LAYOUTS for one in rendered(layout)}
+    assert known().keys() <= seen
 
 
 def test_the_overlays_are_what_helm_renders() -> None:

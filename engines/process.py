@@ -139,24 +139,6 @@ VARIABLE: Final = "HEADWATER_FIRST_FAILURE"
 TEXT_MAX: Final = 1_000
 
 
-class _Keeper(logging.Handler):
-    """Writes the first fatal exception that is logged; later ones are its consequences."""
-
-    def __init__(self, path: str, fatal: Sequence[str]) -> None:
-        super().__init__(logging.ERROR)
-        self._path = path
-        self._fatal = fatal
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """See `logging.Handler`. The exception is the record's, or the one that is handled while it is logged."""
-        error = record.exc_info[1] if record.exc_info else sys.exc_info()[1]
-        if error is None or not any(text in record.getMessage() for text in self._fatal):
-            return
-        # Another process was first, or the folder is gone.
-        with contextlib.suppress(OSError), open(self._path, "x") as file:
-            file.write(f"{type(error).__name__}: {error}"[:TEXT_MAX])
-
-
 def prepare(folder: Path) -> str:
     """The path of the file, which the engine's processes find in their environment."""
     path = os.environ[VARIABLE] = str(folder / "first-failure")
@@ -164,13 +146,33 @@ def prepare(folder: Path) -> str:
 
 
 def keep(logger: str, fatal: Sequence[str]) -> None:
-    """Write the cause of death of one of the engine's processes; called in that process.
+    """Write the cause of death of one of the engine's processes: the first fatal exception that it logs. Called in that process.
 
     `fatal` are parts of what `logger` says, with the exception, before a process ends. Other logged exceptions are answers to calls.
     """
     path = os.environ.get(VARIABLE)
-    if path:
-        logging.getLogger(logger).addHandler(_Keeper(path, fatal))
+    if not path:
+        return
+    make = logging.getLogRecordFactory()
+
+    def made(*arguments: Any, **named: Any) -> logging.LogRecord:
+        record = make(*arguments, **named)
+        if record.levelno >= logging.ERROR and f"{record.name}.".startswith(f"{logger}."):
+            _write_first(path, record, fatal)
+        return record
+
+    # No handler: the process configures its logging later, and that removes them.
+    logging.setLogRecordFactory(made)
+
+
+def _write_first(path: str, record: logging.LogRecord, fatal: Sequence[str]) -> None:
+    """The exception is the record's, or the one that is handled while it is logged."""
+    error = record.exc_info[1] if record.exc_info else sys.exc_info()[1]
+    if error is None or not any(text in record.getMessage() for text in fatal):
+        return
+    # Another process was first, or the folder is gone.
+    with contextlib.suppress(OSError), open(path, "x") as file:
+        file.write(f"{type(error).__name__}: {error}"[:TEXT_MAX])
 
 
 def read(path: str, processes: Iterable[Any]) -> str:

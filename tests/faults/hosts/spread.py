@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import httpx
 import msgspec
@@ -33,12 +33,14 @@ POLL_S: Final = 0.2
 
 SIM_POOL: Final = "sim-b16"
 
-VLLM_MODEL: Final = "tiny"
-VLLM: Final = (
-    *("--engine", "vllm", "--workers", "1", "--served-model-name", VLLM_MODEL),
-    *("--max-model-len", "1024", "--kv-cache-mib", "64"),
-)
+MODEL: Final = "tiny"
+_SERVED: Final = ("--served-model-name", MODEL, "--max-model-len", "1024")
+VLLM: Final = ("--engine", "vllm", "--workers", "1", *_SERVED, "--kv-cache-mib", "64")
+SGLANG: Final = ("--engine", "sglang", *_SERVED)
 ANSWER: Final = 'Publish Violation - Subject "_INBOX_'
+
+TWO_RANKS: Final = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
+"""Without it SGLang refuses two ranks on a machine with one NUMA node."""
 
 OVER_TCP: Final = {"UCX_TLS": "tcp"}
 """These hosts share a kernel, and UCX would find its ways to copy between their processes."""
@@ -133,16 +135,25 @@ class Spread(NamedTuple):
         # One after the other: each computes.
         return [await one(server) for server in self.servers]
 
-    def keep(self, host: Host, name: str, kind: str, *flags: str, vllm: bool = False) -> None:
-        """A `headwater KIND` on a host."""
+    def keep(
+        self, host: Host, name: str, kind: str, *flags: str, imported: Literal["", "vllm", "sglang"] = ""
+    ) -> KeptProcess:
+        """A `headwater KIND` on a host. `imported`: fork it from a process that has imported this engine."""
         named = () if kind == "pools" else ("--name", name)
         replicas = ("--replicas", str(len(self.servers)))
         words = [kind, *named, *self.access, *replicas, "--log-format", "json", *flags]
         process = KeptProcess(
-            name, self.folder / f"{name}.log", words, vllm=vllm, host=host, environ=OVER_TCP
+            name,
+            self.folder / f"{name}.log",
+            words,
+            vllm=imported == "vllm",
+            sglang=imported == "sglang",
+            host=host,
+            environ=OVER_TCP | TWO_RANKS,
         )
         process.start()
         self.processes.append(process)
+        return process
 
     def route(self, host: Host, name: str, pool: str) -> None:
         """A router that splits every prompt, with its own copy of the newest snapshot."""
@@ -150,8 +161,8 @@ class Spread(NamedTuple):
         split = ("--disaggregate", "always", "--local-prefill-tokens", "31")
         self.keep(host, name, "router", "--pool", pool, *cache, *split)
 
-    async def vllm_pool(self) -> str:
-        """Wait for the pool of vLLM's workers; its name."""
+    async def engine_pool(self) -> str:
+        """Wait for the pool of the real engine's workers; its name."""
         replicas = ("--replicas", str(len(self.servers)))
         async with asyncio.timeout(READY_S):
             while True:
@@ -201,14 +212,14 @@ async def spread(
             model = ("--model", str(tiny_model.ensure()))
             for role, host in (("prefill", hosts[0]), ("decode", hosts[-1])):
                 place = ("--role", role, "--nixl-host", host.address)
-                made.keep(host, f"{role}-vllm", "engine", *VLLM, *model, *place, vllm=True)
+                made.keep(host, f"{role}-vllm", "engine", *VLLM, *model, *place, imported="vllm")
         for host in hosts:
             if workers:
                 made.route(host, f"router-{host.number}", SIM_POOL)
             listen = ("--host", host.address, "--port", str(EDGE_PORT), "--auth", "keys", *POLICIES)
             made.keep(host, f"edge-{host.number}", "edge", *listen, *edge)
         if vllm:
-            pool = await made.vllm_pool()
+            pool = await made.engine_pool()
             for host in hosts[::2]:
                 made.route(host, f"router-vllm-{host.number}", pool)
         if workers:

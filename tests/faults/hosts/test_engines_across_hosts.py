@@ -1,26 +1,48 @@
 """One engine on two hosts: its leader is the worker, and what computes elsewhere is a part of it."""
 
 import asyncio
+import os
+import signal
+from collections.abc import Callable
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 import pytest
 
-from tests.faults.hosts.spread import VLLM, Spread, spread
+from tests.faults.hosts.spread import MODEL, SGLANG, VLLM, Spread, spread
 from tests.support.engines import tiny_model
-from tests.support.network.hosts import needs_hosts, network
+from tests.support.network.hosts import Host, needs_hosts, network
 from tests.support.ports.waiting import eventually
 from tests.support.processes.disaggregated import body
+from tests.support.processes.fleet import stream_text
+from tests.support.processes.restarted import KeptProcess
 
-pytestmark = [
-    pytest.mark.vllm,
-    pytest.mark.soak,
-    pytest.mark.processes,
-    pytest.mark.timeout(300),
-    needs_hosts,
-]
+pytestmark = [pytest.mark.soak, pytest.mark.processes, pytest.mark.timeout(600), needs_hosts]
 
-RPC_PORT, MASTER_PORT = 13345, 13346
-TOKENS = 8
+RPC_PORT, LEADER_PORT = 13345, 13346
+TOKENS, STREAM_TOKENS = 8, 400
+CHUNKS = 5
+"""The node dies after so many pieces of an answer."""
+
+READY_S = 300
+
+
+class Nodes(NamedTuple):
+    """An engine whose tensors are on two hosts: flags of its worker, and those of each node but for its number."""
+
+    engine: Literal["vllm", "sglang"]
+    worker: tuple[str, ...]
+    node: tuple[str, ...]
+
+
+NODES = (
+    Nodes(
+        "vllm",
+        VLLM,
+        ("--tensor-parallel-size=2", "--nnodes=2", "--master-addr=alpha", f"--master-port={LEADER_PORT}"),
+    ),
+    Nodes("sglang", SGLANG, ("--tp-size=2", "--nnodes=2", f"--dist-init-addr=alpha:{LEADER_PORT}")),
+)
 
 
 async def _answers(up: Spread, workers: tuple[str, ...]) -> set[tuple[str, ...]]:
@@ -35,6 +57,13 @@ async def _answers(up: Spread, workers: tuple[str, ...]) -> set[tuple[str, ...]]
     return found
 
 
+def _said(log: Path, event: str) -> list[str]:
+    """The lines of an event in a log."""
+    lines = log.read_text().splitlines() if log.exists() else []
+    return [line for line in lines if f'"{event}"' in line]
+
+
+@pytest.mark.vllm
 async def test_a_headless_rank_of_vllm_on_another_host(tmp_path: Path) -> None:
     """It says that it does not reach its leader while that is not there, waits for it, and then answers as a rank of its worker."""
     with network(tmp_path, "alpha", "beta") as net:
@@ -45,29 +74,81 @@ async def test_a_headless_rank_of_vllm_on_another_host(tmp_path: Path) -> None:
             ranks: tuple[str, ...] = ("--", "--data-parallel-size", "2", "--data-parallel-size-local", "1")
             ranks += ("--data-parallel-address", here.address, "--data-parallel-rpc-port", str(RPC_PORT))
             first = ("--headless", "--data-parallel-start-rank", "1")
-            up.keep(there, "rank", "engine", *VLLM, *model, *ranks, *first, vllm=True)
-            log = tmp_path / "rank.log"
-            await eventually(lambda: log.exists() and "leader_not_reached" in log.read_text(), within_s=60)
-            up.keep(here, "worker-0", "engine", *VLLM, *model, *ranks, vllm=True)
-            pool = await up.vllm_pool()
+            rank = up.keep(there, "rank", "engine", *VLLM, *model, *ranks, *first, imported="vllm")
+            await eventually(lambda: bool(_said(rank.log, "leader_not_reached")), within_s=60)
+            up.keep(here, "worker-0", "engine", *VLLM, *model, *ranks, imported="vllm")
+            pool = await up.engine_pool()
             up.route(here, "router-tiny", pool)
             await up.until_healthy(2)
             assert len(await _answers(up, ("worker-0-dp0", "worker-0-dp1"))) == 1
 
 
-async def test_a_further_node_of_vllm_on_another_host(tmp_path: Path) -> None:
-    """Half of the model's tensors each; the tokens are those of one process."""
+async def _control(up: Spread, *words: str) -> None:
+    code, output = await up.network.hosts[0].finish("ctl", *words, *up.access)
+    assert code == 0, output
+
+
+async def _streamed(up: Spread, on_text: Callable[[int], None] | None = None, worker: str = "") -> str:
+    """A long answer, by this worker if one is named."""
+    asked = [{"role": "user", "content": "What is a river?"}]
+    given = {
+        "model": MODEL,
+        "messages": asked,
+        "max_tokens": STREAM_TOKENS,
+        "temperature": 0,
+        "ignore_eos": True,
+    }
+    async with up.client("edge-0") as client:
+        if worker:
+            client.headers.update({"x-headwater-policy": "direct", "x-headwater-worker": worker})
+        text, _, usage = await stream_text(client, given, on_text)
+    assert usage["completion_tokens"] == STREAM_TOKENS
+    return text
+
+
+@pytest.mark.parametrize(
+    "nodes", [pytest.param(one, id=one.engine, marks=getattr(pytest.mark, one.engine)) for one in NODES]
+)
+async def test_a_further_node_on_another_host(tmp_path: Path, nodes: Nodes) -> None:
+    """Half of the model's tensors each; the tokens are those of one process.
+
+    When the node dies in the middle of an answer or ends while there is none, its worker dies, the answer goes on elsewhere, and both come back.
+    """
     with network(tmp_path, "alpha", "beta") as net:
         here, there = net.hosts
         async with spread(tmp_path, net, servers=1, workers=0) as up:
-            model = ("--model", str(tiny_model.ensure()))
-            up.keep(here, "alone", "engine", *VLLM, *model, vllm=True)
-            nodes: tuple[str, ...] = ("--", "--tensor-parallel-size", "2", "--nnodes", "2")
-            nodes += ("--master-addr", here.address, "--master-port", str(MASTER_PORT), "--node-rank")
-            up.keep(there, "node", "engine", *VLLM, *model, *nodes, "1", vllm=True)
-            up.keep(here, "worker-0", "engine", *VLLM, *model, *nodes, "0", vllm=True)
-            pool = await up.vllm_pool()
-            up.route(here, "router-tiny", pool)
-            async with asyncio.timeout(200):
-                await up.until_healthy(2, within_s=200)
+
+            def keep(host: Host, name: str, *own: str) -> KeptProcess:
+                flags = (*nodes.worker, "--model", str(tiny_model.ensure()), *own)
+                return up.keep(host, name, "engine", *flags, imported=nodes.engine)
+
+            async def whole_again(deaths: int) -> None:
+                """The worker has died, of the node's end, and both are back."""
+                await eventually(lambda: len(_said(worker.log, "actor_ended")) == deaths, within_s=60)
+                assert "by peer" in _said(worker.log, "actor_ended")[-1]
+                await up.until_healthy(2, within_s=READY_S)
+                assert len(await _answers(up, ("alone", "worker-0"))) == 1
+
+            node = keep(there, "node", "--", *nodes.node, "--node-rank=1")
+            await eventually(lambda: bool(_said(node.log, "leader_not_reached")), within_s=READY_S)
+            keep(here, "alone")
+            worker = keep(here, "worker-0", "--", *nodes.node, "--node-rank=0")
+            up.route(here, "router-tiny", await up.engine_pool())
+            await up.until_healthy(2, within_s=READY_S)
             assert len(await _answers(up, ("alone", "worker-0"))) == 1
+
+            await _control(up, "alone", "drain")
+            resumed = []
+
+            def kill(chunks: int) -> None:
+                if chunks == CHUNKS:
+                    os.kill(node.pid, signal.SIGKILL)
+                    resumed.append(asyncio.create_task(_control(up, "alone", "resume")))
+
+            assert await _streamed(up, kill) == await _streamed(up, worker="alone")
+            assert len(resumed) == 1
+            assert len(_said(tmp_path / "edge-0.log", "request_migrated")) == 1
+            await whole_again(1)
+
+            await node.restart()
+            await whole_again(2)

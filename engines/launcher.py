@@ -84,12 +84,13 @@ class MeetingPlace(NamedTuple):
 
 class Follower(NamedTuple):
     """A process that is a part of a worker elsewhere, and no worker itself: its name, its rank in metrics, and the address at which it meets
-    the others (`host:port`, "": unknown).
+    the others (`host:port`, "": unknown). `ends_with_it`: its leader listens there for as long as it lives.
     """
 
     name: str
     rank: str = "0"
     leader: str = ""
+    ends_with_it: bool = False
 
 
 class EngineLauncher(Generic[OptionsT]):

@@ -57,7 +57,8 @@ class SglangLauncher(EngineLauncher[SglangOptions]):
         """See `EngineLauncher.follower`."""
         if not config.is_follower(self.options.native):
             return None
-        return Follower("follower", leader=config.value(self.options.native, "dist_init_addr") or "")
+        leader = config.value(self.options.native, "dist_init_addr") or ""
+        return Follower("follower", leader=leader, ends_with_it=True)
 
     def node_arguments(self, nodes: int, rank: int, leader: str, port: int) -> list[str]:
         """See `EngineLauncher.node_arguments`."""

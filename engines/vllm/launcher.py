@@ -116,8 +116,10 @@ class VllmLauncher(EngineLauncher[VllmOptions]):
         if not config.is_follower(self.options.native):
             return None
         given = (value(self.options.native, f"data_parallel_{which}") for which in ("rank", "start_rank"))
-        leader = config.leader(self.options.native)
-        return Follower("headless", next((rank for rank in given if rank), "0"), leader)
+        rank = next((rank for rank in given if rank), "0")
+        # Ranks meet theirs while they start only.
+        is_node = number(self.options.native, "node_rank", 0) > 0
+        return Follower("headless", rank, config.leader(self.options.native), ends_with_it=is_node)
 
     def run_follower(self, worker: WorkerSpec) -> None:
         """See `EngineLauncher.run_follower`."""

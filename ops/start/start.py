@@ -1,7 +1,11 @@
 """Ways to run an engine process: one worker, several that share an import, or a part of a worker elsewhere."""
 
+import os
+import signal
 import socket
 import sys
+import threading
+import time
 from typing import Final
 
 import structlog
@@ -17,6 +21,12 @@ from headwater.schemas.addresses import split_host_port
 
 LEADER_S: Final = 2.0
 """How long a follower tries to reach its leader before it loads."""
+
+END_S: Final = 5.0
+"""How long an engine may take to end by itself when its leader is gone, and to say why."""
+
+SILENCE_S, PROBE_S, PROBES = 10, 5, 4
+"""A host whose kernel was silent is asked so often, and then counts as gone."""
 
 _log = structlog.get_logger("headwater.main")
 
@@ -72,6 +82,8 @@ def _follow(settings: EngineProcess, follower: Follower) -> None:
         metrics.serve(settings.metrics, lambda: labels, kind="worker")
     if reason := _unreached(follower.leader):
         _log.warning("leader_not_reached", leader=follower.leader, reason=reason)
+    if follower.leader and follower.ends_with_it:
+        threading.Thread(target=_end_with, args=(follower.leader,), name="leader", daemon=True).start()
     alone = plan.of_worker(settings, plans[0])
     spec = make_engine.with_model(alone, plan.spec_of(alone, name))
     plan.launcher_for(alone).run_follower(spec)
@@ -86,6 +98,28 @@ def _unreached(leader: str) -> str:
     except (OSError, ValueError) as error:
         return str(error)
     return ""
+
+
+def _end_with(leader: str) -> None:
+    """End this process, as SIGTERM does, when the leader is gone that answers first: the engine may wait for it for good."""
+    while _unreached(leader):
+        time.sleep(LEADER_S)
+    reason = "it closed the connection"
+    try:
+        with socket.create_connection(split_host_port(leader), LEADER_S) as connection:
+            connection.settimeout(None)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for option, value in (("KEEPIDLE", SILENCE_S), ("KEEPINTVL", PROBE_S), ("KEEPCNT", PROBES)):
+                # Not every system has them.
+                if number := getattr(socket, f"TCP_{option}", None):
+                    connection.setsockopt(socket.IPPROTO_TCP, number, value)
+            while connection.recv(4096):
+                pass
+    except OSError as error:
+        reason = str(error)
+    time.sleep(END_S)
+    _log.warning("leader_gone", leader=leader, reason=reason)
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _one(settings: EngineProcess) -> EngineProcess:

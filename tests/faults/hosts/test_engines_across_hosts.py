@@ -106,13 +106,46 @@ async def _streamed(up: Spread, on_text: Callable[[int], None] | None = None, wo
     return text
 
 
+class Pair(NamedTuple):
+    """A worker whose engine is on two hosts, the further node, and beside them a worker of one process, `alone`."""
+
+    up: Spread
+    worker: KeptProcess
+    node: KeptProcess
+
+    async def whole(self) -> None:
+        """Both workers are there, and answer alike."""
+        await self.up.until_healthy(2, within_s=READY_S)
+        assert len(await _answers(self.up, ("alone", self.worker.name))) == 1
+
+    async def dead(self, times: int, cause: str) -> None:
+        """The worker has died so many times, the last time for this cause."""
+        await eventually(lambda: len(_said(self.worker.log, "actor_ended")) == times, within_s=60)
+        assert cause in _said(self.worker.log, "actor_ended")[-1]
+
+    async def interrupted(self, strike: Callable[[], None]) -> None:
+        """`strike` in the middle of its answer: that goes on elsewhere, and is the one of a single process."""
+        edge, resumed = self.up.folder / "edge-0.log", []
+        migrated = len(_said(edge, "request_migrated"))
+        await _control(self.up, "alone", "drain")
+
+        def on_text(chunks: int) -> None:
+            if chunks == CHUNKS:
+                strike()
+                resumed.append(asyncio.create_task(_control(self.up, "alone", "resume")))
+
+        assert await _streamed(self.up, on_text) == await _streamed(self.up, worker="alone")
+        assert len(resumed) == 1
+        assert len(_said(edge, "request_migrated")) == migrated + 1
+
+
 @pytest.mark.parametrize(
     "nodes", [pytest.param(one, id=one.engine, marks=getattr(pytest.mark, one.engine)) for one in NODES]
 )
 async def test_a_further_node_on_another_host(tmp_path: Path, nodes: Nodes) -> None:
     """Half of the model's tensors each; the tokens are those of one process.
 
-    When the node dies in the middle of an answer or ends while there is none, its worker dies, the answer goes on elsewhere, and both come back.
+    A node that is killed, cut off, or ended while there is no answer takes its worker with it, and both come back.
     """
     with network(tmp_path, "alpha", "beta") as net:
         here, there = net.hosts
@@ -122,33 +155,24 @@ async def test_a_further_node_on_another_host(tmp_path: Path, nodes: Nodes) -> N
                 flags = (*nodes.worker, "--model", str(tiny_model.ensure()), *own)
                 return up.keep(host, name, "engine", *flags, imported=nodes.engine)
 
-            async def whole_again(deaths: int) -> None:
-                """The worker has died, of the node's end, and both are back."""
-                await eventually(lambda: len(_said(worker.log, "actor_ended")) == deaths, within_s=60)
-                assert "by peer" in _said(worker.log, "actor_ended")[-1]
-                await up.until_healthy(2, within_s=READY_S)
-                assert len(await _answers(up, ("alone", "worker-0"))) == 1
-
             node = keep(there, "node", "--", *nodes.node, "--node-rank=1")
             await eventually(lambda: bool(_said(node.log, "leader_not_reached")), within_s=READY_S)
             keep(here, "alone")
-            worker = keep(here, "worker-0", "--", *nodes.node, "--node-rank=0")
+            worker = keep(here, "worker-0", "--health-stuck-s=10", "--", *nodes.node, "--node-rank=0")
             up.route(here, "router-tiny", await up.engine_pool())
-            await up.until_healthy(2, within_s=READY_S)
-            assert len(await _answers(up, ("alone", "worker-0"))) == 1
+            pair = Pair(up, worker, node)
+            await pair.whole()
 
-            await _control(up, "alone", "drain")
-            resumed = []
+            await pair.interrupted(lambda: os.kill(node.pid, signal.SIGKILL))
+            await pair.dead(1, "by peer")
+            await pair.whole()
 
-            def kill(chunks: int) -> None:
-                if chunks == CHUNKS:
-                    os.kill(node.pid, signal.SIGKILL)
-                    resumed.append(asyncio.create_task(_control(up, "alone", "resume")))
-
-            assert await _streamed(up, kill) == await _streamed(up, worker="alone")
-            assert len(resumed) == 1
-            assert len(_said(tmp_path / "edge-0.log", "request_migrated")) == 1
-            await whole_again(1)
+            # No connection is closed: only that nothing comes shows it.
+            await pair.interrupted(lambda: net.isolate(there))
+            await pair.dead(2, "the engine is stuck")
+            net.heal()
+            await pair.whole()
 
             await node.restart()
-            await whole_again(2)
+            await pair.dead(3, "by peer")
+            await pair.whole()

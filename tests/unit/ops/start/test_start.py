@@ -1,5 +1,9 @@
 """How an engine process is run, by its arguments."""
 
+import os
+import signal
+import socket
+import threading
 from pathlib import Path
 
 import pytest
@@ -10,6 +14,7 @@ from headwater.engines.vllm import launch
 from headwater.engines.vllm.config import VllmSettings
 from headwater.ops.config.processes import EngineProcess, with_settings
 from headwater.ops.start import engine, model, start
+from headwater.schemas.addresses import host_port
 
 
 def test_a_further_node_of_sglang_is_no_worker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -38,3 +43,23 @@ def test_headless_ranks_of_vllm_are_no_worker(monkeypatch: pytest.MonkeyPatch) -
     [settings] = run
     assert (settings.options.native, settings.options.dtype) == (words, "float32")
     assert (settings.worker.name, settings.worker.model) == ("h", str(model.ensure()))
+
+
+def test_a_further_node_ends_when_its_leader_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its engine may wait for one that was killed, for good."""
+    killed: list[tuple[int, int]] = []
+    monkeypatch.setattr("os.kill", lambda *given: killed.append(given))
+    monkeypatch.setattr(start, "LEADER_S", 0.05)
+    monkeypatch.setattr(start, "END_S", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        watch = threading.Thread(target=start._end_with, args=(host_port(*server.getsockname()),))
+        watch.start()
+        server.accept()[0].close()
+        leader, _ = server.accept()
+        leader.sendall(b"a word")
+        watch.join(0.2)
+        assert watch.is_alive()
+        assert not killed
+        leader.close()
+        watch.join(10)
+    assert killed == [(os.getpid(), signal.SIGTERM)]

@@ -33,11 +33,13 @@ class LogEvent(NamedTuple):
 
 
 def page() -> str:
-    """The whole page."""
-    meanings = read()
+    """The whole page. Raises `ValueError` for an event that is logged and not described, or described and not logged."""
+    meanings, events = read(), logged()
+    if wrong := meanings.keys() ^ {event.name for event in events}:
+        raise ValueError(f"logged without a description, or described without being logged: {sorted(wrong)}")
     rows = []
-    for event in logged():
-        meaning, action = meanings.get(event.name, ("", ""))
+    for event in events:
+        meaning, action = meanings[event.name]
         rows.append(
             (
                 code(event.name),

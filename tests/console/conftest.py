@@ -45,13 +45,13 @@ async def up(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Up]:
 
 
 async def _load(running: FleetProcess) -> None:
-    """A request every 150 ms, until cancelled."""
+    """Two requests a second, until cancelled: of the three lengths some are always open."""
     async with running.client() as client, asyncio.TaskGroup() as group:
         for number in count():
             prompt = f"{PROMPTS[number % 2]} {number % 7} {HOSTILE}"
             body = {"model": "sim", "prompt": prompt, "max_tokens": (20, 90, 300)[number % 3]}
             group.create_task(_post(client, body))
-            await asyncio.sleep(0.15)
+            await asyncio.sleep(0.5)
 
 
 async def _post(client: httpx.AsyncClient, body: Mapping[str, object]) -> None:

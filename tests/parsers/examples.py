@@ -1,6 +1,6 @@
 """How many examples a property has, and where its random numbers come from.
 
-`PARSER_EXAMPLES` in the environment is the number for each format, 50 without it: a test run has the same ones every time. They come from
+`PARSER_EXAMPLES` in the environment is the number for each format, 20 without it: a test run has the same ones every time. They come from
 seeds, with which Hypothesis would take ten times as long; `python -m tests.parsers.search` finds the shortest text that breaks a property.
 """
 
@@ -13,7 +13,7 @@ from tests.parsers.properties import PROPERTIES
 from tests.parsers.writers import WRITERS
 from tests.parsers.writers.writer import Writer
 
-EXAMPLES: Final = int(os.environ.get("PARSER_EXAMPLES", "50"))
+EXAMPLES: Final = int(os.environ.get("PARSER_EXAMPLES", "20"))
 
 FEWEST: Final = 50
 """Examples of each property and family, unless fewer are asked for."""

@@ -1,8 +1,6 @@
 """The log lines of a fleet: one can follow a request over edge, router and workers, also when it moves to another worker."""
 
 import asyncio
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -65,16 +63,3 @@ async def test_a_migrated_request_can_be_followed_over_all_processes(tmp_path: P
     assert all("request" in line for line in lines if "attempt" in line)
     assert {line["kind"] for line in lines} >= {"up", "edge", "router", "worker"}
     assert [line["child"] for line in lines if line["event"] == "child_restarting"] == ["worker-0"]
-
-
-async def test_text_that_a_process_prints_is_put_into_log_lines(tmp_path: Path) -> None:
-    """As native code does, and a process that is asked where its tasks stand."""
-    log = tmp_path / "up.log"
-    async with fleet(tmp_path, "--engine", "sim", "--workers", "1") as up:
-        (pid,) = up.pids(" router ")
-        os.kill(pid, signal.SIGUSR1)
-        async with asyncio.timeout(30):
-            while b"Stack for <Task" not in log.read_bytes():
-                await asyncio.sleep(0.02)
-    printed = [line for line in log_lines(log) if line["logger"] == "stderr"]
-    assert {(line["kind"], line["child"], line["pid"]) for line in printed} == {("router", "router-0", pid)}

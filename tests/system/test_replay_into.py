@@ -15,6 +15,18 @@ from headwater.ops.whatif.trace import Trace, TraceRequest
 from headwater.schemas.events.route import Weights
 from tests.support.processes.fleet import fleet
 
+FORKED = """
+import sys
+from functools import partial
+
+from headwater.ops import cli
+from headwater.ops.start import temporary, up
+
+temporary.Machine = partial(temporary.Machine, spawner=up.start_spawner(cli.main))
+sys.exit(cli.main(sys.argv[1:]))
+"""
+"""The command, whose fleet's processes are forked from it: executed, each imports for two seconds."""
+
 PROMPT = "Where does a river begin? Answer in one sentence, please, and name the source. "
 
 
@@ -75,7 +87,9 @@ async def test_a_recorded_run_is_sent_again(tmp_path: Path) -> None:
         assert code == 0, output
         assert "12 requests, 20 times as fast; 0 failed" in output
         # A fleet made for the purpose has the recorded workers, which had the default step times.
-        code, output = await up.command("replay", "--into", "sim", "--file", str(path), "--speed", "5")
+        code, output = await up.command(
+            "-c", FORKED, "replay", "--into", "sim", "--file", str(path), "--speed", "5"
+        )
         assert code == 0, output
         assert "12 requests, 5 times as fast; 0 failed" in output
         code, output = await up.command("replay", "--into", "http://127.0.0.1:9", "--file", str(path))

@@ -1,6 +1,9 @@
 """`headwater up` with the simulated engine, as real processes."""
 
+import asyncio
 import json
+import os
+import signal
 from pathlib import Path
 
 import httpx
@@ -8,7 +11,7 @@ import pytest
 
 from headwater.ops.process.sockets import free_port
 from tests.clients.model import make as make_model
-from tests.support.processes.fleet import FleetProcess, fleet, shared_fleet, stream_text
+from tests.support.processes.fleet import FleetProcess, fleet, log_lines, shared_fleet, stream_text
 from tests.support.servers.hub import hub
 
 pytestmark = [pytest.mark.processes, pytest.mark.asyncio(loop_scope="module")]
@@ -102,6 +105,37 @@ async def test_a_seeded_answer_is_the_same_each_time(up: FleetProcess) -> None:
         assert one[0] == two[0]
         assert one[1] == two[1] == "length"
         assert one[2]["completion_tokens"] == 40
+
+
+async def test_the_streams_of_a_running_fleet_are_as_wanted(up: FleetProcess) -> None:
+    """Nothing is missing or differs, and the pool is found."""
+    code, output = await up.command("streams", "--json")
+    assert code == 0, output
+    document = json.loads(output)
+    assert document["whole"]
+    assert {one["what"] for one in document["streams"]} == {
+        "pool log",
+        "request log",
+        "leases",
+        "model cards",
+        "API keys",
+        "secrets",
+        "stored responses",
+        "video jobs",
+        "objects",
+    }
+    assert all(one["differences"] == [] for one in document["streams"])
+
+
+async def test_text_that_a_process_prints_is_put_into_log_lines(up: FleetProcess) -> None:
+    """As native code does, and a process that is asked where its tasks stand."""
+    (pid,) = up.pids(" router ")
+    os.kill(pid, signal.SIGUSR1)
+    async with asyncio.timeout(30):
+        while b"Stack for <Task" not in up.log.read_bytes():
+            await asyncio.sleep(0.02)
+    printed = [line for line in log_lines(up.log) if line["logger"] == "stderr"]
+    assert {(line["kind"], line["child"], line["pid"]) for line in printed} == {("router", "router-0", pid)}
 
 
 async def test_workers_with_roles_each_tell_theirs(tmp_path: Path) -> None:

@@ -133,6 +133,10 @@ SIMILAR = frozenset(
 """Shapes that are refused where another one is: in the long form only."""
 
 
+AT_ONCE = frozenset({"prompts of one token", "messages", "stop tokens", "biases"})
+"""Shapes that are costly, of which every run sends all at the same time; in the long form each by itself, too."""
+
+
 HARMLESS = ("a fraction of many digits",)
 """What may be served as well, as long as nobody waits for it."""
 
@@ -249,7 +253,9 @@ async def small_answer_s(up: FleetProcess) -> float:
 
 
 @pytest.mark.parametrize(
-    "names", [SHAPES.keys() - SIMILAR, pytest.param(SIMILAR, marks=pytest.mark.soak)], ids=["each", "similar"]
+    "names",
+    [SHAPES.keys() - SIMILAR - AT_ONCE, pytest.param(SIMILAR | AT_ONCE, marks=pytest.mark.soak)],
+    ids=["each", "similar"],
 )
 async def test_no_body_stalls_a_stream(up: FleetProcess, names: Set[str]) -> None:
     """Each shape is refused in time; a stream beside it keeps its pace, the edge its lease and its size."""
@@ -288,8 +294,7 @@ async def test_no_body_stalls_a_stream(up: FleetProcess, names: Set[str]) -> Non
 
 async def test_costly_bodies_at_once_do_not_stall_a_stream(up: FleetProcess) -> None:
     """Four at a time: each is refused, and the stream beside them keeps its pace."""
-    names = ("prompts of one token", "messages", "stop tokens", "biases")
-    bodies = [(SHAPES[name][0], await asyncio.to_thread(SHAPES[name][1])) for name in names]
+    bodies = [(SHAPES[name][0], await asyncio.to_thread(SHAPES[name][1])) for name in sorted(AT_ONCE)]
     async with streaming(up) as stream:
         for _ in range(TRIES):
             stream.take_gap()

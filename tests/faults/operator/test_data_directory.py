@@ -34,8 +34,12 @@ async def _up(data: Path, *flags: str, within_s: float = 20) -> Ended:
 
 
 async def test_a_second_fleet_is_refused_and_the_first_goes_on(tmp_path: Path) -> None:
-    """The second `up` names the process that holds the directory and ends; the first loses neither file nor stream."""
+    """The second `up` names the process that holds the directory and ends; the first loses neither file nor stream.
+
+    The first has written its format: the number that a later version will read.
+    """
     async with fleet(tmp_path, "--engine", "sim") as up, up.client() as client:
+        assert (tmp_path / "data" / "format").read_text().strip() == "1"
         expected = await answer(client, LONG)
         config = tmp_path / "data" / "nats" / "nats.conf"
         before = config.read_bytes()
@@ -135,9 +139,3 @@ async def test_an_unreadable_format(tmp_path: Path) -> None:
     data.mkdir()
     (data / "format").write_text("what?\n")
     assert "format" in (await _up(data, *FREE)).told()
-
-
-async def test_a_fleet_writes_its_format(tmp_path: Path) -> None:
-    """The number that a later version will read."""
-    async with fleet(tmp_path, "--engine", "sim", "--workers", "1"):
-        assert (tmp_path / "data" / "format").read_text().strip() == "1"

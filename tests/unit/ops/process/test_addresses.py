@@ -1,6 +1,7 @@
 """Host and port as one text: one function, for addresses of both kinds."""
 
 import ast
+import re
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -73,7 +74,8 @@ def test_no_other_place_joins_a_host_and_a_port() -> None:
         f"{path.relative_to(root)}:{node.lineno}"
         for folder in ("actors", "engines", "events", "ops", "router", "schemas")
         for path in sorted((root / folder).rglob("*.py"))
-        if path.name != "addresses.py"
+        # Parsing takes ten times as long as looking for a value beside a colon.
+        if path.name != "addresses.py" and re.search(rb"}:|:{", path.read_bytes())
         for node in ast.walk(ast.parse(path.read_bytes()))
         if isinstance(node, ast.JoinedStr) and _joins(node)
     ]

@@ -1,11 +1,9 @@
 """Every path, module, command, flag, variable, metric and name in code style on a page exists."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-
-import pytest
 
 from tests.bench.zoo.options import ZooOptions
 from tests.docs.pages import PAGES, ROOT, blocks, commands, prose
@@ -57,7 +55,19 @@ _METRIC = re.compile(r"\bheadwater_[a-z_]+[a-z]\b")
 _NAME = re.compile(r"[a-z]+(?:_[a-z0-9]+)+|[A-Z][a-z]+(?:[A-Z][a-z]+)+")
 _COMMAND = re.compile(r"^headwater ([a-z][a-z-]*)((?: [^|\n]*)?)")
 
-pytestmark = pytest.mark.parametrize("page", HAND_WRITTEN, ids=lambda page: str(page.relative_to(ROOT)))
+
+def on_every_page(check: Callable[[Path], None]) -> Callable[[], None]:
+    """A check of one page as one test of all pages: a test for each of them would take longer than what it checks."""
+
+    def test() -> None:
+        for page in HAND_WRITTEN:
+            try:
+                check(page)
+            except AssertionError as error:
+                error.add_note(f"on {page.relative_to(ROOT)}")
+                raise
+
+    return test
 
 
 def _spans(page: Path) -> Iterator[str]:
@@ -90,18 +100,21 @@ def command_sections() -> dict[str, str]:
     return found
 
 
+@on_every_page
 def test_paths_exist(page: Path) -> None:
     for span in _spans(page):
         for path in _PATH.findall(span) if _PATH.match(span) else []:
             assert (ROOT / path).exists() or "<" in span or "…" in span, f"`{span}`"
 
 
+@on_every_page
 def test_modules_exist(page: Path) -> None:
     for module in _MODULE.findall(page.read_text()):
         path = ROOT / module.removeprefix("headwater.").replace(".", "/")
         assert path.with_suffix(".py").is_file() or path.is_dir(), module
 
 
+@on_every_page
 def test_flags_and_variables_exist(page: Path) -> None:
     text = page.read_text()
     pages = (REFERENCE / "cli.md", REFERENCE / "settings.md", ROOT / "tests" / "bench" / "__main__.py")
@@ -140,6 +153,7 @@ def _headwater_flags(page: Path) -> set[str]:
     }
 
 
+@on_every_page
 def test_commands_take_the_flags_shown(page: Path) -> None:
     for name, rest in _shown_commands(page):
         assert name in command_sections(), f"headwater {name}"
@@ -147,6 +161,7 @@ def test_commands_take_the_flags_shown(page: Path) -> None:
             assert flag in command_sections()[name] or flag == "--help", f"headwater {name} {flag}"
 
 
+@on_every_page
 def test_metrics_exist(page: Path) -> None:
     known = set(_METRIC.findall((REFERENCE / "metrics.md").read_text()))
     # A histogram's series have the suffix of what they count.
@@ -154,6 +169,7 @@ def test_metrics_exist(page: Path) -> None:
     assert not named - known
 
 
+@on_every_page
 def test_names_in_code_style_exist(page: Path) -> None:
     """Log events, fields, classes and functions: a renamed one is renamed here too."""
     named = {span for span in _spans(page) if _NAME.fullmatch(span)}

@@ -1,5 +1,6 @@
 """What only looks like a call is text, and a real call behind it is still read."""
 
+from itertools import product
 from random import Random
 
 import pytest
@@ -65,17 +66,17 @@ def check(writer: Writer, sentence: str, *, calls: bool) -> None:
     assert read(writer, TOOLS, draw_pieces(rnd, written.text), reasons=False) == whole
 
 
-@pytest.mark.parametrize("calls", [False, True], ids=["alone", "before a call"])
 @pytest.mark.parametrize(("name", "marker"), OPENING)
-def test_an_opening_marker_in_prose_is_text(name: str, marker: str, calls: bool) -> None:
-    for sentence in SENTENCES[:3]:
+def test_an_opening_marker_in_prose_is_text(name: str, marker: str) -> None:
+    """Alone, and before a call."""
+    for sentence, calls in product(SENTENCES[:3], (False, True)):
         check(WRITERS[name], sentence.format(marker), calls=calls)
 
 
-@pytest.mark.parametrize("calls", [False, True], ids=["alone", "before a call"])
 @pytest.mark.parametrize(("name", "marker"), OTHER)
-def test_another_marker_in_prose_is_text(name: str, marker: str, calls: bool) -> None:
-    for sentence in SENTENCES[:3]:
+def test_another_marker_in_prose_is_text(name: str, marker: str) -> None:
+    """Alone, and before a call."""
+    for sentence, calls in product(SENTENCES[:3], (False, True)):
         check(WRITERS[name], sentence.format(marker), calls=calls)
 
 

@@ -78,7 +78,7 @@ ROOTS = ("a user without a name", "a read-only root")
 
 
 SHORT = "a read-only root"
-SHORT_COMMANDS = frozenset(("up", "router", "engine", "keys", "config", "warm", "explain", "capture", "sim"))
+SHORT_COMMANDS = frozenset(("up", "router", "engine", "keys", "config", "warm", "explain", "capture"))
 """What every run tries: one command of each kind. All commands in all surroundings are in `make soak`, where each takes some ten seconds."""
 
 SERVERS_SHORT = "without standard streams"

@@ -94,7 +94,7 @@ async def _into_a_closed_pipe(up: FleetProcess, *command: str) -> Ended:
             ["decode-0", "decode-1", "prefill-0"],
             marks=pytest.mark.soak,
         ),
-        ({"NAME": "mine", "WORKERS": "1"}, ["mine"]),
+        pytest.param({"NAME": "mine", "WORKERS": "1"}, ["mine"], marks=pytest.mark.soak),
         (
             {"METRICS_PORT": "free", "PORT": "free", "DRAIN_TIMEOUT": "1", "WORKERS": "3"},
             ["worker-0", "worker-1", "worker-2"],

@@ -49,9 +49,12 @@ async def loads(up: FleetProcess) -> dict[str, int]:
     return {source: count for source, count in found.items() if count}
 
 
-@pytest.mark.parametrize("transport", ["nixl", "shared"])
+@pytest.mark.parametrize("transport", ["nixl", pytest.param("shared", marks=pytest.mark.soak)])
 async def test_large_images_are_read_from_the_edge(tmp_path: Path, transport: str) -> None:
-    """And kept; a small one comes in a piece. The answer is that of the pixels."""
+    """And kept; a small one comes in a piece. The answer is that of the pixels.
+
+    In every run both transports keep the contract of `tests/contract/transfer`.
+    """
     transfer = ("--media-transfer", transport, "--media-transfer-mib", "16")
     async with fleet(tmp_path, *FLAGS, *transfer) as up:
         for seed in (1, 2, 3):

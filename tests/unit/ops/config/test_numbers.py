@@ -22,6 +22,7 @@ from headwater.ops.config.setting import (
     setting_of,
 )
 from headwater.schemas.events.route import Weights
+from tests.support.marks import grid
 from tests.support.processes.line import settings_of
 
 NO_NUMBERS = ("nan", "NaN", "inf", "-inf", "Infinity", "1e999")
@@ -88,15 +89,21 @@ def test_a_float_setting_takes_finite_numbers_that_are_not_negative(name: str) -
     assert taken(FLOATS[name], (*NO_NUMBERS, "-1", "-0.001")) == []
 
 
-@pytest.mark.parametrize("key", sorted(key for key, one in all_settings().items() if is_float(one)))
-def test_a_file_is_read_with_the_same_ranges(key: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("key", "value"),
+    grid(
+        sorted(key for key, one in all_settings().items() if is_float(one)),
+        ("nan", "inf", "-inf", "-1.0"),
+        each=1,
+    ),
+)
+def test_a_file_is_read_with_the_same_ranges(key: str, value: str, tmp_path: Path) -> None:
     """TOML has words for these numbers."""
     section, _, name = key.rpartition(".")
     file = tmp_path / "headwater.toml"
-    for value in ("nan", "inf", "-inf", "-1.0"):
-        file.write_text(f"[{section}]\n{name} = {value}\n" if section else f"{name} = {value}\n")
-        with pytest.raises(ConfigError, match=name):
-            settings_of("up", "--config", str(file))
+    file.write_text(f"[{section}]\n{name} = {value}\n" if section else f"{name} = {value}\n")
+    with pytest.raises(ConfigError, match=name):
+        settings_of("up", "--config", str(file))
 
 
 @pytest.mark.parametrize("name", WEIGHTS)

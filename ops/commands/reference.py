@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Iterator
 from importlib import import_module
+from itertools import groupby
 from typing import Any, NamedTuple, get_args
 
 from cyclopts import App, Parameter
@@ -10,7 +11,7 @@ from cyclopts import App, Parameter
 from headwater.ops.commands import COMMANDS, place_of
 from headwater.ops.config.command import Command
 from headwater.ops.config.processes import SECTION_TYPES, settings_below
-from headwater.ops.config.setting import base_of
+from headwater.ops.config.setting import Setting, base_of
 
 
 class CommandDoc(NamedTuple):
@@ -70,7 +71,7 @@ def _argument(parameter: inspect.Parameter) -> tuple[str, str]:
 
 
 def setting_docs() -> list[dict[str, Any]]:
-    """Every setting as plain data: section, key, flag, variable, values, default, description, commands that use it."""
+    """Every setting as plain data: section, key, flag, variable, values, default, description, fields of a table, commands that use it."""
     users: dict[str, list[str]] = {}
     for _, name, command in commands():
         for one in command.settings if isinstance(command, Command) else ():
@@ -81,9 +82,8 @@ def setting_docs() -> list[dict[str, Any]]:
             "key": one.key,
             "flag": one.flag,
             "variable": one.variable,
-            "values": "true|false" if one.base is bool else one.metavar,
-            "default": one.write(one.default),
-            "description": one.description,
+            **_values(one),
+            "fields": [{"name": name, **_values(field)} for name, field in one.fields.items()],
             "commands": users.get(one.key, []),
         }
         for name in SECTION_TYPES
@@ -91,27 +91,30 @@ def setting_docs() -> list[dict[str, Any]]:
     ]
 
 
+def _values(one: Setting) -> dict[str, str]:
+    values = "true|false" if one.base is bool else one.metavar
+    return {"values": values, "default": one.write(one.default), "description": one.description}
+
+
 def settings_markdown() -> str:
-    """A table per section."""
+    """A table per section, and one for each setting that is a table itself."""
     lines: list[str] = []
-    section = ""
-    for one in setting_docs():
-        if one["section"] != section:
-            section = one["section"]
-            lines += [
-                "",
-                f"## {section}",
-                "",
-                "| key | flag | variable | values | default | meaning |",
-                "|---|---|---|---|---|---|",
-            ]
-        lines.append(
-            _row(
-                *(_code(one[name]) for name in ("key", "flag", "variable", "values", "default")),
-                one["description"],
-            )
-        )
+    for section, settings in groupby(setting_docs(), lambda one: one["section"]):
+        lines += ["", f"## {section}", ""]
+        shown = list(settings)
+        lines += _table(shown, ("key", "flag", "variable", "values", "default"))
+        for one in shown:
+            if one["fields"]:
+                lines += ["", f"Names of `{one['key']}`:", ""]
+                lines += _table(one["fields"], ("name", "values", "default"))
     return "\n".join(lines).strip() + "\n"
+
+
+def _table(rows: list[dict[str, Any]], columns: tuple[str, ...]) -> Iterator[str]:
+    yield _row(*columns, "meaning")
+    yield "|---" * (len(columns) + 1) + "|"
+    for row in rows:
+        yield _row(*(_code(row[name]) for name in columns), row["description"])
 
 
 def commands_markdown() -> str:

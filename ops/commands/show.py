@@ -25,7 +25,7 @@ def shown(command: Command, bound: Bound, origins: dict[str, ValueOrigin]) -> li
             value = one.secret.mask(value)
         origin = origins.get(one.key)
         where = f"{origin.source} {origin.where}" if origin else "default"
-        found.append(Shown(one.key, value, one.write(value), where))
+        found.append(Shown(one.key, one.plain(value), one.write(value), where))
     return found
 
 

@@ -24,8 +24,6 @@ from headwater.ops.config.processes import (
     LogSettings,
     setting,
     settings_below,
-    value_at,
-    with_values,
 )
 from headwater.ops.config.setting import (
     Flag,
@@ -38,6 +36,8 @@ from headwater.ops.config.setting import (
     markers,
     setting_of,
     struct_settings,
+    value_at,
+    with_values,
 )
 from headwater.ops.config.sources import CONFIG, CONFIG_KEY, CONFIG_VARIABLE, KEY_VARIABLE, read_tokens
 
@@ -306,7 +306,7 @@ def _whole(_type: Any, text: str, *, delimiter: str | None = None) -> list[str]:
 
 
 def _shown(one: Setting, default: Any) -> Any:
-    if default in ("", (), {}, None) or default is False or "(default: " in one.description:
+    if one.fields or default in ("", (), {}, None) or default is False or "(default: " in one.description:
         return False
     return lambda _: one.write(default)
 

@@ -7,14 +7,9 @@ from msgspec import Meta
 from headwater.actors.edge.settings import AccessSettings, check_jwks_url
 from headwater.actors.http.limits import BodyLimits, ConnectionLimits
 from headwater.actors.media.request import (
-    AudioLimits,
-    EmbeddingLimits,
     FetchPolicy,
-    FileLimits,
-    ImageLimits,
     IntakeSettings,
     MediaLimits,
-    VideoLimits,
 )
 from headwater.ops.config.setting import ConfigError, Prefix
 from headwater.schemas.addresses import is_loopback
@@ -136,16 +131,13 @@ class MediaSettings(NamedTuple):
 
     fetch: Annotated[FetchPolicy, Prefix("media", inline=True)] = FetchPolicy()
     intake: Annotated[IntakeSettings, Prefix("media", inline=True)] = IntakeSettings()
-    image: Annotated[ImageLimits, Prefix("media-image")] = ImageLimits()
-    audio: Annotated[AudioLimits, Prefix("media-audio")] = AudioLimits()
-    video: Annotated[VideoLimits, Prefix("media-video")] = VideoLimits()
-    embedding: Annotated[EmbeddingLimits, Prefix("media-embedding")] = EmbeddingLimits()
-    file: Annotated[FileLimits, Prefix("media-file")] = FileLimits()
-
-    @property
-    def limits(self) -> MediaLimits:
-        """The limits of single items by kind."""
-        return MediaLimits(self.image, self.audio, self.video, self.embedding, self.file)
+    limits: Annotated[
+        MediaLimits,
+        Meta(
+            description="limits of one image, recording, video, embedding or file that differ from their defaults",
+            examples=["image_bytes_max=16777216,video_frames_max=16"],
+        ),
+    ] = MediaLimits()
 
 
 class MediaTransferSettings(NamedTuple):

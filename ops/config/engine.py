@@ -11,10 +11,9 @@ from headwater.ops.config.processes import (
     engine_options,
     setting,
     settings_below,
-    value_at,
     with_engine_options,
 )
-from headwater.ops.config.setting import ConfigError
+from headwater.ops.config.setting import ConfigError, value_at
 from headwater.ops.config.sources import NATIVE
 from headwater.ops.config.worker import WITH_OPTIONS, section_of
 

@@ -33,6 +33,8 @@ from headwater.ops.config.setting import (
     marker,
     setting_of,
     settings_of,
+    value_at,
+    with_values,
 )
 from headwater.ops.config.trace import TraceSettings
 from headwater.ops.config.worker import (
@@ -247,22 +249,6 @@ def nearest_key(key: str) -> str:
     if not near:
         near = [names[one] for one in difflib.get_close_matches(name, names, n=1, cutoff=0.7)]
     return near[0] if near else ""
-
-
-def with_values(base: Any, values: dict[tuple[str, ...], Any]) -> Any:
-    """A section with values by path below it."""
-    changed: dict[str, Any] = {}
-    for name in {path[0] for path in values}:
-        below = {path[1:]: value for path, value in values.items() if path[0] == name}
-        changed[name] = below[()] if () in below else with_values(getattr(base, name), below)
-    return base._replace(**changed)
-
-
-def value_at(section: Any, path: tuple[str, ...]) -> Any:
-    """The value of a setting in `Settings`, or below it."""
-    for name in path:
-        section = getattr(section, name)
-    return section
 
 
 def words_of(name: str, value: Any) -> list[str]:

@@ -8,12 +8,15 @@ A section is a `NamedTuple`; its fields are settings:
     key log.level, flag --log-level, variable HEADWATER_LOG_LEVEL
 
 `Meta` has the description and the constraints. `Flag`, `Prefix` and `Text` change what follows from the names.
+
+A section that is described itself is one setting, a table: its fields are given together, as NAME=VALUE,… or as a table of a file.
 """
 
 import math
 import os
 from collections import namedtuple
 from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
@@ -86,7 +89,7 @@ class Secret:
         self.mask = mask
 
 
-class Setting(msgspec.Struct, frozen=True, kw_only=True):
+class Setting(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """One setting. `path` are the attributes that lead to it from the tree's root."""
 
     key: str
@@ -108,6 +111,14 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     def name(self) -> str:
         """Its name among the parameters of a command."""
         return "__".join(self.path)
+
+    @cached_property
+    def fields(self) -> dict[str, "Setting"]:
+        """What it has, by name, if it is a table."""
+        if self.text is not None or not is_section(self.base):
+            return {}
+        found = settings_of(self.base, self.default, key="", group=self.group, how=Prefix())
+        return {one.key.replace(".", "_"): one for one in found}
 
     @property
     def base(self) -> Any:
@@ -134,6 +145,8 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
         """What stands for its value in help."""
         if self.text is not None and self.text.metavar:
             return self.text.metavar
+        if self.fields:
+            return "NAME=VALUE,…"
         last = self.flag.rsplit("-", 1)[-1].upper()
         if self.repeatable:
             return f"{_ITEMS.get(last, last.removesuffix('S'))},…"
@@ -171,6 +184,8 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
             last = os.path.expanduser(last)
         if self.base is bool and isinstance(last, str):
             return _boolean(last)
+        if self.fields:
+            return self._table(last)
         if self.text is not None:
             value = self.text.read(last) if isinstance(last, str) else last
             return msgspec.convert(value, self.text.kind or self.type, strict=False)
@@ -181,8 +196,28 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
             return msgspec.convert(items, self.type, strict=False)
         return msgspec.convert(last, self.type, strict=False)
 
+    def _table(self, given: Any) -> Any:
+        """The default with these fields, of a text or of a file's table. Raises `ValueError`."""
+        pairs = named_values(given) if isinstance(given, str) else given or {}
+        if not isinstance(pairs, Mapping):
+            raise ValueError(f"expected a table, got a {type(given).__name__}")
+        values = {}
+        for name, value in pairs.items():
+            one = self.fields.get(name)
+            if one is None:
+                raise ValueError(f"{name}: names are {', '.join(self.fields)}")
+            values[one.path] = one.read([value], f"{name}=")
+        return with_values(self.default, values) if values else self.default
+
+    def plain(self, value: Any) -> Any:
+        """The value as data: a table by its names."""
+        return {name: value_at(value, one.path) for name, one in self.fields.items()} or value
+
     def write(self, value: Any) -> str:
-        """The value as `read` takes it."""
+        """The value as `read` takes it; of a table what differs from its default."""
+        if self.fields:
+            values = ((name, one, value_at(value, one.path)) for name, one in self.fields.items())
+            return ",".join(f"{name}={one.write(own)}" for name, one, own in values if own != one.default)
         if self.text is not None:
             return self.text.write(value)
         if isinstance(value, tuple):
@@ -200,6 +235,31 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
         text = self.write(value)
         # One word where the text could be taken for a flag or for nothing.
         return [f"{self.flag}={text}"] if not text or text.startswith("-") else [self.flag, text]
+
+
+def named_values(text: str) -> dict[str, str]:
+    """Values by name from NAME=VALUE,…; the message of a `ValueError` has the part that is not one."""
+    parts = [part.partition("=") for part in text.replace(" ", ",").split(",") if part]
+    wrong = next((name for name, equals, _ in parts if not equals), None)
+    if wrong is not None:
+        raise ValueError(f"{wrong}: give NAME=VALUE")
+    return {name: value for name, _, value in parts}
+
+
+def with_values(base: Any, values: Mapping[tuple[str, ...], Any]) -> Any:
+    """A section with values by path below it."""
+    changed: dict[str, Any] = {}
+    for name in {path[0] for path in values}:
+        below = {path[1:]: value for path, value in values.items() if path[0] == name}
+        changed[name] = below[()] if () in below else with_values(getattr(base, name), below)
+    return base._replace(**changed)
+
+
+def value_at(section: Any, path: tuple[str, ...]) -> Any:
+    """The value of a setting in `Settings`, or below it."""
+    for name in path:
+        section = getattr(section, name)
+    return section
 
 
 def checked_finite(value: T) -> T:
@@ -256,7 +316,7 @@ def settings_of(
     for name, kind in get_type_hints(section, include_extras=True).items():
         value = getattr(default, name)
         base = base_of(kind)
-        if is_section(base) and marker(kind, Text) is None:
+        if is_section(base) and marker(kind, Text) is None and not description_of(kind):
             inner = marker(kind, Prefix) or Prefix(how.flags.get(name, name))
             below = key if inner.inline else f"{key}.{name}" if key else name
             own = inner.group or group

@@ -23,9 +23,8 @@ from headwater.ops.config.processes import (
     engine_options,
     setting,
     with_engine_options,
-    with_values,
 )
-from headwater.ops.config.setting import ConfigError
+from headwater.ops.config.setting import ConfigError, with_values
 from headwater.ops.config.sources import NATIVE
 from headwater.ops.config.worker import FleetSettings
 from headwater.ops.launch.fleet_file import (

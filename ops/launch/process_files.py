@@ -4,7 +4,8 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from headwater.ops.config.processes import PoolOperator, all_settings, settings_below, value_at
+from headwater.ops.config.processes import PoolOperator, all_settings, settings_below
+from headwater.ops.config.setting import value_at
 from headwater.ops.launch import hosts
 from headwater.ops.launch.fleet_file import FleetFile
 from headwater.ops.start import plan

@@ -15,7 +15,7 @@ from tests.support.media.speech import spoken
 from tests.support.processes.fleet import FleetProcess
 
 MODEL = "whisper"
-FLAGS = ("--served-model-name", MODEL, "--media-audio-seconds-max", "60")
+FLAGS = ("--served-model-name", MODEL, "--media-limits", "audio_seconds_max=60")
 WORDS = "My name is Alice, and I live in London. Today is Monday, the third of July."
 HEARD = "My name is Alice and I live in London. Today is Monday, the third of July."
 

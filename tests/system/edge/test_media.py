@@ -44,14 +44,7 @@ async def up(net: Internet, tmp_path_factory: pytest.TempPathFactory) -> AsyncIt
     """An edge that may fetch from loopback, and from these two ports there."""
     ports = ",".join((net.folder / name).read_text() for name in ("plain", "tls"))
     web = ("--media-schemes", "https,data,http", "--media-networks", "127.0.0.0/8", "--media-ports", ports)
-    limits = (
-        "--media-image-fetch-s",
-        f"{FETCH_S:g}",
-        "--media-image-decode-s",
-        "1",
-        "--media-file-pages-max",
-        "8",
-    )
+    limits = ("--media-limits", f"image_fetch_s={FETCH_S:g},image_decode_s=1,file_pages_max=8")
     flags = ("--engine", "sim", "--workers", "1", "--sim-step-time", "zero")
     async with fleet(tmp_path_factory.mktemp("media"), *flags, *web, *limits) as made:
         yield made

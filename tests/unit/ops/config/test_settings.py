@@ -8,6 +8,7 @@ import pytest
 
 from headwater.actors.edge.settings import ClientLimits
 from headwater.actors.http.limits import BodyLimits, ConnectionLimits
+from headwater.actors.media.request import MediaLimits
 from headwater.actors.worker.settings import HealthSettings
 from headwater.engines.sim.defaults import StepTime
 from headwater.ops.commands.application import parse
@@ -22,10 +23,9 @@ from headwater.ops.config.processes import (
     ShadowProcess,
     all_settings,
     process_words,
-    value_at,
     with_settings,
 )
-from headwater.ops.config.setting import ConfigError, Setting, cache_folder
+from headwater.ops.config.setting import ConfigError, Setting, cache_folder, value_at, with_values
 from headwater.router.decision.names import PolicyName
 from headwater.router.decision.policies import POLICIES
 from headwater.router.queue.limits import BusyLimits, QueueLimits
@@ -65,6 +65,10 @@ def other(one: Setting) -> tuple[str, Any]:
     }
     if one.key in special:
         return special[one.key]
+    if one.fields:
+        name, field = next(iter(one.fields.items()))
+        text, value = other(field)
+        return f"{name}={text}", with_values(one.default, {field.path: value})
     if one.repeatable:
         return "one, two", ("one", "two")
     if one.choices:
@@ -311,6 +315,37 @@ def test_an_unusable_value_is_named_with_its_source(
         parse(line)
     assert str(caught.value).startswith(wanted)
     assert "\n" not in str(caught.value)
+
+
+def test_a_table_is_one_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As text or as a table of a file, with the defaults of what is left out; a stronger source replaces it as a whole."""
+    path = written(tmp_path, "[media.limits]\nimage_bytes_max = 5\nvideo_fetch_s = 0.5\n")
+    limits = settings_of("edge", "--config", path).media.limits
+    assert (limits.image.bytes_max, limits.video.fetch_s) == (5, 0.5)
+    assert limits.audio == MediaLimits().audio
+    monkeypatch.setenv("HEADWATER_MEDIA_LIMITS", "file_pages_max=7 audio_bytes_max=9")
+    limits = settings_of("edge", "--config", path).media.limits
+    assert (limits.file.pages_max, limits.audio.bytes_max, limits.image) == (7, 9, MediaLimits().image)
+    monkeypatch.delenv("HEADWATER_MEDIA_LIMITS")
+    empty = written(tmp_path, "media:\n  limits:\n    # nothing\n", "empty.yaml")
+    assert settings_of("edge", "--config", empty).media.limits == MediaLimits()
+
+
+@pytest.mark.parametrize("one", [one for one in SETTINGS.values() if one.fields], ids=lambda one: one.key)
+def test_a_table_names_what_is_wrong_in_it(one: Setting) -> None:
+    """Its name, the range, and the names that there are."""
+    for name, field in one.fields.items():
+        assert field.description, name
+        with pytest.raises(ConfigError, match=rf"^{one.flag} {name}=-1: {name}=-1: expected .* >=? [01]"):
+            one.read([f"{name}=-1"], f"{one.flag} ")
+        with pytest.raises(ConfigError, match=f"{name}=nan: "):
+            one.read([{name: "nan"}], "file: ")
+    with pytest.raises(ConfigError, match=f"no_such_name: names are .*{name}"):
+        one.read(["no_such_name=1"], "")
+    with pytest.raises(ConfigError, match="no_such_name: give NAME=VALUE"):
+        one.read(["no_such_name"], "")
+    with pytest.raises(ConfigError, match="expected a table, got a int"):
+        one.read([3], "")
 
 
 def test_a_process_gets_the_settings_of_its_fleet() -> None:

@@ -66,6 +66,11 @@ class SidePorts(NamedTuple):
     host: str = ""
 
 
+HANDOFF_HOST: Final = "--handoff-host"
+HANDOFF_PORT: Final = "--handoff-port"
+"""The flags of the settings that say where the engines of other workers reach those of this process."""
+
+
 class PortRange(NamedTuple):
     """`size` ports starting at `first`, assigned to `owner` by `flag`."""
 
@@ -121,10 +126,6 @@ class EngineLauncher(Generic[OptionsT]):
     def meeting_place(self, role: Role) -> MeetingPlace | None:
         """Return where the engines of workers of this role are met by those of others, None: nowhere."""
         return None
-
-    def with_side_port(self, port: int) -> OptionsT:
-        """The options of the worker whose first port is this one, 0: it has none."""
-        return self.options
 
     def ports(self, workers: Sequence[WorkerSpec]) -> list[PortRange]:
         """All ports that the options give to these workers."""

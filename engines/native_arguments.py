@@ -92,20 +92,16 @@ def check_agreement(
     engine: str,
     pairs: Iterable[tuple[str, Any, str, int]],
     given: Mapping[str, Any],
-    *,
-    same: Mapping[str, str] = {},
 ) -> None:
     """Raise `EngineUnavailable` if a setting and one of the engine's own arguments that are `given` differ.
 
-    A pair is the setting's flag and value, the argument's name, and how many of the argument's units are one of the setting's. `same` are
-    other spellings of a value.
+    A pair is the setting's flag and value, the argument's name, and how many of the argument's units are one of the setting's.
     """
     for flag, ours, name, unit in pairs:
         theirs = given.get(name)
         if not ours or theirs is None:
             continue
-        wanted = ours * unit if isinstance(ours, int) else same.get(ours, ours)
-        if wanted != same.get(theirs, theirs):
+        if ours * unit != theirs:
             raise EngineUnavailable(
                 f"{flag} {ours} and, among {engine}'s own arguments, --{name.replace('_', '-')} {theirs} disagree: "
                 "omit one"

@@ -1,12 +1,13 @@
 """What must be known of an engine before it is imported: its package says it, as `TRAITS`. Light to import: the command line reads it.
 
 An engine with options has them in a `NamedTuple` that its traits name. Each field with a description is a setting: a flag, a variable,
-a key of the configuration file, and a row of the reference.
+a key of the configuration file, and a row of the reference. Several engines may use one setting of workers (`COMMON`): those do whose options
+have a field of its name, which has no description and gets its value.
 """
 
 import shlex
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import msgspec
 
@@ -54,9 +55,11 @@ PAIRS = Text(_read_pairs, _write_pairs, "NAME=MODULE:CLASS,…")
 
 Words = Annotated[tuple[str, ...], Text(_read_words, shlex.join, "TEXT")]
 Table = Annotated[dict[str, Any], JSON]
-Processors = Annotated[
-    dict[str, str], PAIRS, msgspec.Meta(description="logits processors that requests may use by name")
-]
+Processors = Annotated[dict[str, str], PAIRS]
+
+
+COMMON: Final = ("gpus_per_worker", "handoff_host", "handoff_port", "logits_processors", "allow")
+"""Settings of workers that several engines use."""
 
 
 class EngineEnvironment(NamedTuple):
@@ -83,7 +86,7 @@ class EngineTraits(NamedTuple):
 
     `loads`: the weights of a model's folder, a pipeline in diffusers' layout, or nothing; a process of an engine that loads something is not
     forked, and uses GPUs where there are any. `encoder`: how help calls an engine that has an encoder of media that runs apart from the model. `takes_embeddings`: how it calls
-    one to which clients may send embeddings in place of images. `joins_others`: its workers may be added to those of another engine.
+    one to which clients may send embeddings in place of images. `refusals` are what it refuses to start unless `allow` has them. `joins_others`: its workers may be added to those of another engine.
     `writes_metric_files`: its own processes write Prometheus metrics to a folder. `metrics`: which of its metrics is which of the common ones
     (`headwater.engines.metrics`), both without `_total`. `rank_label` is its label of a data-parallel rank in them. `transport` moves the
     embeddings of its media.
@@ -99,6 +102,7 @@ class EngineTraits(NamedTuple):
     loads: Literal["weights", "pipeline", "nothing"] = "nothing"
     encoder: str = ""
     takes_embeddings: str = ""
+    refusals: tuple[str, ...] = ()
     joins_others: bool = False
     writes_metric_files: bool = False
     metrics: Mapping[str, str] = {}

@@ -47,7 +47,7 @@ class Reach:
             return ""
         return (
             f"worker {worker} hands its KV over at {place}, which this host does not reach ({reason}): start that worker with "
-            "--nixl-host, or --sglang-host, and an address of its host that the others reach, and let them through its firewall"
+            "--handoff-host and an address of its host that the others reach, and let them through its firewall"
         )
 
 

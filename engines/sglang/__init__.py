@@ -1,10 +1,11 @@
 """SGLang behind the `Engine` protocol. Only this package imports `sglang`, and only when an engine starts."""
 
+from collections.abc import Mapping
 from typing import Annotated, NamedTuple
 
 from msgspec import Meta
 
-from headwater.engines.traits import EngineEnvironment, EngineTraits, Processors, Words
+from headwater.engines.traits import EngineEnvironment, EngineTraits, Words
 
 
 class SglangOptions(NamedTuple):
@@ -21,32 +22,11 @@ class SglangOptions(NamedTuple):
             "is made on first use, in the user's cache folder)"
         ),
     ] = ""
-    host: Annotated[
-        str,
-        Meta(
-            description="address of this machine at which other workers reach this one, if it only prefills or only decodes: its "
-            "bootstrap server and NIXL (default: loopback; required where NATS is on another machine)"
-        ),
-    ] = ""
-    bootstrap_port: Annotated[
-        int,
-        Meta(
-            ge=0,
-            le=65535,
-            description="port of a prefill worker's bootstrap server (default: a free one)",
-        ),
-    ] = 0
-    gpus_per_worker: Annotated[
-        int,
-        Meta(
-            ge=0,
-            description="GPUs per SGLang worker (default: tensor-parallel size × pipeline-parallel size)",
-        ),
-    ] = 0
-    logits_processors: Processors = {}  # noqa: RUF012 (the default of a NamedTuple, never changed)
-    allow_vulnerable_engine: Annotated[
-        bool, Meta(description="start an SGLang with known vulnerabilities")
-    ] = False
+    gpus_per_worker: int = 0
+    handoff_host: str = ""
+    handoff_port: int = 0
+    logits_processors: Mapping[str, str] = {}
+    allow: tuple[str, ...] = ()
 
 
 TRAITS = EngineTraits(
@@ -56,6 +36,7 @@ TRAITS = EngineTraits(
     loads="weights",
     encoder="SGLang (no audio)",
     joins_others=True,
+    refusals=("vulnerable",),
     writes_metric_files=True,
     metrics={
         "sglang:prompt_tokens": "prompt_tokens",

@@ -136,7 +136,7 @@ SglangSettings = EngineSettings[SglangOptions]
 
 def host_of(settings: SglangSettings) -> str:
     """The address at which other workers reach this one, if it prefills or decodes only."""
-    return settings.options.host or LOOPBACK
+    return settings.options.handoff_host or LOOPBACK
 
 
 def keyword_arguments(
@@ -163,7 +163,7 @@ def keyword_arguments(
         # It rejects what does not fit: nothing is cut off silently.
         "allow_auto_truncate": False,
     }
-    arguments |= disaggregation_arguments(mode, host_of(settings), options.bootstrap_port, cpu=cpu)
+    arguments |= disaggregation_arguments(mode, host_of(settings), options.handoff_port, cpu=cpu)
     if worker.block_size:
         arguments["page_size"] = worker.block_size
     if worker.max_model_len:
@@ -377,6 +377,6 @@ VULNERABILITIES: Final = (
 are not among them: the edge renders templates itself, in a sandbox, and the script is not part of a worker.
 """
 
-RELEASES: Final = Releases("SGLang", ("sglang",), VULNERABILITIES, "--sglang-allow-vulnerable-engine", OLDEST)
+RELEASES: Final = Releases("SGLang", ("sglang",), VULNERABILITIES, "--allow vulnerable", OLDEST)
 
 installed = RELEASES.installed

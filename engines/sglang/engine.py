@@ -260,8 +260,8 @@ class SglangEngine(SglangControl):
         host, options = sglang_config.host_of(self._settings), self._settings.options
         for name, value in sglang_config.environment(host, cpu=cpu).items():
             os.environ.setdefault(name, value)
-        port = options.bootstrap_port or sglang_config.free_port(host)
-        self._settings = self._settings._replace(options=options._replace(bootstrap_port=port))
+        port = options.handoff_port or sglang_config.free_port(host)
+        self._settings = self._settings._replace(options=options._replace(handoff_port=port))
         self._handoffs = SglangHandoffs(mode, host, port)
 
     def _meeting(
@@ -418,7 +418,7 @@ def _pickled(processors: Any) -> dict[str, str]:
         try:
             made[name] = sampling.pickled(place)
         except (ImportError, AttributeError) as error:
-            raise EngineUnavailable(f"--sglang-logits-processors {name}={place}: {error}") from error
+            raise EngineUnavailable(f"--logits-processors {name}={place}: {error}") from error
     return made
 
 

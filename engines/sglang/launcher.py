@@ -14,7 +14,17 @@ from typing import Any, Final
 from headwater.engines import kv_socket, native_arguments
 from headwater.engines import process as engine_process
 from headwater.engines.engine import Engine, EngineDied
-from headwater.engines.launcher import EngineLauncher, EngineSettings, Follower, MeetingPlace, WorkerSpec
+from headwater.engines.launcher import (
+    HANDOFF_HOST,
+    HANDOFF_PORT,
+    EngineLauncher,
+    EngineSettings,
+    Follower,
+    MeetingPlace,
+    PortRange,
+    SidePorts,
+    WorkerSpec,
+)
 from headwater.engines.model_files import ModelFiles
 from headwater.engines.process import EngineInterrupted, interruptible
 from headwater.engines.sglang import SglangOptions, config
@@ -43,15 +53,30 @@ class SglangLauncher(EngineLauncher[SglangOptions]):
 
     def check(self, workers: Sequence[WorkerSpec]) -> None:
         """See `EngineLauncher.check`."""
-        self.releases.check(config.installed(), allow=self.options.allow_vulnerable_engine)
+        self.releases.check(config.installed(), allow="vulnerable" in self.options.allow)
 
     def known_block_size(self, worker: WorkerSpec) -> int:
         """See `EngineLauncher.known_block_size`: what it takes on a CPU is known once it runs there."""
         return worker.block_size or config.number(self.options.native, "page_size", 0)
 
+    def side_ports(self, roles: Sequence[Role]) -> SidePorts:
+        """See `EngineLauncher.side_ports`: the bootstrap servers of prefill workers, which find free ones themselves."""
+        port = self.options.handoff_port if "prefill" in roles else 0
+        return SidePorts(1, port, self.options.handoff_host) if port else SidePorts()
+
+    def ports(self, workers: Sequence[WorkerSpec]) -> list[PortRange]:
+        """See `EngineLauncher.ports`: bootstrap servers."""
+        return [
+            PortRange(HANDOFF_PORT, worker.name, worker.side_port)
+            for worker in workers
+            if worker.side_port and worker.role == "prefill"
+        ]
+
     def meeting_place(self, role: Role) -> MeetingPlace | None:
         """See `EngineLauncher.meeting_place`: a prefill worker's bootstrap server, and NIXL."""
-        return MeetingPlace("--sglang-host", self.options.host) if role in ("prefill", "decode") else None
+        return (
+            MeetingPlace(HANDOFF_HOST, self.options.handoff_host) if role in ("prefill", "decode") else None
+        )
 
     def follower(self) -> Follower | None:
         """See `EngineLauncher.follower`."""

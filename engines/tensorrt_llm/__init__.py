@@ -3,11 +3,12 @@
 Written from its documented API; it has not run on hardware. What is called of it is recorded in `recorded`.
 """
 
+from collections.abc import Mapping
 from typing import Annotated, Literal, NamedTuple
 
 from msgspec import Meta
 
-from headwater.engines.traits import PAIRS, EngineTraits, Table
+from headwater.engines.traits import EngineTraits, Table
 
 HandoffMode = Literal["context-first", "generation-first", "opaque"]
 """How prefill and decode legs are joined.
@@ -36,22 +37,14 @@ class TensorRtOptions(NamedTuple):
             "or the first tokens are handed over apart from the opaque state"
         ),
     ] = "context-first"
-    logits_processors: Annotated[
-        dict[str, str],
-        PAIRS,
-        Meta(description="logits processors that requests may use by name; they turn KV events off"),
-    ] = {}  # noqa: RUF012 (the default of a NamedTuple, never changed)
-    allow_faults: Annotated[
-        bool, Meta(description="start combinations of arguments that are known to hang or to end the engine")
-    ] = False
-    allow_vulnerable_engine: Annotated[
-        bool, Meta(description="start a TensorRT-LLM with known vulnerabilities")
-    ] = False
+    logits_processors: Mapping[str, str] = {}
+    allow: tuple[str, ...] = ()
 
 
 TRAITS = EngineTraits(
     title="TensorRT-LLM",
     options=TensorRtOptions,
+    refusals=("vulnerable", "faults"),
     loads="weights",
     # It counts no preemptions.
     metrics={

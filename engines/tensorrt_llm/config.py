@@ -160,7 +160,7 @@ def check(settings: TensorRtSettings, arguments: Mapping[str, Any], *, gpus: int
     _check_parallel(arguments, gpus)
     if settings.worker.role != "both":
         _check_transceiver(arguments)
-    if not settings.options.allow_faults:
+    if "faults" not in settings.options.allow:
         _check_faults(settings.options, arguments)
 
 
@@ -214,12 +214,12 @@ def _check_faults(options: TensorRtOptions, arguments: Mapping[str, Any]) -> Non
     if options.logits_processors and int(cache.get("event_buffer_max_size") or 0) > 0:
         raise EngineUnavailable(
             "logits processors freeze an engine that reports KV events (TensorRT-LLM 3857): set "
-            "kv_cache_config.event_buffer_max_size to 0, or leave the processors out; --tensorrt-llm-allow-faults overrides"
+            "kv_cache_config.event_buffer_max_size to 0, or leave the processors out; --allow faults overrides"
         )
     if int(cache.get("host_cache_size") or 0) > 0 and arguments.get("enable_chunked_prefill"):
         raise EngineUnavailable(
             "kv_cache_config.host_cache_size with enable_chunked_prefill ends the engine with an assertion "
-            "(TensorRT-LLM 13318): leave one out; --tensorrt-llm-allow-faults overrides"
+            "(TensorRT-LLM 13318): leave one out; --allow faults overrides"
         )
 
 
@@ -234,6 +234,4 @@ VULNERABILITIES: Final = (
     ),
 )
 
-RELEASES: Final = Releases(
-    "TensorRT-LLM", ("tensorrt-llm",), VULNERABILITIES, "--tensorrt-llm-allow-vulnerable-engine", OLDEST
-)
+RELEASES: Final = Releases("TensorRT-LLM", ("tensorrt-llm",), VULNERABILITIES, "--allow vulnerable", OLDEST)

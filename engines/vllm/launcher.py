@@ -7,6 +7,8 @@ import structlog
 
 from headwater.engines.engine import Engine, EngineUnavailable
 from headwater.engines.launcher import (
+    HANDOFF_HOST,
+    HANDOFF_PORT,
     EngineLauncher,
     EngineSettings,
     Follower,
@@ -53,13 +55,13 @@ class VllmLauncher(EngineLauncher[VllmOptions]):
 
     def side_ports(self, roles: Sequence[Role]) -> SidePorts:
         """See `EngineLauncher.side_ports`: NIXL's side channels."""
-        if not self.options.nixl_port and not any(map(self._needs_nixl, roles)):
+        if not self.options.handoff_port and not any(map(self._needs_nixl, roles)):
             return SidePorts()
-        return SidePorts(self._ranks, self.options.nixl_port, self.options.nixl_host or LOOPBACK)
+        return SidePorts(self._ranks, self.options.handoff_port, self.options.handoff_host or LOOPBACK)
 
     def meeting_place(self, role: Role) -> MeetingPlace | None:
         """See `EngineLauncher.meeting_place`: NIXL's side channels."""
-        return MeetingPlace("--nixl-host", self.options.nixl_host) if self._needs_nixl(role) else None
+        return MeetingPlace(HANDOFF_HOST, self.options.handoff_host) if self._needs_nixl(role) else None
 
     def _needs_nixl(self, role: Role) -> bool:
         if role == "encode":
@@ -69,15 +71,11 @@ class VllmLauncher(EngineLauncher[VllmOptions]):
         transfer = value(self.options.native, "kv_transfer_config") or ""
         return role != "both" or "nixl" in transfer.lower()
 
-    def with_side_port(self, port: int) -> VllmOptions:
-        """See `EngineLauncher.with_side_port`."""
-        return self.options._replace(nixl_port=port)
-
     def ports(self, workers: Sequence[WorkerSpec]) -> list[PortRange]:
         """See `EngineLauncher.ports`: side channels, and the sockets of native KV events."""
         ranks, flag = self._ranks, "--kv-events-config"
         found = [
-            PortRange("--nixl-port", worker.name, worker.side_port, ranks)
+            PortRange(HANDOFF_PORT, worker.name, worker.side_port, ranks)
             for worker in workers
             if worker.side_port
         ]
@@ -97,7 +95,7 @@ class VllmLauncher(EngineLauncher[VllmOptions]):
 
     def check(self, workers: Sequence[WorkerSpec]) -> None:
         """See `EngineLauncher.check`."""
-        self.releases.check(config.installed(), allow=self.options.allow_vulnerable_engine)
+        self.releases.check(config.installed(), allow="vulnerable" in self.options.allow)
         for worker in workers:
             config.role(worker.role, self.options.connector, self.options.native)
 
@@ -108,7 +106,7 @@ class VllmLauncher(EngineLauncher[VllmOptions]):
 
     def check_fleet(self, worker: WorkerSpec, model: str, cards: Iterable[ModelCard], live: set[str]) -> None:
         """See `EngineLauncher.check_fleet`: KV moves between equal versions."""
-        allow = self.options.allow_mixed_versions
+        allow = "mixed-versions" in self.options.allow
         config.versions(worker.role, config.installed(), model, cards, live, allow=allow)
 
     def follower(self) -> Follower | None:

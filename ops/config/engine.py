@@ -4,10 +4,12 @@ from collections.abc import Sequence
 from typing import Any, Final, TypeVar
 
 from headwater.engines import native_arguments, registry
+from headwater.engines.traits import COMMON
 from headwater.ops.config.processes import (
     EngineProcess,
     LocalFleetSettings,
     added_engines,
+    common_options,
     engine_options,
     setting,
     settings_below,
@@ -90,7 +92,19 @@ def _check_unused(settings: HasEngine) -> None:
     unused = [one for one in settings_below("engines") if one.path[1] not in used]
     if section_of(engine) in WITH_OPTIONS:
         unused.append(setting("worker.engine_options"))
+    common = [common_options(name) for name in (engine, *added_engines(settings.fleet))]
+    unused += [setting(f"worker.{name}") for name in COMMON if not any(name in own for own in common)]
     for one in unused:
         if value_at(settings, one.path) != one.default:
             what = "engine arguments (after `--`)" if one.path[-1] == NATIVE else one.flag
             raise ConfigError(f"{what} [{one.variable}] is not used by --engine {engine}: leave it out")
+    refusals = [
+        word
+        for name in (engine, *added_engines(settings.fleet))
+        for word in registry.traits_of(name).refusals
+    ]
+    for word in settings.worker.allow:
+        if word not in refusals:
+            raise ConfigError(
+                f"--allow {word}: --engine {engine} refuses nothing of that name; it takes {', '.join(dict.fromkeys(refusals))}"
+            )

@@ -13,6 +13,8 @@ from msgspec import Meta
 from headwater.actors.edge.settings import AccessSettings, EdgeSettings
 from headwater.actors.runtime.settings import DRAIN_TIMEOUT_S
 from headwater.actors.worker.settings import HealthSettings
+from headwater.engines import registry
+from headwater.engines.traits import COMMON
 from headwater.ops.config.edge import (
     AdminSettings,
     ConsoleSettings,
@@ -273,9 +275,28 @@ def with_settings(base: Process, values: Mapping[str, Any]) -> Process:
 
 
 def engine_options(settings: Any, engine: str) -> Any:
-    """The options of an engine: those of its section, or `worker.engine_options` if it has none."""
+    """The options of an engine: those of its section with the common ones that it has, or `worker.engine_options` if it has no section."""
     section = section_of(engine)
-    return getattr(settings.engines, section) if section in WITH_OPTIONS else settings.worker.engine_options
+    if section not in WITH_OPTIONS:
+        return settings.worker.engine_options
+    options = getattr(settings.engines, section)
+    return options._replace(**{name: getattr(settings.worker, name) for name in common_options(engine)})
+
+
+def common_options(engine: str) -> list[str]:
+    """The settings of workers that an engine uses, of those that not all do."""
+    section = section_of(engine)
+    return [
+        name for name in COMMON if section in WITH_OPTIONS and hasattr(WITH_OPTIONS[section].options, name)
+    ]
+
+
+def with_own_common(worker: WorkerSettings, engine: str) -> WorkerSettings:
+    """The settings of workers of one engine, without those that only others of the fleet use."""
+    refusals, defaults = registry.traits_of(engine).refusals, WorkerSettings._field_defaults
+    unused = {name: defaults[name] for name in COMMON if name not in common_options(engine)}
+    own = {"allow": tuple(word for word in worker.allow if word in refusals)}
+    return worker._replace(**(own | unused))
 
 
 def with_engine_options(settings: Process, engine: str, options: Any) -> Process:
@@ -284,7 +305,9 @@ def with_engine_options(settings: Process, engine: str, options: Any) -> Process
     if section not in WITH_OPTIONS:
         return settings
     base: Any = settings
-    changed: Process = base._replace(engines=base.engines._replace(**{section: options}))
+    defaults = WITH_OPTIONS[section].options._field_defaults
+    own = options._replace(**{name: defaults[name] for name in common_options(engine)})
+    changed: Process = base._replace(engines=base.engines._replace(**{section: own}))
     return changed
 
 

@@ -10,7 +10,7 @@ from headwater.actors.worker.settings import LoraLoading, WorkerProfile
 from headwater.engines import registry
 from headwater.engines.engine import EngineUnavailable
 from headwater.engines.limits import EMBEDDINGS_MIB, LORA_CACHE_MIB, LORA_FETCH_S, LORA_MIB
-from headwater.engines.traits import EngineTraits, Table, Text
+from headwater.engines.traits import EngineTraits, Processors, Table, Text
 from headwater.ops.config.setting import Prefix, section_type
 from headwater.schemas.tables import MIGRATIONS_MAX
 
@@ -80,6 +80,11 @@ def _listed(names: Iterable[str]) -> str:
     """Names as a sentence has them: "a, b and c"."""
     found = [name for name in names if name]
     return " and ".join([", ".join(found[:-1]), found[-1]] if len(found) > 1 else found)
+
+
+def _users(name: str) -> str:
+    """The engines that use a common setting, in words."""
+    return "Used by " + _listed(one.title for one in WITH_OPTIONS.values() if hasattr(one.options, name))
 
 
 # The model, the engine that serves it, and how many workers of it there are.
@@ -197,6 +202,43 @@ class WorkerSettings(NamedTuple):
     max_model_len: Annotated[
         int, Meta(ge=0, description="maximum context length in tokens (default: the model's)")
     ] = 0
+    gpus_per_worker: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description=f"GPUs per worker (default: tensor-parallel size × pipeline-parallel size). {_users('gpus_per_worker')}",
+        ),
+    ] = 0
+    handoff_host: Annotated[
+        str,
+        Meta(
+            description="address of this machine at which the engines of other workers fetch KV from workers with a role here (default: loopback; "
+            f"required where NATS is on another machine). {_users('handoff_host')}"
+        ),
+    ] = ""
+    handoff_port: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=65535,
+            description="first port for that, one per worker, and per data-parallel rank of vLLM; of SGLang that of a prefill worker's bootstrap "
+            "server (default: free ones)",
+        ),
+    ] = 0
+    logits_processors: Annotated[
+        Processors,
+        Meta(description=f"logits processors that requests may use by name. {_users('logits_processors')}"),
+    ] = {}  # noqa: RUF012 (the default of a NamedTuple, never changed)
+    allow: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="start what the engine refuses: vulnerable (a release with known vulnerabilities), mixed-versions (prefill and decode workers "
+            "of different releases in one pool), faults (arguments that are known to hang or to end the engine). "
+            + "; ".join(
+                f"{one.title}: {', '.join(one.refusals)}" for one in WITH_OPTIONS.values() if one.refusals
+            )
+        ),
+    ] = ()
     engine_options: Annotated[
         Table,
         Meta(description="options that an engine of your own gets with its `start`, as JSON or a table"),

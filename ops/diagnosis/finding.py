@@ -332,7 +332,7 @@ KINDS: Final[dict[str, Kind]] = {
         "error",
         "the engine's ports were free",
         ENGINE_LOG,
-        "stop the other process (`ss -ltnp`), or give each engine of a machine ports of its own: --nixl-port, --kv-events-config, --master-port",
+        "stop the other process (`ss -ltnp`), or give each engine of a machine ports of its own: --handoff-port, --kv-events-config, --master-port",
         ENGINES,
     ),
     # Keys.

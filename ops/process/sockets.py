@@ -71,8 +71,8 @@ def free_range(count: int, host: str) -> int:
                 undo.pop_all()
                 return first
     raise EngineUnavailable(
-        f"no {count} consecutive free ports on {host}: give --nixl-port or --metrics-port, or an address of this machine "
-        "as --nixl-host or --host"
+        f"no {count} consecutive free ports on {host}: give --handoff-port or --metrics-port, or an address of this machine "
+        "as --handoff-host or --host"
     )
 
 

@@ -20,6 +20,7 @@ from headwater.ops.config.processes import (
     added_engines,
     engine_options,
     with_engine_options,
+    with_own_common,
 )
 from headwater.ops.config.setting import ConfigError
 from headwater.ops.config.sources import NATIVE
@@ -171,19 +172,19 @@ def plan(settings: EngineProcess, *, devices: Sequence[str] = ()) -> list[Worker
 
 def of_worker(settings: EngineProcess, worker: WorkerPlan) -> EngineProcess:
     """The settings of one worker's process."""
-    own = settings._replace(
+    return settings._replace(
         name=worker.name,
         fleet=FleetSettings(workers=1),
         worker=settings.worker._replace(
             profile=settings.worker.profile._replace(role=worker.role),
             engine=worker.engine,
+            handoff_port=worker.side_port,
             reads_embeddings=settings.worker.reads_embeddings
             or settings.worker.accept_image_embeds
             or settings.fleet.encode_workers > 0,
         ),
         metrics=settings.metrics._replace(port=worker.metrics_port),
     )
-    return with_engine_options(own, worker.engine, launcher_for(own).with_side_port(worker.side_port))
 
 
 def apart(settings: EngineProcess) -> tuple[EngineProcess, list[str]]:
@@ -191,7 +192,7 @@ def apart(settings: EngineProcess) -> tuple[EngineProcess, list[str]]:
     engine, native = settings.worker.engine, native_words(settings)
     options = engine_options(settings, engine)
     kept = with_engine_options(
-        settings._replace(engines=EngineOptions()),
+        settings._replace(engines=EngineOptions(), worker=with_own_common(settings.worker, engine)),
         engine,
         options._replace(**{NATIVE: ()}) if native else options,
     )

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
+from headwater.ops.config.processes import all_settings
 from tests.bench.zoo.options import ZooOptions
 from tests.docs.pages import PAGES, ROOT, blocks, commands, prose
 
@@ -30,7 +31,7 @@ FOREIGN_FLAGS = {
     "--enable-adaptive-dispatch-to-encoder", "--encoder-only", "--language-model-only", "--language-only", "--limit-mm-data-per-request", "--mm-process-config", "--mem-fraction-static", "--skip-tokenizer-init",
     # Helm's
     "--values", "--wait",
-    "--kv-cache-dtype", "--max-running-requests",
+    "--dtype", "--kv-cache-dtype", "--max-running-requests",
     # aiperf, guidellm and vLLM's benchmark
     "--goodput", "--itl-ms", "--ttft-ms", "--use-server-token-count",
     # of other tools, and of modules outside the command line
@@ -76,8 +77,8 @@ def _spans(page: Path) -> Iterator[str]:
 
 @cache
 def _source() -> frozenset[str]:
-    """Every word of the source."""
-    words: set[str] = set()
+    """Every word of the source, and the names in settings that are tables, which are made of two."""
+    words = {name for one in all_settings().values() for name in one.fields}
     for area in (*AREAS, ".github"):
         for path in (ROOT / area).rglob("*"):
             if path.suffix in (".py", ".toml", ".service", ".yaml", ".yml") and "docs/_build" not in str(

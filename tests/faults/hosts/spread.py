@@ -211,7 +211,7 @@ async def spread(
         if vllm:
             model = ("--model", str(tiny_model.ensure()))
             for role, host in (("prefill", hosts[0]), ("decode", hosts[-1])):
-                place = ("--role", role, "--nixl-host", host.address)
+                place = ("--role", role, "--handoff-host", host.address)
                 made.keep(host, f"{role}-vllm", "engine", *VLLM, *model, *place, imported="vllm")
         for host in hosts:
             if workers:

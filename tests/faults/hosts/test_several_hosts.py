@@ -73,7 +73,7 @@ def test_an_address_that_is_not_reached_is_told_with_its_remedy(hosts: Network, 
         assert told[0] == ""
         assert "connection refused; it is a loopback address" in told[1]
         assert f"worker prefill-0 hands its KV over at {there.address}:9001" in told[2]
-        assert "connection refused): start that worker with --nixl-host" in told[2]
+        assert "connection refused): start that worker with --handoff-host" in told[2]
         hosts.isolate(here)
         [told_apart] = tried(reached)
         assert "no answer within 2 s" in told_apart
@@ -87,9 +87,9 @@ def test_an_address_that_is_not_reached_is_told_with_its_remedy(hosts: Network, 
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
-        ((), "--nixl-host is missing: NATS is on another machine"),
-        (("--nixl-host", "0.0.0.0"), "--nixl-host 0.0.0.0: other workers are told this address"),
-        (("--nixl-host", "198.18.255.1"), "--nixl-host 198.18.255.1: it is no address of this machine"),
+        ((), "--handoff-host is missing: NATS is on another machine"),
+        (("--handoff-host", "0.0.0.0"), "--handoff-host 0.0.0.0: other workers are told this address"),
+        (("--handoff-host", "198.18.255.1"), "--handoff-host 198.18.255.1: it is no address of this machine"),
     ],
 )
 async def test_a_worker_that_others_could_not_reach_does_not_start(

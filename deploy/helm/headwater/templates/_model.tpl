@@ -108,10 +108,10 @@ The command of a worker, one argument a line. Gets `role`, `of` (its values), `m
 {{- if and (not $follower) (or $split (eq .role "encode")) }}{{ $args = append $args (printf "--role=%s" .role) }}{{ end -}}
 {{- if and $encoded (or (eq .role "prefill") (and (eq .role "decode") (not $split))) }}{{ $args = append $args "--reads-embeddings" }}{{ end -}}
 {{- if and $split (ne .role "encode") -}}
-{{- if $vllm }}{{ $args = concat $args (list "--nixl-host=$(POD_IP)" "--nixl-port=5600") }}{{ end -}}
+{{- if $vllm }}{{ $args = concat $args (list "--handoff-host=$(POD_IP)" "--handoff-port=5600") }}{{ end -}}
 {{- if and $vllm (gt $nodes 1) }}{{ $args = append $args "--connector=nixl" }}{{ end -}}
-{{- if $sglang }}{{ $args = append $args "--sglang-host=$(POD_IP)" }}{{ end -}}
-{{- if and $sglang (eq .role "prefill") }}{{ $args = append $args "--sglang-bootstrap-port=8998" }}{{ end -}}
+{{- if $sglang }}{{ $args = append $args "--handoff-host=$(POD_IP)" }}{{ end -}}
+{{- if and $sglang (eq .role "prefill") }}{{ $args = append $args "--handoff-port=8998" }}{{ end -}}
 {{- end -}}
 {{- with .root.Values.tracer.otlp }}{{ $args = append $args (printf "--otlp=%s" .) }}{{ end -}}
 {{- $args = concat $args .of.headwaterArgs -}}

@@ -127,7 +127,7 @@ def test_known_faults_can_be_allowed_and_good_arguments_pass() -> None:
     processors = with_fields(SETTINGS, logits_processors=PROCESSORS)
     check(processors, made(processors))
     assert made(processors)["kv_cache_config"]["event_buffer_max_size"] == 0
-    daring = with_fields(processors, allow_faults=True)
+    daring = with_fields(processors, allow=("faults",))
     check(daring, made(daring, kv_cache_config={"event_buffer_max_size": 10}))
 
 

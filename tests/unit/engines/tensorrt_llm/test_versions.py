@@ -9,7 +9,7 @@ from headwater.engines.tensorrt_llm.config import RELEASES
 
 def test_release_with_a_known_vulnerability_is_rejected_unless_allowed() -> None:
     with pytest.raises(
-        EngineUnavailable, match=r"CVE-2025-23254.*install 0\.18\.2 or newer.*--tensorrt-llm-allow"
+        EngineUnavailable, match=r"CVE-2025-23254.*install 0\.18\.2 or newer.*--allow vulnerable"
     ):
         RELEASES.check("0.18.1", allow=False)
     with capture_logs() as lines:

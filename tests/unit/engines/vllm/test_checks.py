@@ -128,7 +128,7 @@ def test_mixed_versions_of_a_pair_are_refused() -> None:
         "--role decode",
         "vLLM 0.32.0 here, 0.31.1 in pool m-b32",
         "vllm==0.31.1",
-        "--allow-mixed-versions",
+        "--allow mixed-versions",
     ):
         assert text in str(caught.value)
     config.versions("decode", "0.32.0", "m", cards, live, allow=True)
@@ -143,7 +143,7 @@ def test_a_vllm_with_known_holes_is_refused(version: str) -> None:
     """With the hole and the release that mends it, unless one insists."""
     with pytest.raises(
         EngineUnavailable,
-        match=rf"vLLM {re.escape(version)} .*CVE-.*0\.14\.0 or newer.*--allow-vulnerable-eng",
+        match=rf"vLLM {re.escape(version)} .*CVE-.*0\.14\.0 or newer.*--allow vulnerable",
     ):
         vllm_config.RELEASES.check(version, allow=False)
     vllm_config.RELEASES.check(version, allow=True)

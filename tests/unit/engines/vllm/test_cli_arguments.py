@@ -222,6 +222,18 @@ def test_other_commands_refuse_an_engines_arguments(
             "--connector [HEADWATER_CONNECTOR] is not used by --engine sim: leave it out",
         ),
         (
+            ["up", "--engine", "sim", "--handoff-host", "10.0.0.7"],
+            "--handoff-host [HEADWATER_HANDOFF_HOST] is not used by --engine sim: leave it out",
+        ),
+        (
+            ["up", "--engine", "tensorrt_llm", "--gpus-per-worker", "2"],
+            "--gpus-per-worker [HEADWATER_GPUS_PER_WORKER] is not used by --engine tensorrt_llm: leave it out",
+        ),
+        (
+            ["up", "--engine", "sglang", "--allow", "vulnerable,faults"],
+            "--allow faults: --engine sglang refuses nothing of that name; it takes vulnerable",
+        ),
+        (
             ["engine", "vllm", "--sim-blocks", "64"],
             "--sim-blocks [HEADWATER_SIM_BLOCKS] is not used by --engine vllm: leave it out",
         ),

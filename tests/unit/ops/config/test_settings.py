@@ -48,12 +48,10 @@ def other(one: Setting) -> tuple[str, Any]:
         "worker.engine": ("sim", "sim"),
         "worker.engine_options": ('{"delay_s": 0.5}', {"delay_s": 0.5}),
         "tensorrt_llm.overrides": ('{"max_batch_size": 8}', {"max_batch_size": 8}),
-        "tensorrt_llm.logits_processors": ("a=m:A, b=n:B", {"a": "m:A", "b": "n:B"}),
         "vllm.native": ("--seed 3 --model 'a b'", ("--seed", "3", "--model", "a b")),
         "vllm.connector_options": ('{"nixl": {"num_threads": 8}}', {"nixl": {"num_threads": 8}}),
-        "vllm.logits_processors": ("a=m:A, b=n:B", {"a": "m:A", "b": "n:B"}),
+        "worker.logits_processors": ("a=m:A, b=n:B", {"a": "m:A", "b": "n:B"}),
         "sglang.native": ("--tp-size 2", ("--tp-size", "2")),
-        "sglang.logits_processors": ("a=m:A, b=n:B", {"a": "m:A", "b": "n:B"}),
         "router.weights": ("crowding=0.5,apart=true", {"crowding": 0.5, "apart": True}),
         "sim.step_time": ("1,2,3,4,5,6,7,8,9", StepTime((1.0, 2.0, 3.0), (4.0, 5.0, 6.0), (7.0, 8.0, 9.0))),
         "streams.replicas": ("3", 3),
@@ -289,7 +287,7 @@ def test_one_file_serves_all_commands(tmp_path: Path) -> None:
         ("router.weights", "crowding"),
         ("router.weights", "crowdin=1"),
         ("vllm.connector_options", "{"),
-        ("vllm.logits_processors", "a=b"),
+        ("worker.logits_processors", "a=b"),
     ],
 )
 @pytest.mark.parametrize("source", ["flag", "environment", "file"])

@@ -8,7 +8,13 @@ import pytest
 from headwater.engines.engine import EngineUnavailable
 from headwater.engines.launcher import visible_gpus
 from headwater.events.jetstream import nearest
-from headwater.ops.config.processes import EngineProcess, added_engines, process_words, with_settings
+from headwater.ops.config.processes import (
+    EngineProcess,
+    added_engines,
+    process_words,
+    with_engine_options,
+    with_settings,
+)
 from headwater.ops.config.setting import ConfigError
 from headwater.ops.config.worker import FleetSettings
 from headwater.ops.process.sockets import free_range
@@ -57,16 +63,19 @@ ELSEWHERE = "nats://203.0.113.7:4222"
 @pytest.mark.parametrize(
     ("values", "told"),
     [
-        ({"nats.url": ELSEWHERE}, "--nixl-host is missing: NATS is on another machine.*Give 192.0.2.1"),
+        ({"nats.url": ELSEWHERE}, "--handoff-host is missing: NATS is on another machine.*Give 192.0.2.1"),
         ({"nats.url": f"{ELSEWHERE},nats://{HERE}:4222"}, ""),
-        ({"nats.url": ELSEWHERE, "vllm.nixl_host": HERE}, ""),
+        ({"nats.url": ELSEWHERE, "worker.handoff_host": HERE}, ""),
         ({"nats.url": ELSEWHERE, "worker.role": "both"}, ""),
-        ({"vllm.nixl_host": "0.0.0.0"}, "--nixl-host 0.0.0.0: other workers are told this address"),
-        ({"vllm.nixl_host": "203.0.113.8"}, "--nixl-host 203.0.113.8: it is no address of this machine"),
+        ({"worker.handoff_host": "0.0.0.0"}, "--handoff-host 0.0.0.0: other workers are told this address"),
+        (
+            {"worker.handoff_host": "203.0.113.8"},
+            "--handoff-host 203.0.113.8: it is no address of this machine",
+        ),
         ({}, ""),
         (
             {"worker.engine": "sglang", "worker.role": "decode", "nats.url": ELSEWHERE},
-            "--sglang-host is missing.*from a decode worker",
+            "--handoff-host is missing.*from a decode worker",
         ),
         ({"worker.engine": "sim", "nats.url": ELSEWHERE}, ""),
     ],
@@ -120,7 +129,7 @@ def test_ports_are_counted_up_per_worker_and_rank() -> None:
         {
             "fleet.prefill_workers": 1,
             "fleet.decode_workers": 2,
-            "vllm.nixl_port": 5600,
+            "worker.handoff_port": 5600,
             "metrics.port": 9100,
             "vllm.native": ("--data-parallel-size", "2"),
         }
@@ -129,7 +138,7 @@ def test_ports_are_counted_up_per_worker_and_rank() -> None:
     assert [worker.side_port for worker in plan] == [5600, 5602, 5604]
     assert [worker.metrics_port for worker in plan] == [9100, 9101, 9102]
     one = workers.of_worker(settings, plan[1])
-    assert (one.name, one.worker.profile.role, one.engines.vllm.nixl_port, one.metrics.port, one.fleet) == (
+    assert (one.name, one.worker.profile.role, one.worker.handoff_port, one.metrics.port, one.fleet) == (
         "decode-0",
         "decode",
         5602,
@@ -137,6 +146,37 @@ def test_ports_are_counted_up_per_worker_and_rank() -> None:
         FleetSettings(1),
     )
     assert workers.names(one) == [("decode-0", "decode")]
+
+
+def test_prefill_workers_of_sglang_have_ports_of_their_own() -> None:
+    """Their bootstrap servers are on one machine; a worker that only decodes has none."""
+    values = {"worker.engine": "sglang", "worker.handoff_port": 8998, "fleet.prefill_workers": 2}
+    assert [one.side_port for one in workers.plan(made(values))] == [8998, 8999]
+    decodes = {"worker.engine": "sglang", "worker.handoff_port": 8998, "worker.role": "decode"}
+    assert {one.side_port for one in workers.plan(made(decodes))} == {0}
+
+
+def test_a_worker_gets_no_setting_that_only_others_of_its_fleet_use() -> None:
+    """It would refuse it. What it does use reaches its engine's options."""
+    common = {
+        "worker.gpus_per_worker": 2,
+        "worker.allow": ("vulnerable",),
+        "worker.logits_processors": {"a": "b:c"},
+    }
+    settings = made({"worker.engine": "sim", "fleet.sglang_workers": 1, **common})
+    own, added = (
+        workers.apart(settings._replace(worker=settings.worker._replace(engine=name)))[0]
+        for name in ("sim", "sglang")
+    )
+    assert own.worker == EngineProcess().worker._replace(engine="sim")
+    assert (added.worker.gpus_per_worker, added.worker.allow) == (2, ("vulnerable",))
+    options = workers.launcher_for(added).options
+    assert (options.gpus_per_worker, options.allow, options.logits_processors) == (
+        2,
+        ("vulnerable",),
+        {"a": "b:c"},
+    )
+    assert with_engine_options(added, "sglang", options) == added
 
 
 def test_side_channels_get_free_ports_where_they_are_needed() -> None:
@@ -150,7 +190,7 @@ def test_side_channels_get_free_ports_where_they_are_needed() -> None:
     for port in (first, second):
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", port))
-    with pytest.raises(EngineUnavailable, match="give --nixl-port or --metrics-port"):
+    with pytest.raises(EngineUnavailable, match="give --handoff-port or --metrics-port"):
         free_range(1, "192.0.2.1")
 
 
@@ -166,7 +206,7 @@ def test_each_worker_sees_all_gpus_its_own_first() -> None:
     # As vLLM counts: context parallelism of the prefill has GPUs of its own, that of the decode has not.
     context = ("--prefill-context-parallel-size", "2", "--decode-context-parallel-size", "2")
     assert gpus("-tp=2", *context) == 4
-    own = made({"fleet.workers": 2, "vllm.gpus_per_worker": 3})
+    own = made({"fleet.workers": 2, "worker.gpus_per_worker": 3})
     with pytest.raises(
         ConfigError, match=r"2 workers with 3 GPUs each need 6, and 5 are visible: .*--gpus-per-worker"
     ):
@@ -202,7 +242,7 @@ def test_a_process_that_hosts_all_plans_the_same() -> None:
         {
             "fleet.prefill_workers": 1,
             "fleet.decode_workers": 2,
-            "vllm.nixl_port": 5600,
+            "worker.handoff_port": 5600,
             "metrics.port": 9100,
             "vllm.connector": "nixl,offload",
             "vllm.connector_options": {"offload": {"cpu_bytes_to_use": 5}},

@@ -39,7 +39,7 @@ async def test_cards_count_while_a_worker_lives(monkeypatch: pytest.MonkeyPatch,
     same = asked._replace(worker=asked.worker._replace(block_size=64))
     with pytest.raises(EngineUnavailable, match=r"--role prefill: vLLM .* here, 0\.1 in pool m-b64"):
         await plan.against_fleet(world, same, "m")
-    mixed = with_settings(same, {"vllm.allow_mixed_versions": True})
+    mixed = with_settings(same, {"worker.allow": ("mixed-versions",)})
     await plan.against_fleet(world, mixed, "m")
     # On a GPU only the engine knows its block size; it is the version that is left to compare.
     monkeypatch.setattr("headwater.engines.vllm.config.on_cpu", lambda: False)
@@ -78,8 +78,12 @@ async def test_an_empty_fleet_is_fine() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "wanted"),
     [
-        ("vllm.nixl_port", 9100, "--metrics-port 9100: worker-0 would use port 9100, which worker-0 uses"),
-        ("vllm.nixl_port", 9101, "--metrics-port 9101: worker-1 .*, which worker-0 uses"),
+        (
+            "worker.handoff_port",
+            9100,
+            "--metrics-port 9100: worker-0 would use port 9100, which worker-0 uses",
+        ),
+        ("worker.handoff_port", 9101, "--metrics-port 9101: worker-1 .*, which worker-0 uses"),
         (
             "vllm.native",
             ('--kv-events-config={"endpoint": "tcp://*:9000"}',),
@@ -108,17 +112,17 @@ def test_ports_of_all_kinds_are_looked_at_together(key: str, value: object, want
 def test_ports_outside_what_can_be_used(first: int, size: int, mend: str) -> None:
     """The flag, the ports, and the highest that would do."""
     with pytest.raises(
-        EngineUnavailable, match=rf"--nixl-port {first}: prefill-0 .*1024 to 65535.*up to {mend}$"
+        EngineUnavailable, match=rf"--handoff-port {first}: prefill-0 .*1024 to 65535.*up to {mend}$"
     ):
-        plan.check_ports([PortRange("--nixl-port", "prefill-0", first, size)])
+        plan.check_ports([PortRange("--handoff-port", "prefill-0", first, size)])
 
 
 def test_ports_at_the_edges_and_side_by_side_are_fine() -> None:
     """No port twice, and none outside."""
     plan.check_ports(
         [
-            PortRange("--nixl-port", "a", 1024, 2),
-            PortRange("--nixl-port", "b", 1026, 2),
+            PortRange("--handoff-port", "a", 1024, 2),
+            PortRange("--handoff-port", "b", 1026, 2),
             PortRange("--metrics-port", "b", 65535),
         ]
     )
@@ -127,12 +131,12 @@ def test_ports_at_the_edges_and_side_by_side_are_fine() -> None:
 def test_ports_of_two_owners_may_not_overlap() -> None:
     """Both owners, both flags, and how far to move."""
     with pytest.raises(EngineUnavailable) as caught:
-        plan.check_ports([PortRange("--metrics-port", "b", 5601), PortRange("--nixl-port", "a", 5600, 4)])
+        plan.check_ports([PortRange("--metrics-port", "b", 5601), PortRange("--handoff-port", "a", 5600, 4)])
     for text in (
         "--metrics-port 5601",
         "b would use port 5601",
         "which a uses",
-        "--nixl-port 5600",
+        "--handoff-port 5600",
         "by 3 or",
     ):
         assert text in str(caught.value)

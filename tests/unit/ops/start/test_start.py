@@ -38,10 +38,10 @@ def test_headless_ranks_of_vllm_are_no_worker(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(engine, "run_engine", lambda *_: pytest.fail("it ran as a worker"))
     monkeypatch.setattr("headwater.engines.vllm.config.on_cpu", lambda: False)
     words = ("--headless", "--data-parallel-size=4", "--data-parallel-start-rank=2")
-    given = {"worker.model": str(model.ensure()), "vllm.native": words, "vllm.dtype": "float32"}
+    given = {"worker.model": str(model.ensure()), "vllm.native": words, "worker.gpus_per_worker": 3}
     assert start.run(with_settings(EngineProcess(name="h"), given)) == 0
     [settings] = run
-    assert (settings.options.native, settings.options.dtype) == (words, "float32")
+    assert (settings.options.native, settings.options.gpus_per_worker) == (words, 3)
     assert (settings.worker.name, settings.worker.model) == ("h", str(model.ensure()))
 
 

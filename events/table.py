@@ -1,9 +1,12 @@
 """The `Table` port: keys with revisions and time to live, for leases and model cards."""
 
 from collections.abc import AsyncIterator
-from typing import Final, NamedTuple, Protocol
+from typing import Annotated, Final, NamedTuple, Protocol
 
-STORED_BYTES_MAX: Final = 512 * 1024**2
+from msgspec import Meta
+
+MIB: Final = 1024**2
+STORED_BYTES_MAX: Final = 512 * MIB
 REQUEST_BYTES_MAX: Final = 2 * 1024**3
 POOL_BYTES_MAX: Final = 8 * 1024**3
 
@@ -12,9 +15,19 @@ class StreamSizes(NamedTuple):
     """What the streams that have a bound may hold, in bytes, which their server reserves: stored responses, the request log, and the log
     of each pool."""
 
-    stored: int = STORED_BYTES_MAX
-    requests: int = REQUEST_BYTES_MAX
-    pool: int = POOL_BYTES_MAX
+    stored: Annotated[
+        int,
+        Meta(
+            ge=MIB,
+            description="all stored responses and conversations; beyond it the oldest are discarded; a stream that has more keeps it",
+        ),
+    ] = STORED_BYTES_MAX
+    requests: Annotated[
+        int, Meta(ge=MIB, description="the request log; beyond it the oldest events are discarded")
+    ] = REQUEST_BYTES_MAX
+    pool: Annotated[
+        int, Meta(ge=MIB, description="the log of each pool; beyond it the oldest events are discarded")
+    ] = POOL_BYTES_MAX
 
 
 STREAM_SIZES: Final = StreamSizes()

@@ -96,13 +96,11 @@ _PER = "of one API key, or of one tenant without keys; a key's own limit replace
 class RateLimits(NamedTuple):
     """Limits of one holder of limits. 0 is unlimited."""
 
-    requests_per_minute: Annotated[int, Meta(ge=0, description=f"requests per minute {_PER}")] = 0
-    tokens_per_minute: Annotated[
-        int, Meta(ge=0, description=f"prompt and generated tokens per minute {_PER}")
-    ] = 0
-    concurrent_requests: Annotated[int, Meta(ge=0, description=f"requests in flight {_PER}")] = 0
+    requests_per_minute: Annotated[int, Meta(ge=0, description="requests per minute")] = 0
+    tokens_per_minute: Annotated[int, Meta(ge=0, description="prompt and generated tokens per minute")] = 0
+    concurrent_requests: Annotated[int, Meta(ge=0, description="requests in flight")] = 0
     context_tokens: Annotated[
-        int, Meta(ge=0, description=f"tokens of the prompt and the answer of one request {_PER}")
+        int, Meta(ge=0, description="tokens of the prompt and the answer of one request")
     ] = 0
 
     @property
@@ -245,7 +243,7 @@ class EdgeSettings(NamedTuple):
         ),
     ] = 0
     client: ClientLimits = ClientLimits()
-    limit: RateLimits = RateLimits()
+    limit: Annotated[RateLimits, Meta(description=f"limits {_PER}")] = RateLimits()
     request_timeout_s: Annotated[
         float,
         Meta(ge=0, description="time limit of a request until the end of its answer, in seconds; 0: none"),

@@ -154,7 +154,7 @@ async def _create(client: Client, wanted: StreamSpec) -> bool:
         # No space will be freed while a process starts: what is reserved has to be less.
         raise LogRefused(
             f"stream {wanted.name} reserves {max(wanted.max_bytes, 0)} bytes, which the NATS server's store does not have: {error}. Give "
-            "smaller --pool-bytes-max, --requests-bytes-max or --responses-bytes-max, or the server a larger store"
+            "smaller --stream-sizes, or the server a larger store"
         ) from error
     except LogUnavailable as error:
         raise LogUnavailable(f"stream {wanted.name} could not be created: {error}") from error

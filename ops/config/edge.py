@@ -11,7 +11,7 @@ from headwater.actors.media.request import (
     IntakeSettings,
     MediaLimits,
 )
-from headwater.ops.config.setting import ConfigError, Prefix
+from headwater.ops.config.setting import ConfigError, Flag, Prefix
 from headwater.schemas.addresses import is_loopback
 from headwater.schemas.messages.media import MediaTransport
 
@@ -21,6 +21,13 @@ CONNECTION_NAMES = {
     "per_address": "connections-per-address-max",
 }
 BODY_NAMES = {"bytes_max": "body-bytes-max"}
+
+
+class HttpLimits(NamedTuple):
+    """The limits of connections and of bodies."""
+
+    connections: Annotated[ConnectionLimits, Prefix("", CONNECTION_NAMES, inline=True)] = ConnectionLimits()
+    bodies: Annotated[BodyLimits, Prefix("", BODY_NAMES, inline=True)] = BodyLimits()
 
 
 class HttpSettings(NamedTuple):
@@ -37,8 +44,11 @@ class HttpSettings(NamedTuple):
             "connections over them"
         ),
     ] = False
-    connections: Annotated[ConnectionLimits, Prefix("", CONNECTION_NAMES, inline=True)] = ConnectionLimits()
-    bodies: Annotated[BodyLimits, Prefix("", BODY_NAMES, inline=True)] = BodyLimits()
+    limits: Annotated[
+        HttpLimits,
+        Flag("http-limits"),
+        Meta(description="limits of connections, headers and bodies that differ from their defaults"),
+    ] = HttpLimits()
     tls_cert: Annotated[
         str, Meta(description="certificate chain of the edge, PEM; read again when the file changes")
     ] = ""

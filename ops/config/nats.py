@@ -4,7 +4,7 @@ from typing import Annotated, NamedTuple
 
 from msgspec import Meta
 
-from headwater.events.table import POOL_BYTES_MAX, REQUEST_BYTES_MAX, STORED_BYTES_MAX, StreamSizes
+from headwater.events.table import STREAM_SIZES, StreamSizes
 from headwater.ops.config.setting import Flag, Secret
 from headwater.schemas.addresses import NATS_PORT
 
@@ -80,30 +80,10 @@ class StreamSettings(NamedTuple):
             description="replicas of each stream: 1, or 3 on a cluster; streams that have more keep them",
         ),
     ] = 1
-    responses_bytes_max: Annotated[
-        int,
+    sizes: Annotated[
+        StreamSizes,
+        Flag("stream-sizes"),
         Meta(
-            ge=1024 * 1024,
-            description="maximum bytes of all stored responses and conversations; beyond it the oldest are discarded; "
-            "a stream that has more keeps it",
+            description="maximum bytes of streams that differ from their defaults; the NATS server reserves them"
         ),
-    ] = STORED_BYTES_MAX
-    requests_bytes_max: Annotated[
-        int,
-        Meta(
-            ge=1024 * 1024,
-            description="maximum bytes of the request log, which the NATS server reserves; beyond it the oldest events are discarded",
-        ),
-    ] = REQUEST_BYTES_MAX
-    pool_bytes_max: Annotated[
-        int,
-        Meta(
-            ge=1024 * 1024,
-            description="maximum bytes of the log of each pool, which the NATS server reserves; beyond it the oldest events are discarded",
-        ),
-    ] = POOL_BYTES_MAX
-
-    @property
-    def sizes(self) -> StreamSizes:
-        """The bounds of all streams that have one."""
-        return StreamSizes(self.responses_bytes_max, self.requests_bytes_max, self.pool_bytes_max)
+    ] = STREAM_SIZES

@@ -31,6 +31,7 @@ from headwater.ops.config.setting import (
     Prefix,
     Setting,
     base_of,
+    description_of,
     is_section,
     marker,
     setting_of,
@@ -140,7 +141,9 @@ class Settings(NamedTuple):
     worker: Annotated[WorkerSettings, Prefix("")] = WorkerSettings()
     engines: Annotated[EngineOptions, Prefix(inline=True)] = EngineOptions()
     lora: LoraOptions = LoraOptions()
-    health: HealthSettings = HealthSettings()
+    health: Annotated[
+        HealthSettings, Meta(description="when an engine counts as dead, where it differs from the defaults")
+    ] = HealthSettings()
     router: Annotated[
         RouterSettings, Prefix("", flags={"temperature": "router-temperature", "weights": "routing-weights"})
     ] = RouterSettings()
@@ -205,8 +208,10 @@ def settings_below(name: str) -> tuple[Setting, ...]:
     """The settings of one field of `Settings`: of a section, or the one that it is itself."""
     kind = SECTION_TYPES[name]
     default = getattr(DEFAULTS, name)
-    if not is_section(base_of(kind)):
-        one = setting_of(name, kind, default, key="", group=GROUPS[""], how=Prefix(), path=(name,))
+    if not is_section(base_of(kind)) or description_of(kind):
+        one = setting_of(
+            name, kind, default, key="", group=GROUPS.get(name, GROUPS[""]), how=Prefix(), path=(name,)
+        )
         return (one,)
     how = marker(kind, Prefix) or Prefix(name)
     key, group = ("", "") if how.inline else (name, GROUPS[name])

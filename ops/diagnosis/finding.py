@@ -100,7 +100,7 @@ KINDS: Final[dict[str, Kind]] = {
         "warning",
         "the server's store has room",
         ACCOUNT,
-        "raise `max_file_store` of the server, or give smaller --pool-bytes-max and --requests-bytes-max",
+        "raise `max_file_store` of the server, or give smaller --stream-sizes",
     ),
     "nats-open": Kind(
         "warning",

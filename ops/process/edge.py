@@ -46,7 +46,8 @@ async def run_edge(settings: EdgeProcess, stop: asyncio.Event) -> int:
     except ValueError as error:
         raise ConfigError(f"--cors-origins: {error}") from error
     listener = bind(http.host, http.port, share=http.share_port)
-    connections = http.connections._replace(connections=connections_possible(http.connections.connections))
+    connections = http.limits.connections
+    connections = connections._replace(connections=connections_possible(connections.connections))
     name = settings.name or f"edge-{secrets.token_hex(3)}"
     logs.describe(edge=name)
     metrics.TENANTS.tenants_max = settings.edge.metrics_tenants
@@ -69,7 +70,7 @@ async def run_edge(settings: EdgeProcess, stop: asyncio.Event) -> int:
             server,
             settings.edge,
             drain_s=settings.drain_timeout,
-            bodies=http.bodies,
+            bodies=http.limits.bodies,
             probes=http.probes,
             access=settings.auth,
             probe_s=PROBE_S,

@@ -36,7 +36,7 @@ CONTEXT: Final = 40_960
 
 FLAGS: Final = {
     "tiny": ("--kv-cache-mib", "1024"),
-    "trained": ("--kv-cache-mib", "2048", "--workers", "1", "--health-stuck-s", "0"),
+    "trained": ("--kv-cache-mib", "2048", "--workers", "1", "--health", "stuck_s=0"),
 }
 """A long prompt takes the trained model longer than the time without a token after which an engine counts as dead."""
 

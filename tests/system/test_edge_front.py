@@ -32,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def front(folder: Path) -> AsyncIterator[FleetProcess]:
     """A fleet whose edge has all of it."""
     tls = ("--tls-cert", str(folder / "tls.pem"), "--tls-key", str(folder / "tls.key"))
-    limits = ("--limit-requests-per-minute", "3", "--limit-tokens-per-minute", "1000")
+    limits = ("--limit", "requests_per_minute=3,tokens_per_minute=1000")
     flags = ("--engine", "sim", "--no-probes", "--cors-origins", ORIGIN)
     async with fleet(folder, *flags, *tls, *limits) as up:
         yield up

@@ -11,6 +11,7 @@ import pytest
 from headwater.events.jetstream.api import api
 from headwater.events.jetstream.mirrors import SILENT_S, MirroredHere
 from headwater.events.ports import LogRefused, LogUnavailable
+from headwater.events.table import StreamSizes
 from headwater.ops.config.nats import NatsSettings, StreamSettings
 from headwater.ops.config.setting import ConfigError
 from headwater.ops.nats.connect import connected, ports_of
@@ -28,7 +29,7 @@ from tests.support.servers.sites import HUB, SITE, Sites, hub_and_site
 
 Out = pytest.CaptureFixture[str]
 EVENTS = 3_000
-SMALL = StreamSettings(responses_bytes_max=1 << 24, requests_bytes_max=1 << 26, pool_bytes_max=1 << 28)
+SMALL = StreamSettings(sizes=StreamSizes(1 << 24, 1 << 26, 1 << 28))
 LOG = subjects.pool_stream(SITE, POOL)
 
 

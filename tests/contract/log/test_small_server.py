@@ -73,10 +73,9 @@ async def test_a_store_too_small_for_the_streams_names_the_settings(tmp_path: Pa
     jetstream = {"store_dir": str(tmp_path / "js"), "max_file_store": 1024 * MIB}
     async with running(tmp_path, jetstream=jetstream) as server:
         line = (await ended("pools", "--nats", server.url)).told()
-        assert "--requests-bytes-max" in line
+        assert "--stream-sizes" in line
         assert "2147483648" in line or "2 GiB" in line
-        sizes = ["--requests-bytes-max", "200000000", "--responses-bytes-max", "100000000"]
-        sizes += ["--pool-bytes-max", "300000000"]
+        sizes = ["--stream-sizes", "requests=200000000,stored=100000000,pool=300000000"]
         done = await ended("pools", "--nats", server.url, *sizes)
         assert done.code == 0, done.output
 

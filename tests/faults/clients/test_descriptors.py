@@ -42,7 +42,7 @@ async def test_more_clients_than_descriptors_are_answered(tmp_path: Path, hard: 
         process = await zygote.start(
             *("-c", PROGRAM, str(FEW), str(hard), "edge"),
             *("--nats", server.url, "--port", str(port), "--log-format", "json"),
-            *("--connections-max", "2000"),
+            *("--http-limits", "connections_max=2000"),
             stdout=zygote.PIPE,
             stderr=zygote.STDOUT,
         )

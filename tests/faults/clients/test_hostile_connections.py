@@ -158,7 +158,7 @@ async def test_an_endless_header_is_cut_off(up: FleetProcess) -> None:
 
 async def test_connections_are_limited(tmp_path: Path) -> None:
     """Per address and in total: one more is refused at once, in OpenAI's format, and a closed one makes room."""
-    limits = ("--connections-per-address-max", "8", "--connections-max", "20")
+    limits = ("--http-limits", "connections_per_address_max=8,connections_max=20")
     async with fleet(tmp_path, "--engine", "sim", "--workers", "1", *limits) as up, AsyncExitStack() as held:
 
         async def hold(source: str, count: int) -> list[raw_http.Connection]:

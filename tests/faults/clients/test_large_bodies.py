@@ -145,7 +145,7 @@ def _chat(body: bytes) -> bytes:
     return body.replace(b'"prompt":"a"', b'"messages":[{"role":"user","content":"a"}]', 1)
 
 
-up = shared_fleet("--engine", "sim", "--workers", "1", "--body-bytes-max", str(64 * 1024 * 1024))
+up = shared_fleet("--engine", "sim", "--workers", "1", "--http-limits", f"body_bytes_max={64 * 1024 * 1024}")
 """One simulated worker behind an edge that takes bodies of 64 MiB: their size alone refuses none of them."""
 
 
@@ -348,9 +348,11 @@ async def test_bytes_in_flight_are_bounded_over_all_connections(up: FleetProcess
 
 
 async def test_the_body_limit_is_the_operators(tmp_path: Path) -> None:
-    """413 beyond `--body-bytes-max`, before the body was sent where its length is told, and while it is sent where not."""
+    """413 beyond `body_bytes_max` of `--http-limits`, before the body was sent where its length is told, and while it is sent where not."""
     limit = 100_000
-    async with fleet(tmp_path, "--engine", "sim", "--workers", "1", "--body-bytes-max", str(limit)) as up:
+    async with fleet(
+        tmp_path, "--engine", "sim", "--workers", "1", "--http-limits", f"body_bytes_max={limit}"
+    ) as up:
         text = "a" * (limit - 1_000)
         body = msgspec.json.encode({"model": "sim", "prompt": text, "max_tokens": 2})
         async with raw_http.connection(up.url) as within:

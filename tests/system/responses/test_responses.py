@@ -53,7 +53,7 @@ class Edges(NamedTuple):
 async def edges(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Edges]:
     """A fleet with keys."""
     folder = tmp_path_factory.mktemp("responses")
-    flags = ("--auth", "keys", "--message-bytes-max", str(MESSAGE_BYTES_MAX))
+    flags = ("--auth", "keys", "--http-limits", f"message_bytes_max={MESSAGE_BYTES_MAX}")
     async with AsyncExitStack() as stack:
         up = await stack.enter_async_context(fleet(folder, "--engine", "sim", "--workers", "1", *flags))
         _, url = await stack.enter_async_context(kept_edge(folder, up.nats, "edge-b", *flags))

@@ -148,12 +148,8 @@ topologySpreadConstraints:
 {{- define "headwater.streamsEnv" -}}
 - name: HEADWATER_REPLICAS
   value: {{ include "headwater.streamReplicas" .root | quote }}
-- name: HEADWATER_POOL_BYTES_MAX
-  value: {{ int64 .root.Values.nats.poolBytes | quote }}
-- name: HEADWATER_REQUESTS_BYTES_MAX
-  value: {{ int64 .root.Values.nats.requestBytes | quote }}
-- name: HEADWATER_RESPONSES_BYTES_MAX
-  value: {{ int64 .root.Values.nats.responseBytes | quote }}
+- name: HEADWATER_STREAM_SIZES
+  value: {{ printf "stored=%d,requests=%d,pool=%d" (int64 .root.Values.nats.responseBytes) (int64 .root.Values.nats.requestBytes) (int64 .root.Values.nats.poolBytes) | quote }}
 {{- end }}
 
 {{- define "headwater.mounts" -}}

@@ -126,7 +126,7 @@ def test_each_default_is_stated_where_the_setting_is_used() -> None:
     """The tree has the structs of the actors themselves."""
     assert (DEFAULTS.queue, DEFAULTS.busy) == (QueueLimits(), BusyLimits())
     assert (DEFAULTS.health, DEFAULTS.edge.client) == (HealthSettings(), ClientLimits())
-    assert (DEFAULTS.http.connections, DEFAULTS.http.bodies) == (ConnectionLimits(), BodyLimits())
+    assert tuple(DEFAULTS.http.limits) == (ConnectionLimits(), BodyLimits())
     assert set(get_args(PolicyName)) == set(POLICIES)
 
 
@@ -374,7 +374,7 @@ def test_a_process_gets_the_settings_of_its_fleet() -> None:
             "worker.tier": "gold",
             "worker.taints": ("batch", "spot"),
             "vllm.connector_options": {"offload": {"cpu_bytes_to_use": 5}},
-            "health.idle_s": 0.0,
+            "health": HealthSettings(idle_s=0.0),
             "lora.check_base": False,
         },
     )

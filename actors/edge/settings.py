@@ -1,7 +1,7 @@
 """Settings of the edge: types, defaults and descriptions only. Light to import: the command line reads them."""
 
 from typing import Annotated, Final, Literal, NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import msgspec
 from msgspec import Meta
@@ -23,10 +23,10 @@ class OidcSettings(NamedTuple):
         Meta(description="audiences of accepted tokens, of which a token's `aud` must contain one"),
     ] = ()
     jwks_url: Annotated[
-        str, Meta(description="URL of the issuer's public keys (JWKS); https, or http on loopback")
-    ] = ""
-    jwks_file: Annotated[
-        str, Meta(description="file with the issuer's public keys (JWKS), instead of a URL; read at start")
+        str,
+        Meta(
+            description="URL of the issuer's public keys (JWKS): https, http on loopback, or file:///PATH, which is read at start"
+        ),
     ] = ""
     tenant_claim: Annotated[str, Meta(description="claim that names the tenant; required in every token")] = (
         "tenant"
@@ -76,6 +76,12 @@ class AccessSettings(NamedTuple):
         ),
     ] = ""
     oidc: OidcSettings = OidcSettings()
+
+
+def jwks_path(url: str) -> str:
+    """The path of a file: URL of this machine, "" of another URL."""
+    parts = urlsplit(url)
+    return unquote(parts.path) if parts.scheme == "file" and not parts.netloc else ""
 
 
 def check_jwks_url(url: str) -> None:
@@ -132,13 +138,8 @@ class ClientLimits(NamedTuple):
             description="routing policies that a request may name (x-headwater-policy), comma-separated; empty: none"
         ),
     ] = CLIENT_POLICIES
-    temperature_max: Annotated[
-        float,
-        msgspec.Meta(
-            ge=0,
-            description="maximum routing temperature that a request may ask for (x-headwater-router-temperature)",
-        ),
-    ] = 1.0
+    temperature_max: float = 1.0
+    """Maximum routing temperature that a request may ask for (x-headwater-router-temperature)."""
     choices_max: Annotated[
         int, msgspec.Meta(ge=1, le=128, description="maximum choices of one prompt (n, best_of)")
     ] = 128
@@ -189,9 +190,8 @@ class VideoSettings(NamedTuple):
     """Video jobs of one tenant that have not ended; one more is refused; 0: no bound."""
     timeout_s: int = 7200
     """Seconds after which a video job that has not completed fails, its time in queues included."""
-    ttl_s: Annotated[
-        int, Meta(ge=1, description="seconds after which a video that is completed, or failed, expires")
-    ] = 24 * 3600
+    ttl_s: int = 24 * 3600
+    """Seconds after which a video that is completed, or failed, expires."""
 
 
 # All of an edge, apart from what it listens on, its media and its clients' credentials.
@@ -222,12 +222,6 @@ class EdgeSettings(NamedTuple):
             description="tools that OpenAI's or Anthropic's own servers would run (web search, MCP, …): omit them from the prompt, or reject the request"
         ),
     ] = "omit"
-    keep_billing_line: Annotated[
-        bool,
-        Meta(
-            description="leave Claude Code's line x-anthropic-billing-header in the prompt, where it keeps sessions from sharing a prefix"
-        ),
-    ] = False
     encode_legs: Annotated[
         EncodeLegs,
         Meta(
@@ -248,5 +242,8 @@ class EdgeSettings(NamedTuple):
         float,
         Meta(ge=0, description="time limit of a request until the end of its answer, in seconds; 0: none"),
     ] = REQUEST_TIMEOUT_S
-    history: HistorySettings = HistorySettings()
+    history: Annotated[
+        HistorySettings,
+        Meta(description="what is stored for the Responses API, where it differs from the defaults"),
+    ] = HistorySettings()
     videos: VideoSettings = VideoSettings()

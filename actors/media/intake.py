@@ -273,7 +273,7 @@ class MediaIntake:
 
     def _check(self, source: MediaSource, target: MediaTarget, bytes_max: int) -> None:
         """What needs no process. Raises `MediaError`."""
-        if source.kind == "embedding" and (not self._policy.embeddings or target.embedding is None):
+        if source.kind == "embedding" and target.embedding is None:
             raise MediaError(MediaCode.EMBEDDINGS_OFF, "Precomputed embeddings are not accepted here.")
         if source.encoding == "url":
             text = source.content

@@ -187,12 +187,6 @@ class FetchPolicy(NamedTuple):
     ] = ()
     redirects_max: int = 3
     """Redirects that are followed, each checked like the first URL."""
-    embeddings: Annotated[
-        bool,
-        Meta(
-            description="accept precomputed embeddings (safetensors) from clients; only for clients you trust"
-        ),
-    ] = False
 
 
 class IntakeSettings(NamedTuple):

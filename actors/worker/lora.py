@@ -176,7 +176,7 @@ class LoraManager:
         except TimeoutError as error:
             raise LoraError(
                 502,
-                f"adapter {name} was not loaded within {self._settings.loading.load_s:g} s (--lora-load-s)",
+                f"adapter {name} was not loaded within {self._settings.loading.load_s:g} s",
             ) from error
 
     async def _load(self, name: str, source: str, known: LoraCard | None, *, pinned: bool) -> None:

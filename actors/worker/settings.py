@@ -37,7 +37,8 @@ class LoraLoading(NamedTuple):
 
     on_demand: Annotated[bool, Meta(description="load an adapter when a request names it")] = False
     check_base: Annotated[bool, Meta(description="reject adapters trained on another base model")] = True
-    load_s: Annotated[float, Meta(gt=0, description="seconds that a request waits for its adapter")] = 120.0
+    load_s: float = 120.0
+    """Seconds that a request waits for its adapter."""
 
 
 # What distinguishes a worker.

@@ -181,9 +181,7 @@ class LoraCache:
                 await asyncio.wrap_future(fetching)
                 found = await asyncio.to_thread(self._store, staging, source, digest)
         except TimeoutError as error:
-            raise LoraError(
-                502, f"{source.text} was not fetched within {self.policy.fetch_s:g} s (--lora-fetch-s)"
-            ) from error
+            raise LoraError(502, f"{source.text} was not fetched within {self.policy.fetch_s:g} s") from error
         except OSError as error:
             raise LoraError(502, f"{source.text} cannot be stored in {self._root}: {error}") from error
         finally:

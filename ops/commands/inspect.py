@@ -8,7 +8,6 @@ from msgspec import Meta
 from headwater.ops.config.command import AnyWord, Key, command, group
 from headwater.ops.config.processes import PoolReader
 from headwater.ops.config.setting import ConfigError, Flag
-from headwater.ops.config.trace import OtlpProtocol
 
 
 @command
@@ -47,8 +46,6 @@ def trace(
     /,
     *,
     otlp: Annotated[str, Key("trace.otlp")],
-    protocol: Annotated[OtlpProtocol, Key("trace.protocol")],
-    tenants: Annotated[bool, Key("trace.tenants")],
     as_json: Annotated[bool, Flag("json"), Meta(description="print JSON: the spans")] = False,
     settings: PoolReader,
 ) -> int:
@@ -57,11 +54,9 @@ def trace(
     from headwater.ops.process import signals
     from headwater.ops.tracing import command as tracing
 
-    receiver = receiver_of(otlp, protocol) if otlp else None
+    receiver = receiver_of(otlp) if otlp else None
     return signals.run_command(
-        lambda: tracing.trace(
-            settings.nats, settings.pool, request, receiver, tenants=tenants, as_json=as_json
-        )
+        lambda: tracing.trace(settings.nats, settings.pool, request, receiver, as_json=as_json)
     )
 
 

@@ -4,7 +4,7 @@ from typing import Annotated, Final, NamedTuple
 
 from msgspec import Meta
 
-from headwater.actors.edge.settings import AccessSettings, check_jwks_url
+from headwater.actors.edge.settings import AccessSettings, check_jwks_url, jwks_path
 from headwater.actors.http.limits import BodyLimits, ConnectionLimits
 from headwater.actors.media.request import (
     FetchPolicy,
@@ -81,12 +81,14 @@ def check_access(access: AccessSettings, host: str) -> None:
     oidc = access.oidc
     if "oidc" not in access.mode.split(","):
         return
-    for flag, value in (("--oidc-issuer", oidc.issuer), ("--oidc-audience", oidc.audience)):
+    for flag, value in (
+        ("--oidc-issuer", oidc.issuer),
+        ("--oidc-audience", oidc.audience),
+        ("--oidc-jwks-url", oidc.jwks_url),
+    ):
         if not value:
             raise ConfigError(f"--auth {access.mode}: {flag} is missing")
-    if bool(oidc.jwks_url) == bool(oidc.jwks_file):
-        raise ConfigError(f"--auth {access.mode}: give either --oidc-jwks-url or --oidc-jwks-file")
-    if oidc.jwks_url:
+    if not jwks_path(oidc.jwks_url):
         try:
             check_jwks_url(oidc.jwks_url)
         except ValueError as error:

@@ -161,7 +161,7 @@ class Settings(NamedTuple):
     picker: PickerSettings = PickerSettings()
     trace: Annotated[
         TraceSettings,
-        Prefix("trace", flags={"otlp": "otlp", "protocol": "otlp-protocol", "slow_s": "trace-slow"}),
+        Prefix("trace", flags={"otlp": "otlp", "slow_s": "trace-slow"}),
     ] = TraceSettings()
     nats: NatsSettings = NatsSettings()
     streams: Annotated[StreamSettings, Prefix("")] = StreamSettings()

@@ -14,6 +14,10 @@ WEIGHT_MAX: Final = 1e9
 """Above it costs stop being numbers that differ."""
 
 
+OWN_FLAGS: Final = {"local_tokens": "--local-prefill-tokens", "apart": "--disaggregate"}
+"""What a router is told of by flags of their own."""
+
+
 def read_weights(text: str) -> dict[str, Any]:
     """Weights by name from NAME=VALUE,…; the message of a `ValueError` names the part that cannot be used."""
     fields = [field.name for field in msgspec.structs.fields(Weights)]
@@ -87,6 +91,9 @@ class RouterSettings(NamedTuple):
 
 def weights_of(settings: RouterSettings) -> Weights:
     """The weights of a router."""
+    for name, flag in OWN_FLAGS.items():
+        if name in settings.weights:
+            raise ConfigError(f"--routing-weights {write_weights(settings.weights)}: {name} is {flag}")
     base = Weights(local_tokens=settings.local_prefill_tokens, apart=settings.disaggregate == "always")
     return replaced(base, settings.weights, "--routing-weights")
 

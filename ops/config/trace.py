@@ -9,8 +9,6 @@ from msgspec import Meta
 from headwater.engines.traces import EngineTraces
 from headwater.ops.config.setting import ConfigError
 
-OtlpProtocol = Literal["auto", "http", "grpc"]
-
 GRPC_PORT = 4317
 """The port that OTLP over gRPC has by its specification; that of HTTP is 4318."""
 
@@ -26,16 +24,9 @@ class TraceSettings(NamedTuple):
         str,
         Meta(
             description="URL of an OpenTelemetry receiver that gets traces of requests, such as http://127.0.0.1:4318; engines send their own "
-            "spans there too (default: none). Headers, certificates and time limits are in OTEL_EXPORTER_OTLP_…, as for any other sender"
+            "spans there too (default: none). gRPC for port 4317 and HTTP for others, unless OTEL_EXPORTER_OTLP_PROTOCOL says otherwise. Headers, certificates and time limits are in OTEL_EXPORTER_OTLP_…, as for any other sender"
         ),
     ] = ""
-    protocol: Annotated[
-        OtlpProtocol,
-        Meta(
-            description="protocol of the receiver: http (protobuf), grpc, or auto: as OTEL_EXPORTER_OTLP_PROTOCOL says, else grpc for port 4317 and "
-            "http for others"
-        ),
-    ] = "auto"
     sample: Annotated[
         float,
         Meta(
@@ -52,14 +43,13 @@ class TraceSettings(NamedTuple):
             description="requests are slow that need so many seconds until their first token, or until their end if they have none; 0: none is",
         ),
     ] = 10.0
-    tenants: Annotated[bool, Meta(description="spans name digests of tenants")] = False
 
 
 def engine_traces(settings: TraceSettings) -> EngineTraces:
     """What engines are told of the receiver. Raises `ConfigError`."""
     if not settings.otlp:
         return EngineTraces(sample=settings.sample)
-    receiver = receiver_of(settings.otlp, settings.protocol)
+    receiver = receiver_of(settings.otlp)
     return EngineTraces(receiver.endpoint, receiver.environment, settings.sample)
 
 
@@ -76,7 +66,7 @@ class Receiver(NamedTuple):
         return "grpc" if self.protocol == "grpc" else "http/protobuf"
 
 
-def receiver_of(url: str, protocol: OtlpProtocol = "auto", flag: str = "--otlp") -> Receiver:
+def receiver_of(url: str, flag: str = "--otlp") -> Receiver:
     """The endpoint that a URL means: over HTTP without a path the one of the specification. Raises `ConfigError`."""
     try:
         parts = urlsplit(url)
@@ -87,12 +77,9 @@ def receiver_of(url: str, protocol: OtlpProtocol = "auto", flag: str = "--otlp")
         raise ConfigError(
             f"{flag} {url}: give a URL such as http://127.0.0.1:4318 (HTTP) or http://127.0.0.1:4317 (gRPC)"
         )
-    if protocol == "auto":
-        wanted = next((os.environ[name] for name in VARIABLES if os.environ.get(name)), "")
-        if wanted:
-            protocol = "grpc" if wanted == "grpc" else "http"
-        else:
-            protocol = "grpc" if port == GRPC_PORT else "http"
+    wanted = next((os.environ[name] for name in VARIABLES if os.environ.get(name)), "")
+    is_grpc = wanted == "grpc" if wanted else port == GRPC_PORT
+    protocol: Literal["http", "grpc"] = "grpc" if is_grpc else "http"
     if protocol == "http" and parts.path in ("", "/"):
         url = url.rstrip("/") + PATH
     return Receiver(url, protocol, (host, port or PORTS[parts.scheme]))

@@ -9,7 +9,7 @@ from msgspec import Meta
 from headwater.actors.worker.settings import LoraLoading, WorkerProfile
 from headwater.engines import registry
 from headwater.engines.engine import EngineUnavailable
-from headwater.engines.limits import EMBEDDINGS_MIB, LORA_CACHE_MIB, LORA_FETCH_S, LORA_MIB
+from headwater.engines.limits import EMBEDDINGS_MIB, LORA_CACHE_MIB, LORA_MIB
 from headwater.engines.traits import EngineTraits, Processors, Table, Text
 from headwater.ops.config.setting import Prefix, section_type
 from headwater.schemas.tables import MIGRATIONS_MAX
@@ -176,7 +176,7 @@ class WorkerSettings(NamedTuple):
     accept_image_embeds: Annotated[
         bool,
         Meta(
-            description="clients may send embeddings of images in place of images "
+            description="clients, which you have to trust, may send embeddings of images (safetensors) in place of images "
             f"({'; '.join(filter(None, (one.takes_embeddings for one in registry.all_traits().values())))})"
         ),
     ] = False
@@ -263,7 +263,4 @@ class LoraOptions(NamedTuple):
     cache_mib: Annotated[
         int, Meta(ge=1, description="size of the adapter cache in MiB; loaded adapters are never evicted")
     ] = LORA_CACHE_MIB
-    fetch_s: Annotated[float, Meta(gt=0, description="maximum time to fetch an adapter, in seconds")] = (
-        LORA_FETCH_S
-    )
     loading: Annotated[LoraLoading, Prefix("lora", inline=True)] = LoraLoading()

@@ -99,24 +99,19 @@ class _Leg(NamedTuple):
     stages: list[Span]
 
 
-def spans_of(
-    request: str, edge: str, events: Sequence[Stamped], made: Sequence[Routing], *, tenants: bool = False
-) -> Trace:
-    """The trace of a request from its events, of which there is at least one, and the decisions about it. `tenants`: name digests of them."""
-    return _Assembly(request, edge, at_edge(events), made, tenants=tenants).trace()
+def spans_of(request: str, edge: str, events: Sequence[Stamped], made: Sequence[Routing]) -> Trace:
+    """The trace of a request from its events, of which there is at least one, and the decisions about it."""
+    return _Assembly(request, edge, at_edge(events), made).trace()
 
 
 class _Assembly:
     """Makes the spans of one request."""
 
-    def __init__(
-        self, request: str, edge: str, events: list[Stamped], made: Sequence[Routing], *, tenants: bool
-    ) -> None:
+    def __init__(self, request: str, edge: str, events: list[Stamped], made: Sequence[Routing]) -> None:
         self._request = request
         self._edge = edge
         self._events = events
         self._made = {one.decision.request: one for one in made}
-        self._tenants = tenants
         self._accepted = next((one.event for one in events if isinstance(one.event, RequestAccepted)), None)
         self._ended = next((one.event for one in events if isinstance(one.event, RequestEnded)), None)
         self._routed = {
@@ -208,8 +203,6 @@ class _Assembly:
             found["gen_ai.request.choice.count"] = accepted.choices
         if accepted.media:
             found["headwater.media"] = [place.kind for place in accepted.media]
-        if self._tenants and accepted.tenant:
-            found["headwater.tenant"] = f"{accepted.tenant:016x}"
         return found
 
     def _moments(self) -> Iterator[SpanEvent]:

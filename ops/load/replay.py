@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 
 from headwater.ops.config.nats import NatsSettings
+from headwater.ops.config.router import OWN_FLAGS
 from headwater.ops.config.setting import ConfigError
 from headwater.ops.load.client import LoadClient, StreamedAnswer, address_of
 from headwater.ops.load.generator import Generator, Pace, Sample
@@ -95,7 +96,13 @@ def simulated_settings(recorded: Recording) -> dict[str, Any]:
         "sim.blocks": max(setup.blocks, 2 + longest // setup.block_size, SIM_BLOCKS_MIN),
         "sim.step_time": setup.step_time,
         "router.policy": setup.policy if setup.policy in get_args(PolicyName) else DEFAULT_POLICY,
-        "router.weights": {name: value for name, value in weights.items() if value != getattr(usual, name)},
+        "router.weights": {
+            name: value
+            for name, value in weights.items()
+            if value != getattr(usual, name) and name not in OWN_FLAGS
+        },
+        "router.local_prefill_tokens": setup.weights.local_tokens,
+        "router.disaggregate": "always" if setup.weights.apart else "estimate",
     }
 
 

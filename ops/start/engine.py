@@ -43,8 +43,7 @@ def adapters_of(settings: EngineProcess, worker: str) -> LoraSettings:
             parse_sources(lora.sources),
             parse_networks(lora.networks),
             lora.max_mib << 20,
-            lora.fetch_s,
-            lora.cache_mib << 20,
+            cache_bytes_max=lora.cache_mib << 20,
         )
     except LoraError as error:
         raise ConfigError(f"--lora-sources, --lora-networks: {error}") from error

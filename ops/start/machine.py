@@ -220,7 +220,7 @@ class Machine:
         if wanted.console is not None:
             check_console(wanted.console.console, wanted.console.auth)
         if wanted.tracer is not None:
-            receiver_of(wanted.tracer.trace.otlp, wanted.tracer.trace.protocol)
+            receiver_of(wanted.tracer.trace.otlp)
             need_opentelemetry()
         if wanted.admin is not None:
             admin.check(wanted.admin)

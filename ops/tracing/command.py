@@ -33,7 +33,7 @@ SHOWN = (
 
 
 async def trace(
-    nats: NatsSettings, pool: str, request: str, receiver: Receiver | None, *, tenants: bool, as_json: bool
+    nats: NatsSettings, pool: str, request: str, receiver: Receiver | None, *, as_json: bool
 ) -> int:
     """Print the trace of a request, or send it. 1 if the log has none, or the receiver did not take it."""
     check_id(request)
@@ -41,7 +41,7 @@ async def trace(
         need_opentelemetry()
     async with operator_ports(nats, "trace") as ports:
         found = await account(ports, await choose_pool(ports, pool), request)
-        made = trace_of(request, found, tenants=tenants)
+        made = trace_of(request, found)
     if made is None:
         print(
             f"no events of {request} in the request log; {ID_FORM}",
@@ -55,13 +55,13 @@ async def trace(
     return _send(made, receiver, ports.ns) if receiver is not None else 0
 
 
-def trace_of(request: str, found: Account, *, tenants: bool = False) -> Trace | None:
+def trace_of(request: str, found: Account) -> Trace | None:
     """The trace of a request from what the logs have of it; None if that is nothing."""
     if not found.life:
         return None
     events = [Stamped(one.stored_ns, one.position, one.event) for one in found.life]
     made = [Routing(one.router[0], one.position, one.decision) for one in found.decisions]
-    return spans_of(request, found.life[0].edge, events, made, tenants=tenants)
+    return spans_of(request, found.life[0].edge, events, made)
 
 
 def _send(made: Trace, receiver: Receiver, ns: str) -> int:

@@ -82,7 +82,7 @@ class Gathering:
             held = one.held
             made = self._decisions.pop(held.request, [])
             if one.reason:
-                trace = spans_of(held.request, held.edge, held.events, made, tenants=self._settings.tenants)
+                trace = spans_of(held.request, held.edge, held.events, made)
                 found.append((one, trace))
         return found
 

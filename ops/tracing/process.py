@@ -24,7 +24,7 @@ async def run(settings: TracerProcess, stop: asyncio.Event) -> int:
     if not own.otlp:
         raise ConfigError("give the URL of the receiver with --otlp")
     need_opentelemetry()
-    receiver, folder = receiver_of(own.otlp, own.protocol), Path(settings.data_dir)
+    receiver, folder = receiver_of(own.otlp), Path(settings.data_dir)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -51,7 +51,7 @@ def test_a_simulated_fleet_is_as_the_recorded_one_was() -> None:
         decode_workers=3,
         blocks=4,
         block_size=32,
-        weights=Weights(crowding=0.5),
+        weights=Weights(crowding=0.5, local_tokens=9, apart=True),
         step_time=StepTime((1, 2, 3), (4, 5, 6)),
     )
     trace = Trace("t", (TraceRequest("a", 0, 700, 50, (1,), 32), TraceRequest("b", 9, 60, 500, (2,), 32)))
@@ -61,6 +61,7 @@ def test_a_simulated_fleet_is_as_the_recorded_one_was() -> None:
     assert settings.engines.sim == (StepTime((1, 2, 3), (4, 5, 6)), 25)
     assert (settings.worker.block_size, settings.worker.max_model_len) == (32, 782)
     assert settings.router.weights == {"crowding": 0.5}
+    assert (settings.router.local_prefill_tokens, settings.router.disaggregate) == (9, "always")
 
 
 async def test_a_recorded_run_is_sent_again(tmp_path: Path) -> None:

@@ -132,16 +132,17 @@ def _check_tree(request: str, spans: list[dict[str, Any]], got: dict[str, Span])
     assert lost["span"] == span_id(TRACE, request, lost["attributes"]["headwater.attempt"])
 
 
-async def test_a_trace_is_sent_from_the_log_over_grpc(traced: Traced, tmp_path: Path) -> None:
+async def test_a_trace_is_sent_from_the_log_over_grpc(
+    traced: Traced, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of a request that was not sampled, to a collector, which has each span with the process that it is of."""
     async with traced.up.client() as client:
         answer = await client.post("/v1/chat/completions", json=chat(3, 2))
     request = answer.headers["x-request-id"]
     wanted = await in_log(traced.up, request)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
     async with collector(tmp_path) as there:
-        code, output = await traced.up.command(
-            "trace", request, "--otlp", there.url, "--otlp-protocol", "grpc"
-        )
+        code, output = await traced.up.command("trace", request, "--otlp", there.url)
         assert code == 0, output
         assert f"{len(wanted)} spans, to {there.url} (grpc)" in output
         log = await there.until_logged(one["span"] for one in wanted)

@@ -22,7 +22,7 @@ import structlog
 from jwt import PyJWK, PyJWTError
 
 from headwater.actors.edge.admit.principal import Principal, parse_scopes, unauthenticated
-from headwater.actors.edge.settings import OidcSettings, check_jwks_url
+from headwater.actors.edge.settings import OidcSettings, check_jwks_url, jwks_path
 from headwater.actors.http.errors import overloaded
 from headwater.schemas.clock import Clock
 
@@ -131,8 +131,8 @@ def _signing_key(entry: Any) -> PyJWK | None:
 
 def signing_keys(settings: OidcSettings, clock: Clock) -> SigningKeys:
     """The issuer's keys, from the file or the URL that the settings name."""
-    if settings.jwks_file:
-        return SigningKeys(read_file(settings.jwks_file), clock, rotates=False)
+    if path := jwks_path(settings.jwks_url):
+        return SigningKeys(read_file(path), clock, rotates=False)
     return SigningKeys(read_url(settings.jwks_url), clock, rotates=True)
 
 

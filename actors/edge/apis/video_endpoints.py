@@ -264,7 +264,7 @@ class VideosApi:
         """Raises `ApiError` 400 if this edge stores nothing."""
         if self.runner is None:
             raise bad_request(
-                "This server stores no videos: it runs with --responses-store off.", code="not_supported"
+                "This server stores no videos: it runs with --responses store=false.", code="not_supported"
             )
         return self.runner
 

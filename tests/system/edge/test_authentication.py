@@ -82,10 +82,8 @@ async def served(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Serv
         access = ("--nats-keys-dir", str(folder))
         # Its limits are small, so that a test reaches them.
         small = (
-            "--responses-connection-s",
-            str(CONNECTION_S),
-            "--responses-tenant-bytes-max",
-            str(SHARE_BYTES),
+            "--responses",
+            f"connection_s={CONNECTION_S},tenant_bytes_max={SHARE_BYTES}",
         )
         async with (
             fleet(folder, *flags, access=access) as up,

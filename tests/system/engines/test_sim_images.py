@@ -32,7 +32,7 @@ QUESTION: Final = "What is this?"
 
 up = shared_fleet(
     *("--engine", "sim", "--workers", "1", "--encode-workers", "1", "--sim-step-time", "zero"),
-    *("--encode-legs", "always", "--accept-image-embeds", "--media-embeddings"),
+    *("--encode-legs", "always", "--accept-image-embeds"),
 )
 """A worker and an encode worker, which the edge always uses: what the estimate says depends on the machine's load."""
 

@@ -44,7 +44,7 @@ class AnthropicApi:
         omit = request.thinking is not None and request.thinking.display == "omitted"
         encoder = MessageEncoder(request.max_tokens, omit_thinking=omit)
         send = HeaderAdder(call.send, lambda: [request_id_header(id_)])
-        wanted = to_generation(request, id_, keep_billing_line=self._serving.settings.keep_billing_line)
+        wanted = to_generation(request, id_)
         await self._generator.run(wanted, encoder, call._replace(send=send))
 
     async def count_tokens(self, call: Call) -> None:
@@ -52,7 +52,7 @@ class AnthropicApi:
         check_version(call.headers)
         request = decode_count(call.body)
         self._serving.fields.count(request)
-        wanted = to_prompt(request, keep_billing_line=self._serving.settings.keep_billing_line)
+        wanted = to_prompt(request)
         prepared = await self._generator.prepare(wanted, call)
         header = request_id_header(self._serving.workers.ports.ids())
         await respond(call.send, 200, msgspec.json.encode(TokenCount(prepared.prompt_tokens)), [header])

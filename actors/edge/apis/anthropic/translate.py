@@ -74,13 +74,11 @@ Content = TextBlock | ImageBlock | DocumentBlock | SearchResultBlock
 def turns_of(
     system: str | list[SystemBlock] | None,
     messages: Sequence[InputMessage],
-    *,
-    keep_billing_line: bool = False,
 ) -> tuple[Turn, ...]:
     """All turns; there is at least one message. Raises `ApiError` 400 naming the block."""
     names: dict[str, str] = {}
     turns: list[Turn] = []
-    text = _system_text(system, keep_billing_line=keep_billing_line)
+    text = _system_text(system)
     if text:
         turns.append(Turn(role="system", parts=(TextPart(text),)))
     for number, message in enumerate(messages):
@@ -94,9 +92,9 @@ def turns_of(
     return tuple(turns)
 
 
-def _system_text(system: str | list[SystemBlock] | None, *, keep_billing_line: bool) -> str:
+def _system_text(system: str | list[SystemBlock] | None) -> str:
     texts = [system] if isinstance(system, str) else [block.text for block in system or []]
-    return TEXT_SEPARATOR.join(filter(None, texts if keep_billing_line else map(_without_billing, texts)))
+    return TEXT_SEPARATOR.join(filter(None, map(_without_billing, texts)))
 
 
 def _without_billing(text: str) -> str:
@@ -258,11 +256,9 @@ ID_PREFIX: Final = "msg_"
 FORMAT_PARAM: Final = "output_config.format.schema"
 
 
-def to_generation(
-    request: MessagesRequest, id_: str = "", *, keep_billing_line: bool = False
-) -> GenerationRequest:
+def to_generation(request: MessagesRequest, id_: str = "") -> GenerationRequest:
     """Return what a message request asks for; the message's id ends with `id_`. Raises `ApiError` 400 naming the field."""
-    prompt = to_prompt(request, keep_billing_line=keep_billing_line)
+    prompt = to_prompt(request)
     return msgspec.structs.replace(
         prompt,
         id=id_,
@@ -278,10 +274,10 @@ def to_generation(
     )
 
 
-def to_prompt(request: PromptFields, *, keep_billing_line: bool = False) -> GenerationRequest:
+def to_prompt(request: PromptFields) -> GenerationRequest:
     """The part of a request that becomes its prompt, for counting. Raises `ApiError` 400 naming the field."""
     tools = _tools(request.tools or [], found_tools(request.messages))
-    turns = turns_of(request.system, request.messages, keep_billing_line=keep_billing_line)
+    turns = turns_of(request.system, request.messages)
     output = request.output_config
     guide = _guide(request)
     return GenerationRequest(

@@ -153,7 +153,7 @@ def is_reference(item: Item) -> bool:
 def storage_off(param: str) -> ApiError:
     """400 for a request that needs the store."""
     return bad_request(
-        "This server stores no responses and conversations (--no-responses-store).",
+        "This server stores no responses and conversations (--responses store=false).",
         param=param,
         code="storage_disabled",
     )

@@ -60,13 +60,12 @@ def strict(net: Internet) -> Iterator[MediaIntake]:
 
 @pytest.fixture(scope="session")
 def wide(net: Internet, files: Path) -> Iterator[MediaIntake]:
-    """Http and files too, from some hosts and one more port only; embeddings."""
+    """Http and files too, from some hosts and one more port only."""
     policy = FetchPolicy(
         schemes=("https", "data", "http", "file"),
         hosts=(HOST, "*.cdn.example", "127.0.0.1"),
         ports=(8080,),
         directories=(str(files),),
-        embeddings=True,
     )
     yield from _intake(MediaIntake(policy, IntakeSettings(processes=1), TIGHT, program=net.program))
 

@@ -237,11 +237,8 @@ async def test_the_grid_of_an_embedding_is_that_of_an_image(wide: MediaIntake, a
     assert error.code == BAD
 
 
-async def test_embeddings_are_off_unless_switched_on_and_expected(
-    strict: MediaIntake, wide: MediaIntake
-) -> None:
-    """By the operator, and by the model."""
+async def test_embeddings_are_off_unless_they_are_expected(strict: MediaIntake) -> None:
+    """By the model's workers."""
     source = MediaSource.from_bytes("embedding", safetensors("F32", (3, 4), VALUES))
-    for intake, target in ((strict, MediaTarget(embedding=FORM)), (wide, MediaTarget())):
-        error = await rejection(intake, source, target=target)
-        assert error.code == "media_embeddings_not_allowed"
+    error = await rejection(strict, source, target=MediaTarget())
+    assert error.code == "media_embeddings_not_allowed"

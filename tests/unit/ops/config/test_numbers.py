@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import get_args, get_type_hints
 
 import msgspec
 import pytest
@@ -116,11 +116,13 @@ def test_a_weight_of_a_router_has_a_range(name: str) -> None:
             weights_of(RouterSettings(weights={name: value}))
 
 
-@pytest.mark.parametrize("value", [-1, "-1"])
-def test_a_number_of_tokens_among_the_weights_is_not_negative(value: Any) -> None:
-    """The one weight that is a whole number."""
-    with pytest.raises(ConfigError, match="local_tokens"):
-        weights_of(RouterSettings(weights={"local_tokens": value}))
+@pytest.mark.parametrize(
+    ("name", "flag"), [("local_tokens", "--local-prefill-tokens"), ("apart", "--disaggregate")]
+)
+def test_what_has_a_flag_of_its_own_is_no_weight_of_a_router(name: str, flag: str) -> None:
+    """Two sources of one number would contradict each other."""
+    with pytest.raises(ConfigError, match=f"--routing-weights {name}=.*{name} is {flag}"):
+        weights_of(RouterSettings(weights={name: 1}))
 
 
 def test_the_weights_that_were_good_are_good() -> None:

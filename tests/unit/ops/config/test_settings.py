@@ -52,7 +52,7 @@ def other(one: Setting) -> tuple[str, Any]:
         "vllm.connector_options": ('{"nixl": {"num_threads": 8}}', {"nixl": {"num_threads": 8}}),
         "worker.logits_processors": ("a=m:A, b=n:B", {"a": "m:A", "b": "n:B"}),
         "sglang.native": ("--tp-size 2", ("--tp-size", "2")),
-        "router.weights": ("crowding=0.5,apart=true", {"crowding": 0.5, "apart": True}),
+        "router.weights": ("crowding=0.5,queued=2", {"crowding": 0.5, "queued": 2.0}),
         "sim.step_time": ("1,2,3,4,5,6,7,8,9", StepTime((1.0, 2.0, 3.0), (4.0, 5.0, 6.0), (7.0, 8.0, 9.0))),
         "streams.replicas": ("3", 3),
         "worker.endpoint": ("10.0.0.7:8000", "10.0.0.7:8000"),
@@ -334,7 +334,7 @@ def test_a_table_names_what_is_wrong_in_it(one: Setting) -> None:
     """Its name, the range, and the names that there are."""
     for name, field in one.fields.items():
         assert field.description, name
-        with pytest.raises(ConfigError, match=rf"^{one.flag} {name}=-1: {name}=-1: expected .* >=? [01]"):
+        with pytest.raises(ConfigError, match=rf"^{one.flag} {name}=-1: {name}=-1: expected (.* >=? [01]|true or false)"):
             one.read([f"{name}=-1"], f"{one.flag} ")
         with pytest.raises(ConfigError, match=f"{name}=nan: "):
             one.read([{name: "nan"}], "file: ")
@@ -353,7 +353,7 @@ def test_a_process_gets_the_settings_of_its_fleet() -> None:
         RouterProcess(name="r"),
         {
             "router.policy": "random",
-            "router.weights": {"crowding": 0.5, "apart": True},
+            "router.weights": {"crowding": 0.5},
             "busy.prefill_tokens": 7,
             "busy.kv": 0.5,
             "queue.requests": 0,
@@ -364,9 +364,7 @@ def test_a_process_gets_the_settings_of_its_fleet() -> None:
     )
     assert settings_of("router", *process_words(router)) == router
     for policies in ((), ("kv", "random")):
-        edge = with_settings(
-            EdgeProcess(), {"edge.client.policies": policies, "edge.client.temperature_max": 0.0}
-        )
+        edge = with_settings(EdgeProcess(), {"edge.client.policies": policies, "edge.client.choices_max": 3})
         assert settings_of("edge", *process_words(edge)) == edge
     engine = with_settings(
         EngineProcess(),

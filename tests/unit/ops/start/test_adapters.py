@@ -41,14 +41,14 @@ async def test_flags_become_limits(tmp_path: Path) -> None:
     settings = settings_of(
         *("engine", "--namespace", "ns", "--cache-dir", str(tmp_path / "cache")),
         *("--lora-sources", f"{tmp_path / 'a'}, hf://org", "--lora-on-demand", "--no-lora-check-base"),
-        *("--lora-max-mib", "3", "--lora-cache-mib", "5", "--lora-fetch-s", "7.5", "--lora-load-s", "9.5"),
+        *("--lora-max-mib", "3", "--lora-cache-mib", "5"),
         *("--drain-timeout", "11"),
     )
     made = adapters_of(settings, "w")
-    assert (made.loading, made.unload_s) == (LoraLoading(True, False, 9.5), 11.0)
+    assert (made.loading, made.unload_s) == (LoraLoading(True, False), 11.0)
     assert made.files is not None
     policy = made.files.policy
-    assert (policy.bytes_max, policy.cache_bytes_max, policy.fetch_s) == (3 << 20, 5 << 20, 7.5)
+    assert (policy.bytes_max, policy.cache_bytes_max) == (3 << 20, 5 << 20)
     found = await made.files.fetch(str(make_adapter(tmp_path / "a" / "one")))
     assert found.folder == tmp_path / "cache" / "adapters" / found.digest
     with pytest.raises(LoraError, match="--lora-sources"):

@@ -339,9 +339,8 @@ def test_a_deferred_tool_is_offered_once_the_clients_search_has_found_it() -> No
     assert [tool.name for tool in generation(tools=[hosted, deferred]).tools] == ["get_weather"]
 
 
-def test_the_billing_line_may_be_kept() -> None:
+def test_the_billing_line_is_left_out() -> None:
     line = "x-anthropic-billing-header: cc_version=2.1.197.3d9"
     fields = {"model": "tiny", "max_tokens": 64, "messages": [USER], "system": f"{line}\nBe brief."}
     request = decode_messages(msgspec.json.encode(fields))
     assert to_generation(request).messages[0].text() == "Be brief."
-    assert to_generation(request, keep_billing_line=True).messages[0].text() == fields["system"]

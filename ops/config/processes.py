@@ -147,8 +147,12 @@ class Settings(NamedTuple):
     router: Annotated[
         RouterSettings, Prefix("", flags={"temperature": "router-temperature", "weights": "routing-weights"})
     ] = RouterSettings()
-    busy: BusyLimits = BusyLimits()
-    queue: QueueLimits = QueueLimits()
+    busy: Annotated[
+        BusyLimits, Meta(description="when a worker is saturated, where it differs from the defaults")
+    ] = BusyLimits()
+    queue: Annotated[
+        QueueLimits, Meta(description="limits and order of a router's queue that differ from their defaults")
+    ] = QueueLimits()
     http: Annotated[HttpSettings, Prefix("")] = HttpSettings()
     edge: Annotated[EdgeSettings, Prefix("", flags={"history": "responses"})] = EdgeSettings()
     media: MediaSettings = MediaSettings()

@@ -32,7 +32,7 @@ def chat(prompt: str, **fields: Any) -> dict[str, Any]:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def set_up(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stage]:
     """Two edges, two workers, two pickers, Envoy."""
-    queue = ("--busy-kv", "0.00001", "--queue-requests", "4", "--queue-tenant-share", "0.25")
+    queue = ("--busy", "kv=0.00001", "--queue", "requests=4,tenant_share=0.25")
     async with stage(tmp_path_factory.mktemp("gateway"), *queue) as made:
         yield made
 

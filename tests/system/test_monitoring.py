@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.processes]
 
 FLAGS = (
     *("--engine", "sim", "--workers", "1", "--prefill-workers", "1", "--decode-workers", "2"),
-    *("--metrics-tenants", "2", "--limit", "concurrent_requests=7", "--busy-prefill-tokens", "500"),
+    *("--metrics-tenants", "2", "--limit", "concurrent_requests=7", "--busy", "prefill_tokens=500"),
 )
 SENT_AT_ONCE = 32
 

@@ -25,7 +25,7 @@ async def test_requests_wait_for_the_only_worker(tmp_path: Path) -> None:
     nats = NatsServer(tmp_path, port=port, config=tmp_path / "nats.conf")
     await nats.start()
     flags = ("--engine", "sim", "--workers", "1", "--nats", nats.url, "--taint", "spot")
-    queue = ("--busy-kv", "0.00001", "--queue-requests", "2", "--queue-tenant-share", "1")
+    queue = ("--busy", "kv=0.00001", "--queue", "requests=2,tenant_share=1")
     access = ("--nats-keys-dir", str(tmp_path))
     headers = {"x-headwater-tolerates": "spot"}
     try:

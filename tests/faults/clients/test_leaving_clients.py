@@ -57,7 +57,7 @@ async def test_a_client_that_leaves_leaves_nothing(up: FleetProcess, stage: str,
 
 async def test_waiting_requests_of_clients_that_left_are_forgotten(tmp_path: Path) -> None:
     """A request that waits in the router's queue leaves it with its client, and never reaches a worker."""
-    queue = ("--workers", "1", "--busy-kv", "0.00001", "--queue-tenant-share", "1")
+    queue = ("--workers", "1", "--busy", "kv=0.00001", "--queue", "tenant_share=1")
     async with fleet(tmp_path, "--engine", "sim", *queue) as up:
         async with raw_http.connection(up.url) as first:
             await begin_stream(first)

@@ -164,9 +164,9 @@ def test_completion_knows_commands_flags_and_choices(capsys: Capture, shell: str
     for word in (
         mark,
         "nats-config",
-        "queue-tenant-share",
+        "routing-weights",
         "no-lora-check-base",
-        "shortest_uncached",
+        "hashed",
         "power_of_two",
     ):
         assert word in script
@@ -177,14 +177,28 @@ def test_config_show_names_the_origin_of_every_value(
 ) -> None:
     """Default, file, environment or flag; secrets are masked."""
     path = tmp_path / "fleet.toml"
-    path.write_text("[router]\npolicy = 'random'\n[queue]\nrequests = 7\n[http]\nport = 9000\n")
+    path.write_text(
+        "[router]\npolicy = 'random'\nlocal_prefill_tokens = 7\n[queue]\nrequests = 7\n[http]\nport = 9000\n"
+    )
     monkeypatch.setenv("HEADWATER_NATS", "nats://me:secret@host:4222")
-    line = ["config", "show", "--command", "router", "--json", "--config", str(path), "--queue-requests", "8"]
+    line = [
+        "config",
+        "show",
+        "--command",
+        "router",
+        "--json",
+        "--config",
+        str(path),
+        "--local-prefill-tokens",
+        "8",
+    ]
     assert main(line) == 0
     rows = {one["key"]: (one["value"], one["origin"]) for one in json.loads(capsys.readouterr().out)}
     assert rows["router.policy"] == ("random", f"file {path}: router.policy")
-    assert rows["queue.requests"] == (8, "flag --queue-requests")
-    assert rows["queue.wait_s"] == (120.0, "default")
+    assert rows["router.local_prefill_tokens"] == (8, "flag --local-prefill-tokens")
+    assert rows["router.temperature"] == (0.0, "default")
+    queue = {"requests": 7, "tenant_share": 0.5, "wait_s": 120.0, "order": "fcfs"}
+    assert rows["queue"] == (queue, f"file {path}: queue")
     assert rows["nats.url"] == ("nats://host:4222", "environment HEADWATER_NATS")
     assert "http.port" not in rows
     assert main(["config", "show", "--command", "engine", "--model", "/m", "--", "--seed", "1"]) == 0
@@ -225,8 +239,9 @@ def test_the_reference_has_every_setting_and_command(capsys: Capture) -> None:
     assert {"whatif", "whatif log", "config show", "nats-config"} <= {doc.name for doc in command_docs()}
     assert main(["config", "reference", "--format", "json"]) == 0
     found = {one["key"]: one for one in json.loads(capsys.readouterr().out)}
-    assert found["queue.requests"]["default"] == "4096"
-    assert found["queue.requests"]["commands"] == ["up", "demo", "router"]
+    assert found["router.local_prefill_tokens"]["default"] == "256"
+    assert found["queue"]["commands"] == ["up", "demo", "router"]
+    assert found["queue"]["fields"][0].items() >= {"name": "requests", "default": "4096"}.items()
 
 
 @pytest.mark.parametrize(

@@ -63,9 +63,7 @@ FLOATS |= {one.flag: one for one in all_settings().values() if is_float(one)}
 
 def test_there_are_such_settings() -> None:
     """Of the tree and of commands."""
-    assert {"--queue-wait-s", "--busy-kv", "--drain-timeout", "ctl --drain-timeout", "ctl --timeout"} <= {
-        *FLOATS
-    }
+    assert {"--trace-sample", "--drain-timeout", "ctl --drain-timeout", "ctl --timeout"} <= {*FLOATS}
     assert any(name.startswith("whatif ") for name in FLOATS)
 
 

@@ -77,13 +77,8 @@ class WorkerProfile(NamedTuple):
         tuple[Label, ...],
         Meta(description="reject requests that do not tolerate this (x-headwater-tolerates)"),
     ] = ()
-    embedding_format: Annotated[
-        Annotated[str, Meta(pattern="^[A-Za-z0-9._-]{0,64}$")],
-        Meta(
-            description="name of the embeddings that encode workers and the workers that read them exchange: only equal ones do "
-            "(default: the engine's name). The same name on workers of several engines declares their encoders compatible"
-        ),
-    ] = ""
+    embedding_format: str = ""
+    """Name of the embeddings that encode workers and the workers that read them exchange; empty: the engine's."""
     revision: Annotated[
         Annotated[str, Meta(pattern=f"^[A-Za-z0-9._+-]{{0,{REVISION_MAX}}}$")],
         Meta(

@@ -127,7 +127,7 @@ class SglangEmbeddings:
         except FileNotFoundError:
             raise EngineUnavailable(
                 "this SGLang was not seen encoding an image: whether it uses the embeddings of encode workers cannot be "
-                "proved. Omit --reads-embeddings, or install SGLang 0.5.23"
+                "proved. Omit --embeddings read=true, or install SGLang 0.5.23"
             ) from None
         encoded = self.encoded
         bare = PromptMedia("image", GIVEN_ID, probe.start, probe.tokens, probe.shape)

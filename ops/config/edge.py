@@ -142,7 +142,10 @@ class MediaSettings(NamedTuple):
     """The sources of media, the processes that decode them, and the limits of single items."""
 
     fetch: Annotated[FetchPolicy, Prefix("media", inline=True)] = FetchPolicy()
-    intake: Annotated[IntakeSettings, Prefix("media", inline=True)] = IntakeSettings()
+    intake: Annotated[
+        IntakeSettings,
+        Meta(description="the processes that fetch and decode media, where they differ from the defaults"),
+    ] = IntakeSettings()
     limits: Annotated[
         MediaLimits,
         Meta(

@@ -120,6 +120,24 @@ class FleetSettings(NamedTuple):
     added: Annotated[AddedWorkers, Prefix(inline=True)] = AddedWorkers()
 
 
+class EmbeddingOptions(NamedTuple):
+    """What encode workers and the workers that read their embeddings exchange."""
+
+    read: Annotated[
+        bool, Meta(description="take those that encode workers compute; always with --encode-workers")
+    ] = False
+    mib: Annotated[int, Meta(ge=16, description="MiB that a worker keeps, and as much to transfer them")] = (
+        EMBEDDINGS_MIB
+    )
+    format: Annotated[
+        Annotated[str, Meta(pattern="^[A-Za-z0-9._-]{0,64}$")],
+        Meta(
+            description="their name: only equal ones are exchanged (default: the engine's name). The same name on workers of several engines "
+            "declares their encoders compatible"
+        ),
+    ] = ""
+
+
 class WorkerSettings(NamedTuple):
     """The model that workers serve, and what distinguishes them."""
 
@@ -167,12 +185,6 @@ class WorkerSettings(NamedTuple):
         tuple[str, ...], Meta(description="further names that clients may use for the model")
     ] = ()
     profile: Annotated[WorkerProfile, Prefix("", inline=True, flags={"taints": "taint"})] = WorkerProfile()
-    reads_embeddings: Annotated[
-        bool,
-        Meta(
-            description="take the embeddings of media that encode workers compute (default: with --encode-workers)"
-        ),
-    ] = False
     accept_image_embeds: Annotated[
         bool,
         Meta(
@@ -180,10 +192,12 @@ class WorkerSettings(NamedTuple):
             f"({'; '.join(filter(None, (one.takes_embeddings for one in registry.all_traits().values())))})"
         ),
     ] = False
-    embeddings_mib: Annotated[
-        int,
-        Meta(ge=16, description="MiB of embeddings that a worker keeps, and as much to transfer them"),
-    ] = EMBEDDINGS_MIB
+    embeddings: Annotated[
+        EmbeddingOptions,
+        Meta(
+            description="embeddings of media that encode workers compute for others, where these differ from the defaults"
+        ),
+    ] = EmbeddingOptions()
     migration_limit: Annotated[
         int,
         Meta(

@@ -260,8 +260,10 @@ def _groups_of(
             profile=base.worker.profile._replace(role=workers.role),
             model=pool.model or (model if loads else ""),
             served_model_name=model,
-            reads_embeddings=base.worker.reads_embeddings
-            or (workers.role in ("both", "prefill") and any(one.role == "encode" for one in pool.workers)),
+            embeddings=base.worker.embeddings._replace(
+                read=base.worker.embeddings.read
+                or (workers.role in ("both", "prefill") and any(one.role == "encode" for one in pool.workers))
+            ),
         ),
     )
     rank = hosts.index(host) % workers.nodes

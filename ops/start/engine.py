@@ -105,10 +105,10 @@ async def run_engine(settings: EngineProcess, stop: asyncio.Event) -> int:
             one,
             served,
             drain_s=settings.drain_timeout,
-            profile=own.profile._replace(instance=name),
+            profile=own.profile._replace(instance=name, embedding_format=own.embeddings.format),
             lora=adapters_of(settings, worker),
             health=settings.health,
-            open_transfer=partial(open_transfer, worker, own.embeddings_mib, traits.transport),
+            open_transfer=partial(open_transfer, worker, own.embeddings.mib, traits.transport),
             open_media_transfer=media_transfer(worker, media.mib, media.transport),
         )
         actors.append(actor)

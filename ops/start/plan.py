@@ -114,9 +114,9 @@ def spec_of(settings: EngineProcess, name: str, role: Role | None = None, side_p
         own.served_model_name,
         own.block_size,
         own.max_model_len,
-        reads_embeddings=own.reads_embeddings and role in ("both", "prefill"),
+        reads_embeddings=own.embeddings.read and role in ("both", "prefill"),
         accepts_embeddings=own.accept_image_embeds and role == "both",
-        embeddings_mib=own.embeddings_mib,
+        embeddings_mib=own.embeddings.mib,
         exports_metrics=bool(settings.metrics.port),
         online=any(source.startswith("hf://") for source in settings.lora.sources),
         side_port=side_port,
@@ -179,9 +179,11 @@ def of_worker(settings: EngineProcess, worker: WorkerPlan) -> EngineProcess:
             profile=settings.worker.profile._replace(role=worker.role),
             engine=worker.engine,
             handoff_port=worker.side_port,
-            reads_embeddings=settings.worker.reads_embeddings
-            or settings.worker.accept_image_embeds
-            or settings.fleet.encode_workers > 0,
+            embeddings=settings.worker.embeddings._replace(
+                read=settings.worker.embeddings.read
+                or settings.worker.accept_image_embeds
+                or settings.fleet.encode_workers > 0
+            ),
         ),
         metrics=settings.metrics._replace(port=worker.metrics_port),
     )

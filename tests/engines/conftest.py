@@ -17,7 +17,7 @@ from tests.support.sglang.environment import PYTHON
 
 FOLDER = Path(__file__).parent
 MODEL = "tiny"
-FLAGS = ("--served-model-name", MODEL, "--max-model-len", "1024", "--reads-embeddings")
+FLAGS = ("--served-model-name", MODEL, "--max-model-len", "1024", "--embeddings", "read=true")
 
 
 class Mixed(NamedTuple):

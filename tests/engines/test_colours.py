@@ -21,7 +21,7 @@ FLAGS = (
 )
 OWN = {
     "vllm": ("--kv-cache-mib", "128", "--disaggregate", "always", "--local-prefill-tokens", "31"),
-    "sglang": ("--workers", "1", "--client-policies", "kv,direct", "--reads-embeddings"),
+    "sglang": ("--workers", "1", "--client-policies", "kv,direct", "--embeddings", "read=true"),
 }
 """SGLang's worker for all is one more; vLLM's prefill worker becomes that."""
 

@@ -29,7 +29,7 @@ VLLM_FOR_SGLANG, SGLANG_FOR_VLLM = "encode-vllm-for-sglang", "encode-sglang-for-
 
 FOR_OTHERS = (VLLM_FOR_SGLANG, SGLANG_FOR_VLLM)
 
-FORMAT = "--embedding-format"
+FORMAT = "--embeddings"
 QUESTION = "What is this?"
 
 
@@ -42,9 +42,9 @@ async def encoders(
     nats, flags = mixed.up.nats, ("--role", "encode", "--model", str(tiny_vision_model.ensure()), *FLAGS)
     kept = {
         OF_VLLM: kept_vllm_worker(tmp_path, nats, OF_VLLM, *flags),
-        VLLM_FOR_SGLANG: kept_vllm_worker(tmp_path, nats, VLLM_FOR_SGLANG, *flags, FORMAT, "sglang"),
+        VLLM_FOR_SGLANG: kept_vllm_worker(tmp_path, nats, VLLM_FOR_SGLANG, *flags, FORMAT, "format=sglang"),
         OF_SGLANG: kept_sglang_worker(tmp_path, nats, OF_SGLANG, *flags),
-        SGLANG_FOR_VLLM: kept_sglang_worker(tmp_path, nats, SGLANG_FOR_VLLM, *flags, FORMAT, "vllm"),
+        SGLANG_FOR_VLLM: kept_sglang_worker(tmp_path, nats, SGLANG_FOR_VLLM, *flags, FORMAT, "format=vllm"),
     }
     made = {name: kept[name] for name in request.param}
     async with AsyncExitStack() as stack:

@@ -16,7 +16,7 @@ FLAGS = ("--served-model-name", MODEL, "--max-model-len", "2048", "--kv-cache-mi
 async def up(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[FleetProcess]:
     """Two vLLM workers with the tiny model that takes images. A test that kills one waits until it is back."""
     model = str(tiny_vision_model.ensure())
-    embeddings = "--accept-image-embeds"
+    embeddings = ("--accept-image-embeds",)
     flags = ("--engine", "vllm", "--model", model, *FLAGS, *embeddings, "--client-policies", "kv,direct")
     async with fleet(tmp_path_factory.mktemp("vllm"), *flags, ready_s=240, vllm=True) as made:
         yield made

@@ -106,7 +106,7 @@ The command of a worker, one argument a line. Gets `role`, `of` (its values), `m
 {{- with int $model.blockSize }}{{ $args = append $args (printf "--block-size=%d" .) }}{{ end -}}
 {{- with int $model.maxModelLen }}{{ $args = append $args (printf "--max-model-len=%d" .) }}{{ end -}}
 {{- if and (not $follower) (or $split (eq .role "encode")) }}{{ $args = append $args (printf "--role=%s" .role) }}{{ end -}}
-{{- if and $encoded (or (eq .role "prefill") (and (eq .role "decode") (not $split))) }}{{ $args = append $args "--reads-embeddings" }}{{ end -}}
+{{- if and $encoded (or (eq .role "prefill") (and (eq .role "decode") (not $split))) }}{{ $args = append $args "--embeddings=read=true" }}{{ end -}}
 {{- if and $split (ne .role "encode") -}}
 {{- if $vllm }}{{ $args = concat $args (list "--handoff-host=$(POD_IP)" "--handoff-port=5600") }}{{ end -}}
 {{- if and $vllm (gt $nodes 1) }}{{ $args = append $args "--connector=nixl" }}{{ end -}}

@@ -335,8 +335,11 @@ def test_a_table_names_what_is_wrong_in_it(one: Setting) -> None:
     """Its name, the range, and the names that there are."""
     for name, field in one.fields.items():
         assert field.description, name
+        if field.base is str:
+            continue
         with pytest.raises(
-            ConfigError, match=rf"^{one.flag} {name}=-1: {name}=-1: (expected (.* >=? [01]|true or false)|choose from)"
+            ConfigError,
+            match=rf"^{one.flag} {name}=-1: {name}=-1: (expected (.* >=? \d+|true or false)|choose from)",
         ):
             one.read([f"{name}=-1"], f"{one.flag} ")
         with pytest.raises(ConfigError, match=f"{name}=nan: "):

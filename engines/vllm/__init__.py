@@ -30,9 +30,6 @@ class VllmOptions(NamedTuple):
             '{"offload": {"cpu_bytes_to_use": 1073741824}}'
         ),
     ] = {}  # noqa: RUF012 (the default of a NamedTuple, never changed)
-    kv_cache_mib: Annotated[
-        int, Meta(ge=0, description="KV cache per worker in MiB, on CPU (default: 512)")
-    ] = 0
     gpus_per_worker: int = 0
     handoff_host: str = ""
     handoff_port: int = 0

@@ -135,7 +135,7 @@ def keyword_arguments(settings: VllmSettings, events: str, replay: str, *, cpu: 
 
 def shared_arguments(settings: VllmSettings, *, cpu: bool) -> dict[str, Any]:
     """Return what every process of an engine must be started with, its headless ranks and further nodes too; native arguments go first."""
-    worker, options = settings.worker, settings.options
+    worker = settings.worker
     arguments: dict[str, Any] = {}
     if worker.max_model_len:
         arguments["max_model_len"] = worker.max_model_len
@@ -146,18 +146,16 @@ def shared_arguments(settings: VllmSettings, *, cpu: bool) -> dict[str, Any]:
         arguments["block_size"] = worker.block_size or CPU_BLOCK_SIZE
     if cpu:
         arguments["enforce_eager"] = True
-    if options.kv_cache_mib or cpu:
-        arguments["kv_cache_memory_bytes"] = (options.kv_cache_mib or CPU_KV_CACHE_MIB) * MIB
+        arguments["kv_cache_memory_bytes"] = CPU_KV_CACHE_MIB * MIB
     return arguments
 
 
 def _agree(settings: VllmSettings, given: Mapping[str, Any]) -> None:
     """Raise if a setting and the corresponding native argument differ."""
-    worker, options = settings.worker, settings.options
+    worker = settings.worker
     pairs = (
         ("--block-size", worker.block_size, "block_size", 1),
         ("--max-model-len", worker.max_model_len, "max_model_len", 1),
-        ("--kv-cache-mib", options.kv_cache_mib, "kv_cache_memory_bytes", MIB),
     )
     check_agreement("vLLM", pairs, given)
 

@@ -35,8 +35,8 @@ CONTEXT: Final = 40_960
 """Qwen Code's first prompt has about 30,000 tokens of these models' tokenizers; the models were made for 8,192."""
 
 FLAGS: Final = {
-    "tiny": ("--kv-cache-mib", "1024"),
-    "trained": ("--kv-cache-mib", "2048", "--workers", "1", "--health", "stuck_s=0"),
+    "tiny": ("--native=--kv-cache-memory-bytes=1073741824"),
+    "trained": ("--native=--kv-cache-memory-bytes=2147483648", "--workers", "1", "--health", "stuck_s=0"),
 }
 """A long prompt takes the trained model longer than the time without a token after which an engine counts as dead."""
 

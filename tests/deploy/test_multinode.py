@@ -33,7 +33,7 @@ models:
     modelArtifacts: {name: tiny, uri: pvc://models/tiny}
     decode:
       parallelism: {tensor: 1, data: 2, dataLocal: 1, workers: 2}
-      headwaterArgs: [--kv-cache-mib=64]
+      headwaterArgs: [--native=--kv-cache-memory-bytes=67108864]
       args: []
 """
 

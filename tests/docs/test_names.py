@@ -31,7 +31,7 @@ FOREIGN_FLAGS = {
     "--enable-adaptive-dispatch-to-encoder", "--encoder-only", "--language-model-only", "--language-only", "--limit-mm-data-per-request", "--mm-process-config", "--mem-fraction-static", "--skip-tokenizer-init",
     # Helm's
     "--values", "--wait",
-    "--dtype", "--kv-cache-dtype", "--max-running-requests",
+    "--dtype", "--kv-cache-memory-bytes", "--kv-cache-dtype", "--max-running-requests",
     # aiperf, guidellm and vLLM's benchmark
     "--goodput", "--itl-ms", "--ttft-ms", "--use-server-token-count",
     # of other tools, and of modules outside the command line

@@ -45,7 +45,16 @@ async def mixed(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Mixed
     """A worker of `headwater up` with vLLM; one of SGLang joins it as a process of its own. The model takes images."""
     assert PYTHON.exists(), "SGLang's environment is missing: make sglang"
     folder, model = tmp_path_factory.mktemp("mixed"), str(tiny_vision_model.ensure())
-    flags = ("--engine", "vllm", "--model", model, *FLAGS, "--workers", "1", "--kv-cache-mib", "64")
+    flags = (
+        "--engine",
+        "vllm",
+        "--model",
+        model,
+        *FLAGS,
+        "--workers",
+        "1",
+        "--native=--kv-cache-memory-bytes=67108864",
+    )
     own = ("--model", model, *FLAGS, "--", "--max-running-requests", "4")
     async with fleet(folder, *flags, "--client-policies", "kv,direct", ready_s=240, vllm=True) as up:
         async with kept_sglang_worker(folder, up.nats, SGLANG.worker, *own) as worker:

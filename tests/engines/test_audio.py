@@ -44,7 +44,13 @@ async def client(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[open
     """Of a fleet with a worker of each engine. OpenAI's own client, without its retries: an error is seen, not repeated."""
     folder: Path = tmp_path_factory.mktemp("hearing")
     model = ("--model", str(tiny_audio_model.ensure()), *FLAGS)
-    limits = ("--workers", "1", "--kv-cache-mib", "256", "--client-policies", "kv,direct")
+    limits = (
+        "--workers",
+        "1",
+        "--native=--kv-cache-memory-bytes=268435456",
+        "--client-policies",
+        "kv,direct",
+    )
     own = ("--", "--max-running-requests", "4")
     async with (
         fleet(folder, "--engine", "vllm", *model, *limits, ready_s=240, vllm=True) as up,

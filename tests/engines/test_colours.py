@@ -20,7 +20,13 @@ FLAGS = (
     *("--prefill-workers", "1", "--decode-workers", "1", "--encode-workers", "1"),
 )
 OWN = {
-    "vllm": ("--kv-cache-mib", "128", "--disaggregate", "always", "--local-prefill-tokens", "31"),
+    "vllm": (
+        "--native=--kv-cache-memory-bytes=134217728",
+        "--disaggregate",
+        "always",
+        "--local-prefill-tokens",
+        "31",
+    ),
     "sglang": ("--workers", "1", "--client-policies", "kv,direct", "--embeddings", "read=true"),
 }
 """SGLang's worker for all is one more; vLLM's prefill worker becomes that."""

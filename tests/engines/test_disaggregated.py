@@ -82,7 +82,13 @@ COMMON = ("--served-model-name", "tiny", "--max-model-len", "1024", "--encode-le
 ROLES = ("--prefill-workers", "1", "--decode-workers", "1", "--encode-workers", "1")
 OWN = {
     "vllm": (
-        *("--kv-cache-mib", "128", "--disaggregate", "always", "--local-prefill-tokens", "31"),
+        *(
+            "--native=--kv-cache-memory-bytes=134217728",
+            "--disaggregate",
+            "always",
+            "--local-prefill-tokens",
+            "31",
+        ),
         # Twice vLLM's own, so that no test waits for its end: an engine steps as long as it holds KV that nobody fetches.
         *("--connector-options", '{"nixl": {"kv_lease_duration": 60}}'),
     ),

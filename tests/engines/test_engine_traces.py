@@ -51,8 +51,7 @@ async def test_spans_of_the_engine_are_below_those_of_its_legs(case: Case, tmp_p
         "always",
         "--local-prefill-tokens",
         "0",
-        "--kv-cache-mib",
-        "64",
+        "--native=--kv-cache-memory-bytes=67108864",
     )
     model = (
         "--model",

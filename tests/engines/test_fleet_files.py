@@ -66,7 +66,7 @@ def settings_here(workers: Workers) -> dict[str, Any]:
     """The settings of workers for this machine."""
     settings = dict(workers.settings)
     if workers.engine == "vllm":
-        settings["vllm"] = {"kv_cache_mib": 64, **settings.get("vllm", {})}
+        settings["vllm"] = {"native": "--kv-cache-memory-bytes=67108864", **settings.get("vllm", {})}
     longest = settings.get("worker", {}).get("max_model_len", 0)
     if longest:
         settings["worker"] = {**settings["worker"], "max_model_len": min(longest, MODEL_LEN_MAX)}

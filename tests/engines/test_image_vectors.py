@@ -20,7 +20,7 @@ from tests.support.processes.fleet import FleetProcess
 pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(300), VLLM_IN_EVERY_RUN]
 
 POOLING = {
-    "vllm": ("--kv-cache-mib", "64", "--", "--runner", "pooling", "--convert", "embed"),
+    "vllm": ("--native=--kv-cache-memory-bytes=67108864", "--", "--runner", "pooling", "--convert", "embed"),
     "sglang": ("--sglang-native=--is-embedding",),
 }
 

@@ -29,7 +29,7 @@ def own(case: Case, *more: str) -> tuple[str, ...]:
     if case is VLLM:
         ranks = ("--data-parallel-size", "2", "--data-parallel-size-local", "1")
         address = ("--data-parallel-address", "127.0.0.1", "--data-parallel-rpc-port", port)
-        return ("--kv-cache-mib", "64", "--", *ranks, *address, *more)
+        return ("--native=--kv-cache-memory-bytes=67108864", "--", *ranks, *address, *more)
     return ("--", "--tp-size=2", "--nnodes=2", f"--dist-init-addr=127.0.0.1:{port}", *more)
 
 

@@ -49,7 +49,14 @@ KEYWORDS = (
 
 
 OWN = {
-    "vllm": ("--kv-cache-mib", "128", "--", "--max-num-seqs", "2", "--max-num-batched-tokens", "1536"),
+    "vllm": (
+        "--native=--kv-cache-memory-bytes=134217728",
+        "--",
+        "--max-num-seqs",
+        "2",
+        "--max-num-batched-tokens",
+        "1536",
+    ),
     "sglang": (),
 }
 """An engine's own flags. Small batches: vLLM encodes as many recordings as fit into one when it starts."""

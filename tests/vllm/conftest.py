@@ -9,7 +9,13 @@ from tests.support.engines.multimodal import tiny_vision_model
 from tests.support.processes.fleet import FleetProcess, fleet
 
 MODEL = "tiny"
-FLAGS = ("--served-model-name", MODEL, "--max-model-len", "2048", "--kv-cache-mib", "256")
+FLAGS = (
+    "--served-model-name",
+    MODEL,
+    "--max-model-len",
+    "2048",
+    "--native=--kv-cache-memory-bytes=268435456",
+)
 
 
 @pytest_asyncio.fixture(scope="package", loop_scope="package")

@@ -29,7 +29,7 @@ TOLERANCE = 1e-4
 async def classifier(folder: Path, classes: int) -> AsyncIterator[httpx.AsyncClient]:
     """A client of a worker whose model has so many classes."""
     model = ("--model", str(tiny_classifier.ensure(classes)), "--served-model-name", "classes")
-    more = ("--engine", "vllm", "--workers", "1", "--kv-cache-mib", "64")
+    more = ("--engine", "vllm", "--workers", "1", "--native=--kv-cache-memory-bytes=67108864")
     async with fleet(folder, *model, *more, ready_s=240, vllm=True) as up, up.client() as client:
         yield client
 

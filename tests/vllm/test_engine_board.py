@@ -23,8 +23,7 @@ async def test_every_query_about_engines_has_an_answer(tmp_path: Path) -> None:
         str(tiny_model.ensure()),
         "--workers",
         "1",
-        "--kv-cache-mib",
-        "64",
+        "--native=--kv-cache-memory-bytes=67108864",
     )
     # Queries about the queue of the router need more load than this fleet has.
     async with (

@@ -23,7 +23,7 @@ pytestmark = [
 async def test_a_headless_rank_answers_for_its_leader(tmp_path: Path) -> None:
     """Each rank is a worker of the fleet; both answer, with the same text, and the rank ends when it is told to."""
     flags: tuple[str, ...] = ("--model", str(tiny_vision_model.ensure()), "--served-model-name", "tiny")
-    flags += ("--max-model-len", "1024", "--kv-cache-mib", "64")
+    flags += ("--max-model-len", "1024", "--native=--kv-cache-memory-bytes=67108864")
     ranks: tuple[str, ...] = ("--data-parallel-size", "2", "--data-parallel-size-local", "1")
     ranks += ("--data-parallel-address", "127.0.0.1", "--data-parallel-rpc-port", str(free_port(0)))
     first = ("--data-parallel-start-rank", "1")

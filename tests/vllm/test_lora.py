@@ -63,8 +63,13 @@ async def engines(folder: Path, *names: str) -> AsyncIterator[dict[str, tuple[En
             return self.info
 
     files = read_model_files(folder)
-    native = ("--enable-lora", "--max-loras=2", f"--max-lora-rank={RANK}")
-    options = VllmOptions(kv_cache_mib=128, native=native)
+    native = (
+        f"--kv-cache-memory-bytes={128 << 20}",
+        "--enable-lora",
+        "--max-loras=2",
+        f"--max-lora-rank={RANK}",
+    )
+    options = VllmOptions(native=native)
     made: dict[str, tuple[Engine, Served]] = {}
     async with contextlib.AsyncExitStack() as stack:
         for name in names:

@@ -38,7 +38,7 @@ LOADED_S = 20.0
 async def embedder(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[FleetProcess]:
     """One worker."""
     flags = ("--engine", "vllm", "--model", str(minilm()), "--served-model-name", "minilm")
-    more = ("--workers", "1", "--kv-cache-mib", "128", "--busy", "prefill_tokens=0")
+    more = ("--workers", "1", "--native=--kv-cache-memory-bytes=134217728", "--busy", "prefill_tokens=0")
     async with fleet(tmp_path_factory.mktemp("minilm"), *flags, *more, ready_s=240, vllm=True) as made:
         yield made
 

@@ -48,7 +48,11 @@ async def smol(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[FleetP
     """One worker with the small model that the project ships."""
     flags = ("--engine", "vllm", "--served-model-name", SMOL, "--workers", "1", "--max-model-len", "1024")
     async with fleet(
-        tmp_path_factory.mktemp("smol"), *flags, "--kv-cache-mib", "256", ready_s=240, vllm=True
+        tmp_path_factory.mktemp("smol"),
+        *flags,
+        "--native=--kv-cache-memory-bytes=268435456",
+        ready_s=240,
+        vllm=True,
     ) as made:
         yield made
 

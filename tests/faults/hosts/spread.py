@@ -35,7 +35,7 @@ SIM_POOL: Final = "sim-b16"
 
 MODEL: Final = "tiny"
 _SERVED: Final = ("--served-model-name", MODEL, "--max-model-len", "1024")
-VLLM: Final = ("--engine", "vllm", "--workers", "1", *_SERVED, "--kv-cache-mib", "64")
+VLLM: Final = ("--engine", "vllm", "--workers", "1", *_SERVED, "--native=--kv-cache-memory-bytes=67108864")
 SGLANG: Final = ("--engine", "sglang", *_SERVED)
 ANSWER: Final = 'Publish Violation - Subject "_INBOX_'
 

@@ -84,7 +84,15 @@ async def test_weights_that_do_not_fit_the_configuration(tmp_path: Path) -> None
     shutil.copytree(tiny_model.ensure(), model)
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps({**config, "hidden_size": 128, "head_dim": 64}))
-    done = await _up(tmp_path, model, "--workers", "1", "--kv-cache-mib", "64", within_s=150, forked=True)
+    done = await _up(
+        tmp_path,
+        model,
+        "--workers",
+        "1",
+        "--native=--kv-cache-memory-bytes=67108864",
+        within_s=150,
+        forked=True,
+    )
     assert done.code == 1, done.output
     assert done.output.count('"event": "vllm_importing"') == 1, "it was started again"
     assert f"vLLM cannot start with {model}" in done.output

@@ -131,7 +131,6 @@ async def test_settings_of_the_fleet_by_environment(
         ("sim", "--connector", "nixl", "flag"),
         ("sim", "--allow", "vulnerable", "flag"),
         ("sim", "--handoff-host", "10.0.0.1", "environment"),
-        ("sim", "--kv-cache-mib", "100", "flag"),
         ("sim", "--gpus-per-worker", "1", "flag"),
         ("vllm", "--sim-blocks", "100", "flag"),
         ("vllm", "--sim-step-time", "zero", "flag"),

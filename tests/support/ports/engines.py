@@ -52,14 +52,18 @@ def sim_engine(step_time: StepTime, *, small: bool = False) -> Engine:
     return SimEngine(settings, SystemClock())
 
 
-def vllm_engine(model: str, *, small: bool = False, **settings: Any) -> Engine:
+def vllm_engine(
+    model: str, *, small: bool = False, kv_cache_mib: int = 512, native: tuple[str, ...] = (), **settings: Any
+) -> Engine:
     """A real engine with the small model. `settings` are fields of a worker and of vLLM's options."""
     from headwater.engines.vllm.engine import VllmEngine
 
-    made = engine_settings(VllmOptions(kv_cache_mib=512), model)
+    words = (f"--kv-cache-memory-bytes={kv_cache_mib << 20}", *native)
+    made = engine_settings(VllmOptions(), model)
     if small:
-        made = with_fields(made, max_model_len=512, native=("--num-gpu-blocks-override=22",))
-    return VllmEngine(with_fields(made, **settings))
+        made = with_fields(made, max_model_len=512)
+        words = (*words, "--num-gpu-blocks-override=22")
+    return VllmEngine(with_fields(made, native=words, **settings))
 
 
 def full_vllm_engine(model: str) -> Engine:

@@ -9,12 +9,11 @@ from tests.support.engines.settings import engine_settings
 def test_ours_come_first_and_theirs_once() -> None:
     """The model is the folder that ours found; what both say is passed once; a transfer configuration is JSON."""
     native = ("--headless", "--model", "a", "--dtype", "float32", "--data-parallel-start-rank", "1")
-    options = VllmOptions(kv_cache_mib=2, native=native)
+    options = VllmOptions(native=native)
     settings = engine_settings(options, "/models/a b", block_size=32)
     assert words(settings, '{"kv_connector": "NixlConnector"}') == (
         "--model=/models/a b",
         "--block-size=32",
-        "--kv-cache-memory-bytes=2097152",
         '--kv-transfer-config={"kv_connector": "NixlConnector"}',
         "--headless",
         "--dtype",

@@ -277,7 +277,6 @@ def test_one_file_serves_all_commands(tmp_path: Path) -> None:
         ("drain_timeout", "-1"),
         ("worker.block_size", "-16"),
         ("worker.max_model_len", "-1"),
-        ("vllm.kv_cache_mib", "-1"),
         ("log.level", "loud"),
         ("nats.tls_first", "maybe"),
         ("queue", "tenant_share=0"),

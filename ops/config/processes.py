@@ -244,7 +244,7 @@ def setting(key: str) -> Setting:
 
 
 def nearest_key(key: str) -> str:
-    """The known key that an unknown one most likely stands for, "" if there is none.
+    """The known key, or name in a table, that an unknown one most likely stands for, "" if there is none.
 
     A flag's name, as files had it before, stands for its setting.
     """
@@ -255,8 +255,9 @@ def nearest_key(key: str) -> str:
         return flags[key.replace("-", "_")]
     if name in flags and name != key:
         return flags[name]
-    names = {one.rpartition(".")[2]: one for one in known}
-    near = difflib.get_close_matches(key, known, n=1, cutoff=0.7)
+    below = [f"{table}.{field}" for table, one in known.items() for field in one.fields]
+    names = {one.rpartition(".")[2]: one for one in (*below, *known)}
+    near = difflib.get_close_matches(key, [*known, *below], n=1, cutoff=0.7)
     if not near:
         near = [names[one] for one in difflib.get_close_matches(name, names, n=1, cutoff=0.7)]
     return near[0] if near else ""

@@ -1,6 +1,7 @@
 """Tokens of an identity provider: claims, times, algorithms, rotation of keys. Real signatures, no network."""
 
 import asyncio
+from pathlib import Path
 from typing import Any, Final
 
 import jwt
@@ -10,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
 from headwater.actors.edge.admit import oidc
 from headwater.actors.edge.admit import oidc as admit_oidc
-from headwater.actors.edge.admit.oidc import SigningKeys, TokenVerifier, parse_jwks
+from headwater.actors.edge.admit.oidc import SigningKeys, TokenVerifier, parse_jwks, signing_keys
 from headwater.actors.edge.settings import OidcSettings, check_jwks_url
 from headwater.actors.http.errors import ApiError
 from tests.support.worlds.clock import ManualClock
@@ -199,6 +200,22 @@ async def test_without_any_keys_a_token_may_be_right(provider: Provider) -> None
     """503: the client's token is not wrong."""
     provider.fails = True
     assert "identity provider" in await refused(provider, provider.token(), 503)
+
+
+async def test_keys_of_a_file_are_read_at_the_start(tmp_path: Path) -> None:
+    """Its URL may have escapes, and names a file of this machine."""
+    file = tmp_path / "the keys.json"
+    file.write_bytes(ALL_KEYS)
+    keys = signing_keys(SETTINGS._replace(jwks_url=file.as_uri()), ManualClock())
+    reading = asyncio.create_task(keys.run())
+    async with asyncio.timeout(10):
+        while not keys.available:
+            await asyncio.sleep(0.001)
+    reading.cancel()
+    assert await keys.find("rsa") is not None
+    assert await keys.find("none") is None
+    with pytest.raises(ValueError, match="https"):
+        signing_keys(SETTINGS._replace(jwks_url="file://elsewhere/keys.json"), ManualClock())
 
 
 def test_only_signing_keys_of_asymmetric_algorithms_are_read() -> None:

@@ -199,18 +199,10 @@ async def test_a_prefill_and_a_decode_worker_with_arguments_of_vllms(tmp_path: P
     options = json.dumps({"example": {"shared_storage_path": str(shared)}})
     async with fleet(
         tmp_path,
-        *(
-            "--engine",
-            "vllm",
-            "--prefill-workers",
-            "1",
-            "--decode-workers",
-            "1",
-            "--native=--kv-cache-memory-bytes=134217728",
-        ),
+        *("--engine", "vllm", "--prefill-workers", "1", "--decode-workers", "1"),
         *("--metrics-port", str(metrics), "--config", str(config), "--config-key", "engines.small"),
         *("--connector", "nixl,example", "--connector-options", options),
-        *("--", "--max-model-len", "512", "--no-enable-log-requests"),
+        *("--", "--max-model-len", "512", "--kv-cache-memory-bytes", "128M", "--no-enable-log-requests"),
         ready_s=240,
     ) as up:
         async with up.client() as client:

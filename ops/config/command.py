@@ -225,7 +225,7 @@ def _parameter(one: Setting, default: Any) -> inspect.Parameter:
         bool
         if one.base is bool
         else tuple[Any, ...]
-        if one.repeatable
+        if one.repeatable or one.fields
         else Literal[one.choices]
         if one.choices
         # No types of the values: where pydantic is imported, cyclopts compares what converters return with them.

@@ -159,21 +159,21 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             return "SECONDS" if last in ("S", "TIMEOUT") and not is_rate else "X"
         return _TEXTS.get(last) or ("FILE" if "-tls-" in self.flag else "TEXT")
 
-    def read(self, given: list[Any], source: str) -> Any:
-        """The value of what one source gives: texts, or a file's values.
+    def read(self, given: list[Any], source: str, below: Any = None) -> Any:
+        """The value of what one source gives: texts, or a file's values. Of a table the rest is that of a weaker source, `below`, or the default.
 
         Raises `ConfigError` that begins with `source`, such as "--port " or "HEADWATER_PORT=", and the value.
         """
         shown = ",".join(given) if all(isinstance(one, str) for one in given) else given[-1]
         try:
-            return checked_finite(self._convert(given))
+            return checked_finite(self._convert(given, below))
         except msgspec.MsgspecError as error:
             reason = f"{error}"[:1].lower() + f"{error}"[1:]
             raise ConfigError(f"{source}{shown}: {reason}") from error
         except ValueError as error:
             raise ConfigError(f"{source}{shown}: {error}") from error
 
-    def _convert(self, given: list[Any]) -> Any:
+    def _convert(self, given: list[Any], below: Any) -> Any:
         last = given[-1]
         if self.metavar == "HOST" and last == "":
             raise ValueError(
@@ -185,7 +185,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         if self.base is bool and isinstance(last, str):
             return _boolean(last)
         if self.fields:
-            return self._table(last)
+            return self._table(given, self.default if below is None else below)
         if self.text is not None:
             value = self.text.read(last) if isinstance(last, str) else last
             return msgspec.convert(value, self.text.kind or self.type, strict=False)
@@ -196,18 +196,19 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             return msgspec.convert(items, self.type, strict=False)
         return msgspec.convert(last, self.type, strict=False)
 
-    def _table(self, given: Any) -> Any:
-        """The default with these fields, of a text or of a file's table. Raises `ValueError`."""
-        pairs = named_values(given) if isinstance(given, str) else given or {}
-        if not isinstance(pairs, Mapping):
-            raise ValueError(f"expected a table, got a {type(given).__name__}")
+    def _table(self, given: list[Any], below: Any) -> Any:
+        """A table with these fields changed, of texts or of a file's table. Raises `ValueError`."""
         values = {}
-        for name, value in pairs.items():
-            one = self.fields.get(name)
-            if one is None:
-                raise ValueError(f"{name}: names are {', '.join(self.fields)}")
-            values[one.path] = one.read([value], f"{name}=")
-        return with_values(self.default, values) if values else self.default
+        for part in given:
+            pairs = named_values(part) if isinstance(part, str) else part or {}
+            if not isinstance(pairs, Mapping):
+                raise ValueError(f"expected a table, got a {type(part).__name__}")
+            for name, value in pairs.items():
+                one = self.fields.get(name)
+                if one is None:
+                    raise ValueError(f"{name}: names are {', '.join(self.fields)}")
+                values[one.path] = one.read([value], f"{name}=")
+        return with_values(below, values) if values else below
 
     def plain(self, value: Any) -> Any:
         """The value as data: a table by its names."""

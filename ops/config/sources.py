@@ -239,11 +239,8 @@ class Sources:
                 continue
             if argument.tokens:
                 self.origins[setting.key] = _origin(argument.tokens[0])
-            elif file is not None and setting.key in file.values:
-                where = f"{file.path}: {setting.key}"
-                value = setting.read([file.values[setting.key]], f"{where} = ")
-                argument.tokens.append(Token(keyword=where, source="file", implicit_value=value))
-                self.origins[setting.key] = ValueOrigin("file", where)
+            if file is not None and setting.key in file.values and (setting.fields or not argument.tokens):
+                self._add_file_value(setting, argument, file)
         engines = (section_of(_given(by_name.get(ENGINE))), registry.DEFAULT_ENGINE)
         found = (all_settings().get(f"{engine}.{NATIVE}") for engine in engines)
         own = next((one for one in found if one is not None), None)
@@ -254,6 +251,18 @@ class Sources:
             raise ConfigError(
                 f"headwater {' '.join(commands)}: takes no engine arguments: nothing may follow `--`"
             )
+
+    def _add_file_value(self, setting: Setting, argument: Argument, file: ConfigFile) -> None:
+        """Add what a file says: the value, or what flag or variable leave of a table."""
+        where = f"{file.path}: {setting.key}"
+        value = setting.read([file.values[setting.key]], f"{where} = ")
+        origin = ValueOrigin("file", where)
+        if argument.tokens:
+            given = self.origins[setting.key]
+            value = read_tokens(setting, argument.tokens, value)
+            origin = ValueOrigin(given.source, f"{given.where} over {where}")
+        argument.tokens[:] = [Token(keyword=origin.where, source="file", implicit_value=value)]
+        self.origins[setting.key] = origin
 
     def _add_native(self, setting: Setting, argument: Argument, section: tuple[str, ...]) -> None:
         """Join an engine's arguments of all sources, the strongest last: its parser lets the last word win."""
@@ -272,13 +281,13 @@ class Sources:
         argument.tokens[:] = [Token(keyword="--", source="cli", implicit_value=(*section, *own, *words))]
 
 
-def read_tokens(setting: Setting, tokens: Sequence[Token]) -> Any:
-    """The value of tokens of one source. Raises `ConfigError` naming the flag or variable."""
+def read_tokens(setting: Setting, tokens: Sequence[Token], below: Any = None) -> Any:
+    """The value of tokens of one source, over that of a weaker one (see `Setting.read`). Raises `ConfigError` naming the flag or variable."""
     first = tokens[0]
     if first.implicit_value is not UNSET:
         return first.implicit_value
     source = f"{first.keyword}=" if first.source == "env" else f"{first.keyword or setting.flag} "
-    return setting.read([token.value for token in tokens], source)
+    return setting.read([token.value for token in tokens], source, below)
 
 
 def _replace_flags(by_name: dict[str, Argument]) -> None:

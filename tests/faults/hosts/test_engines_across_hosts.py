@@ -158,7 +158,7 @@ async def test_a_further_node_on_another_host(tmp_path: Path, nodes: Nodes) -> N
             node = keep(there, "node", "--", *nodes.node, "--node-rank=1")
             await eventually(lambda: bool(_said(node.log, "leader_not_reached")), within_s=READY_S)
             keep(here, "alone")
-            worker = keep(here, "worker-0", "--health-stuck-s=10", "--", *nodes.node, "--node-rank=0")
+            worker = keep(here, "worker-0", "--health=stuck_s=10", "--", *nodes.node, "--node-rank=0")
             up.route(here, "router-tiny", await up.engine_pool())
             pair = Pair(up, worker, node)
             await pair.whole()

@@ -316,14 +316,19 @@ def test_an_unusable_value_is_named_with_its_source(
 
 
 def test_a_table_is_one_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As text or as a table of a file, with the defaults of what is left out; a stronger source replaces it as a whole."""
+    """As text or as a table of a file, with the defaults of what is left out; a stronger source changes what it names."""
     path = written(tmp_path, "[media.limits]\nimage_bytes_max = 5\nvideo_fetch_s = 0.5\n")
     limits = settings_of("edge", "--config", path).media.limits
     assert (limits.image.bytes_max, limits.video.fetch_s) == (5, 0.5)
     assert limits.audio == MediaLimits().audio
     monkeypatch.setenv("HEADWATER_MEDIA_LIMITS", "file_pages_max=7 audio_bytes_max=9")
     limits = settings_of("edge", "--config", path).media.limits
-    assert (limits.file.pages_max, limits.audio.bytes_max, limits.image) == (7, 9, MediaLimits().image)
+    assert (limits.file.pages_max, limits.audio.bytes_max, limits.image.bytes_max) == (7, 9, 5)
+    flags = ("--media-limits=image_bytes_max=6", "--media-limits=image_fetch_s=1")
+    limits = settings_of("edge", "--config", path, *flags).media.limits
+    assert (limits.image.bytes_max, limits.image.fetch_s, limits.video.fetch_s) == (6, 1.0, 0.5)
+    assert limits.file == MediaLimits().file
+    assert settings_of("edge", *flags).media.limits.image.bytes_max == 6
     monkeypatch.delenv("HEADWATER_MEDIA_LIMITS")
     empty = written(tmp_path, "media:\n  limits:\n    # nothing\n", "empty.yaml")
     assert settings_of("edge", "--config", empty).media.limits == MediaLimits()

@@ -8,7 +8,7 @@
     GET  /live                                without a token: is the process up?
 
 All paths but /live require `Authorization: Bearer TOKEN`. Every response is JSON; an error says what to do, and its
-status is that of the command (`schemas.messages.control`). There is no CORS, so pages of other sites cannot call it.
+status is that of the command (`schemas.control`). There is no CORS, so pages of other sites cannot call it.
 """
 
 from collections import OrderedDict, deque
@@ -22,11 +22,11 @@ from headwater.actors.http.asgi import ClientGone, Headers, Receive, Scope, Send
 from headwater.actors.http.body import Bodies
 from headwater.actors.http.decoding import require_method
 from headwater.actors.http.errors import ApiError, bad_request
-from headwater.actors.http.limits import BodyLimits
-from headwater.actors.runtime.persistence import Ports
-from headwater.actors.worker.control_client import list_workers, request_weights, send_command
+from headwater.actors.limits import BodyLimits
+from headwater.actors.runtime.ports import Ports
+from headwater.actors.worker.control import list_workers, request_weights, send_command
 from headwater.schemas.clock import Clock
-from headwater.schemas.messages.control import COMMANDS, ControlReply, ControlRequest, WeightsRequest
+from headwater.schemas.control import COMMANDS, ControlReply, ControlRequest, WeightsRequest
 from headwater.schemas.names import InvalidName, token
 
 TOKEN_CHARACTERS_MIN = 16

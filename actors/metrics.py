@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from prometheus_client import REGISTRY, Counter, Gauge, Histogram
 from prometheus_client.metrics import MetricWrapperBase
 
-from headwater.engines import metrics as engine_metrics
+from headwater.engines import traits as engine_metrics
 
 if TYPE_CHECKING:
     # It loads the router's kernels, which edges and workers do not use.
-    from headwater.router.shadow import Tally
+    from headwater.router.replay import Tally
 
 MODELS_KEPT: Final = 1_024
 """Models whose metrics are kept at hand; more cost the time to find them."""
@@ -577,7 +577,7 @@ def table() -> Iterator[MetricRow]:
         yield MetricRow(name, "gauge", ("worker",), text)
     for name, text in WORKER_COUNTERS.values():
         yield MetricRow(name, "counter", ("worker",), text)
-    for one in engine_metrics.COMMON:
+    for one in engine_metrics.COMMON_METRICS:
         suffix = "_total" if one.kind == "counter" else ""
         yield MetricRow(engine_metrics.PREFIX + one.name + suffix, one.kind, (), one.help)
 

@@ -32,13 +32,13 @@ from typing import Any, Final
 from headwater.actors.metrics import ShadowMetrics
 from headwater.actors.runtime import lease
 from headwater.actors.runtime.actor import Actor
-from headwater.actors.runtime.persistence import Ports, SnapshotReader
+from headwater.actors.runtime.ports import Ports, SnapshotReader
 from headwater.events.ports import Gap, Log, LogUnavailable, Record, Unreadable
 from headwater.events.writer import Writer
-from headwater.router.fold.state import RouterState, in_order
-from headwater.router.shadow import ShadowFold
+from headwater.router.replay import ShadowFold
+from headwater.router.state import RouterState, in_order
 from headwater.schemas import subjects
-from headwater.schemas.events.route import Shadowed
+from headwater.schemas.routing import Shadowed
 
 HOLD_S: Final = 2.0
 """How long a message is held before it is folded, so that decisions made before it can arrive."""

@@ -35,11 +35,11 @@ from headwater.engines.engine import (
     RequestRejected,
     Transfer,
 )
-from headwater.schemas.events.kv import BlocksCleared, BlocksRemoved, BlocksStored
+from headwater.schemas.encode_requests import embedding_blocks, embedding_hashes
+from headwater.schemas.events import BlocksCleared, BlocksRemoved, BlocksStored
 from headwater.schemas.hashing import ROOT, pack_hashes
-from headwater.schemas.messages.encode import embedding_blocks, embedding_hashes
-from headwater.schemas.messages.inference import GenerateRequest
-from headwater.schemas.messages.media import PromptMedia
+from headwater.schemas.inference import GenerateRequest
+from headwater.schemas.media import PromptMedia
 from headwater.schemas.tables import Capability
 
 LINGER_S: Final = 60.0

@@ -2,25 +2,32 @@
 
 One contract suite (tests/contract/engine) runs over every implementation. What an engine's `capabilities` lack is rejected by
 name; `EngineBase` has none of the optional ones. Engines differ in how they load, sleep and pool, but not in what they refuse.
+
+Parameters of a hand-off are bound to their prompt on their way from one engine to another, and checked for damage (`seal`, `unseal`).
+Engines believe what they are given: vLLM reads whatever blocks are named, and an SGLang that enters a room with another
+prompt answers with the other one's first token. So a prefill leg seals its parameters, and the decode leg opens them
+only if they arrived unchanged, for the same tokens, LoRA adapter and salt.
 """
 
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from hashlib import blake2b
 from typing import Any, ClassVar, Final, Literal, NamedTuple, NoReturn, Protocol
 
 import msgspec
 
-from headwater.schemas.events.kv import BlocksCleared, BlocksRemoved, BlocksStored, KvGap
-from headwater.schemas.media_kind import PromptMediaKind
-from headwater.schemas.messages.file_generation import FINAL, ImageRequest, VideoRequest
-from headwater.schemas.messages.inference import (
+from headwater.schemas.events import BlocksCleared, BlocksRemoved, BlocksStored, KvGap
+from headwater.schemas.inference import (
+    FINAL,
     Choreography,
     EmbedRequest,
     GenerateRequest,
     Guide,
+    ImageRequest,
     TokenLogprob,
+    VideoRequest,
+    prompt_digest,
 )
-from headwater.schemas.messages.media import PromptMedia, media_features
-from headwater.schemas.messages.transfer import DType
+from headwater.schemas.media import DType, PromptMedia, PromptMediaKind, media_features
 from headwater.schemas.tables import (
     LOGPROBS_MAX,
     Capability,
@@ -508,3 +515,44 @@ def guide_text(guide: Guide) -> str:
     if not guide.value:
         raise RequestRejected(f"guide {guide.kind}: it is empty")
     return guide.value
+
+
+CHECKSUM_BYTES = 8
+
+
+class Unusable(Exception):
+    """The parameters of a hand-off cannot be used; the message says why."""
+
+
+class _Sealed(msgspec.Struct, frozen=True, array_like=True):
+    prompt: bytes
+    params: bytes
+    checksum: bytes
+
+
+def seal(params: bytes, request: GenerateRequest) -> bytes:
+    """The parameters of the prefill leg `request`, for the decode leg of the same prompt."""
+    prompt = digest_of(request)
+    return msgspec.msgpack.encode(_Sealed(prompt, params, _checksum(prompt, params)))
+
+
+def unseal(sealed: bytes, request: GenerateRequest | None = None) -> bytes:
+    """The parameters for the decode leg `request`, or, without a request, to release them. Raises `Unusable`."""
+    try:
+        found = msgspec.msgpack.decode(sealed, type=_Sealed)
+    except msgspec.DecodeError as error:
+        raise Unusable(f"it is damaged: {error}") from error
+    if found.checksum != _checksum(found.prompt, found.params):
+        raise Unusable("it is damaged: its checksum is wrong")
+    if request is not None and found.prompt != digest_of(request):
+        raise Unusable("it is another prompt's")
+    return found.params
+
+
+def digest_of(request: GenerateRequest) -> bytes:
+    """Digest of the prompt of a request, with all that its KV depends on."""
+    return prompt_digest(request.lora_name, request.cache_salt, request.tokens, request.media)
+
+
+def _checksum(prompt: bytes, params: bytes) -> bytes:
+    return blake2b(prompt + params, digest_size=CHECKSUM_BYTES).digest()

@@ -39,15 +39,7 @@ from numpy.typing import NDArray
 
 from headwater.engines.engine import KvEvent
 from headwater.schemas import hashing
-from headwater.schemas.events.kv import (
-    CPU,
-    DISK,
-    GPU,
-    BlocksCleared,
-    BlocksRemoved,
-    BlocksStored,
-    KvGap,
-)
+from headwater.schemas.events import CPU, DISK, GPU, BlocksCleared, BlocksRemoved, BlocksStored, KvGap
 
 TOKEN_MAX: Final = (1 << 32) - 1
 """Numbers above stand for a part of an item; that one is not is as likely as 1 to 2^30."""

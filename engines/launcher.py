@@ -1,17 +1,22 @@
-"""What the start of workers asks of an engine: its package answers with a subclass of `EngineLauncher`, which its traits name.
+"""What the start of workers asks of an engine, and which of its releases are known, with their published vulnerabilities.
 
+An engine's package answers with a subclass of `EngineLauncher`, which its traits name.
 Nothing here imports the engine itself before `make`, `run_follower` or `import_once`.
 """
 
+import contextlib
+import re
 import shutil
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any, ClassVar, Final, Generic, NamedTuple, TypeVar
 
+import structlog
+
 from headwater.engines import registry
 from headwater.engines.engine import Engine, EngineUnavailable
-from headwater.engines.limits import EMBEDDINGS_MIB
 from headwater.engines.model_files import (
     NO_FILES,
     ModelFiles,
@@ -20,10 +25,88 @@ from headwater.engines.model_files import (
     read_pipeline_files,
 )
 from headwater.engines.registry import EngineEntry
-from headwater.engines.releases import Releases
-from headwater.engines.traces import EngineTraces
-from headwater.schemas.events.fleet import Role
+from headwater.engines.traits import EMBEDDINGS_MIB, EngineTraces
+from headwater.schemas.events import Role
 from headwater.schemas.tables import ModelCard
+
+_log = structlog.get_logger("headwater.engine")
+
+Release = tuple[int, int, int]
+
+
+class Vulnerability(NamedTuple):
+    """A published vulnerability, fixed in release `fixed`. `refused`: affected engines are not started."""
+
+    cve: str
+    fixed: Release
+    what: str
+    refused: bool = False
+
+
+SGLANG_DIFFUSION_BROKER: Final = Vulnerability(
+    "CVE-2026-3059", (0, 5, 10), "unpickles data from an open port (diffusion broker)", refused=True
+)
+"""SGLang starts that broker with its server for language models and with that for diffusion models."""
+
+
+def release(version: str) -> Release | None:
+    """The numbers of a version ("0.14.1rc2+cpu" is 0.14.1), None without any, as of a build from source."""
+    match = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", version)
+    return (int(match[1]), int(match[2]), int(match[3] or 0)) if match else None
+
+
+def open_vulnerabilities(version: str, known: Iterable[Vulnerability]) -> list[Vulnerability]:
+    """Those that a release has; none of a build from source without a release number, such as 0.0.0."""
+    found = release(version)
+    return [one for one in known if found is not None and (0, 1, 0) <= found < one.fixed]
+
+
+class Releases(NamedTuple):
+    """What is known of an engine's releases. `engine` is its name for users, `distributions` are those that it is installed as.
+
+    `vulnerabilities` are those that matter behind Headwater's edge; `flag` starts an affected release nevertheless. `oldest` is the first
+    that the adapter was written for.
+    """
+
+    engine: str = ""
+    distributions: tuple[str, ...] = ()
+    vulnerabilities: tuple[Vulnerability, ...] = ()
+    flag: str = ""
+    oldest: Release = (0, 0, 0)
+
+    def installed(self) -> str:
+        """Return the installed version, "" without one."""
+        for name in self.distributions:
+            with contextlib.suppress(metadata.PackageNotFoundError):
+                return metadata.version(name)
+        return ""
+
+    def check(self, version: str, *, allow: bool) -> None:
+        """Log the vulnerabilities of an installed release, and whether it is older than what the adapter was written for.
+
+        Raises `EngineUnavailable` if one of them is refused, unless `allow`.
+        """
+        found = release(version)
+        # Versions like 0.0.0 are builds from source without release number.
+        if found is None or found < (0, 1, 0):
+            return
+        open_ = open_vulnerabilities(version, self.vulnerabilities)
+        for one in open_:
+            _log.warning(
+                "vulnerable_version", engine=self.engine, version=version, cve=one.cve, what=one.what
+            )
+        refused = [one for one in open_ if one.refused]
+        if refused and not allow:
+            worst = max(refused, key=lambda one: one.fixed)
+            needed = ".".join(map(str, worst.fixed))
+            raise EngineUnavailable(
+                f"{self.engine} {version} has known vulnerabilities ({', '.join(one.cve for one in refused)}; {worst.cve}: it "
+                f"{worst.what}): install {needed} or newer, or start with {self.flag}"
+            )
+        if found < self.oldest:
+            oldest = ".".join(map(str, self.oldest))
+            _log.warning("old_version", engine=self.engine, version=version, oldest=oldest)
+
 
 OptionsT = TypeVar("OptionsT")
 

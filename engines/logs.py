@@ -3,6 +3,9 @@
 structlog writes Headwater's own, and formats what comes by the standard library's `logging`. Each line is one write, because
 processes share the stream. A process that an engine spawns has no configuration of its own: vLLM and SGLang take a file in the
 form of `logging.config.dictConfig`, which leads back here.
+
+An unexpected exception is described by its type and place (`failure_place`), without its message, which may contain what a library
+failed on: a prompt, an answer, a tool argument. Logs and error responses get this description; messages are in the log at level debug.
 """
 
 import logging
@@ -10,6 +13,7 @@ import multiprocessing
 import os
 import sys
 import threading
+import traceback
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from types import TracebackType
@@ -18,7 +22,21 @@ from typing import Any, Final, Literal, TextIO
 import msgspec
 import structlog
 
-from headwater.schemas.ids import request_of
+from headwater.schemas.names import request_of
+
+PLACES_MAX: Final = 6
+
+
+def failure_place(error: BaseException) -> str:
+    """Type of an exception and where it was raised, innermost place first: `KeyError at a.py:12 f, b.py:3 g`."""
+    frames = traceback.extract_tb(error.__traceback__)[-PLACES_MAX:]
+    places = ", ".join(
+        f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" for frame in reversed(frames)
+    )
+    cause = error.__cause__
+    after = f"; caused by {failure_place(cause)}" if cause is not None and cause is not error else ""
+    return f"{type(error).__name__} at {places or 'no place'}{after}"
+
 
 LogFormat = Literal["auto", "text", "json"]
 

@@ -7,8 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headwater.engines.engine import RequestRejected
-from headwater.schemas.media_kind import ONE, SEVERAL
-from headwater.schemas.messages.media import VALUE_BYTES, PromptMedia
+from headwater.schemas.media import ONE, SEVERAL, VALUE_BYTES, PromptMedia
 from headwater.schemas.tables import (
     AudioSupport,
     ImageSupport,

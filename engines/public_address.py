@@ -19,7 +19,7 @@ from threading import Thread
 from typing import Final, NamedTuple, ParamSpec, TypeVar
 from urllib.parse import quote
 
-from headwater.schemas.addresses import host_port
+from headwater.schemas.names import host_port
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -33,10 +33,15 @@ from headwater.engines.engine import (
 )
 from headwater.engines.kv_events import KvTranslator
 from headwater.engines.kv_socket import KvSocket
-from headwater.schemas.events.kv import BlocksStored
-from headwater.schemas.messages.file_generation import ImageRequest, VideoRequest
-from headwater.schemas.messages.inference import Choreography, EmbedRequest, GenerateRequest
-from headwater.schemas.messages.media import PromptMedia
+from headwater.schemas.events import BlocksStored
+from headwater.schemas.inference import (
+    Choreography,
+    EmbedRequest,
+    GenerateRequest,
+    ImageRequest,
+    VideoRequest,
+)
+from headwater.schemas.media import PromptMedia
 from headwater.schemas.tables import Capability
 
 

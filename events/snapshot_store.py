@@ -1,6 +1,6 @@
 """Snapshots: a fold's state with its log position, in the object store, and when a new one is due.
 
-A snapshot is a manifest and its chunks (see `events.snapshot_format`). The manifest is written last and deleted first,
+A snapshot is a manifest and its chunks (see `events.snapshot_bytes`). The manifest is written last and deleted first,
 so a snapshot is visible whole or not at all. The newest `KEEP` and those named by a bookmark are retained, and with
 `ladder_bytes` older ones, the sparser the older they are: from them the state at any position is folded in little time. If one
 fails verification the next older one is used; without any, the fold starts at the beginning of the log.
@@ -26,13 +26,13 @@ import structlog
 from numpy.typing import NDArray
 
 from headwater.events.ports import Blobs, Bounds, LogError, LogRefused, Retention
-from headwater.events.snapshot_cache import SnapshotCache
-from headwater.events.snapshot_format import (
+from headwater.events.snapshot_bytes import (
     CHUNK_BYTES_MAX,
     ArrayEntry,
     Chunk,
     Manifest,
     Snapshot,
+    SnapshotCache,
     UnreadableSnapshot,
     decode_manifest,
     encode_manifest,

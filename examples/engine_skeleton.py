@@ -19,8 +19,8 @@ from headwater.engines.engine import (
     Step,
     Transfer,
 )
-from headwater.schemas.events.kv import BlocksStored
-from headwater.schemas.messages.inference import GenerateRequest, Sampling
+from headwater.schemas.events import BlocksStored
+from headwater.schemas.inference import GenerateRequest, Sampling
 from headwater.schemas.tables import Capability
 
 TOKEN = 7

@@ -9,12 +9,12 @@ other randomness: `headwater replay --verify` recomputes every decision.
 import argparse
 from pathlib import Path
 
+from headwater.ops.bench.trace import read
 from headwater.ops.whatif.report import report_of
 from headwater.ops.whatif.run import run
 from headwater.ops.whatif.setup import Setup
-from headwater.ops.whatif.trace import read
-from headwater.router.decision.policies import POLICIES, Choice
-from headwater.schemas.events.route import Candidate
+from headwater.router.policies import POLICIES, Choice
+from headwater.schemas.routing import Candidate
 
 TRACE = Path(__file__).resolve().parent.parent / "examples" / "data" / "conversation_trace.jsonl.gz"
 

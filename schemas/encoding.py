@@ -11,7 +11,7 @@ as long as logs may contain it.
 A reader of the release before finds fields that it does not know, which it ignores, and tags that it does not know: those events
 become `UnknownEvent`, and the others of their message are read. So release N may write events that release N-1 does not have, while
 both run. What such an event means is then missing from a fold of N-1, which counts it, and says so; `STATE_VERSION` in
-`router.fold.state` keeps N from taking that fold for its own.
+`router.state` keeps N from taking that fold for its own.
 """
 
 from collections.abc import Callable
@@ -20,22 +20,29 @@ from typing import Annotated, Any, Final, Generic, NamedTuple, TypeVar, Union, g
 
 import msgspec
 
-from headwater.schemas.events import Event, UnknownEvent
-from headwater.schemas.events.fleet import (
+from headwater.schemas.events import (
+    BlocksCleared,
+    BlocksRemoved,
+    BlocksStored,
     EnginesWeighted,
+    Event,
+    KvGap,
     LoadReported,
+    RequestAccepted,
+    RequestCheckpoint,
+    RequestEnded,
+    RequestEvent,
     RequestsHeld,
     TrafficSplit,
+    UnknownEvent,
     WorkerChanged,
     WorkerControlled,
     WorkerDraining,
     WorkerJoined,
     WorkerLeft,
 )
-from headwater.schemas.events.kv import BlocksCleared, BlocksRemoved, BlocksStored, KvGap
-from headwater.schemas.events.request import RequestAccepted, RequestCheckpoint, RequestEnded, RequestEvent
-from headwater.schemas.events.route import Decision, DecisionVoided, Shadowed
 from headwater.schemas.hashing import unpack_hashes
+from headwater.schemas.routing import Decision, DecisionVoided, Shadowed
 
 EventT = TypeVar("EventT")
 

@@ -8,7 +8,7 @@ from typing import Any, Final, Literal, NamedTuple, get_args
 
 import msgspec
 
-from headwater.schemas.media_kind import SEVERAL, PromptMediaKind
+from headwater.schemas.media import SEVERAL, PromptMediaKind
 
 Capability = Literal[
     "generate",

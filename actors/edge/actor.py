@@ -24,25 +24,22 @@ import asyncio
 import contextlib
 from typing import Any
 
-from headwater.actors.bus import Subscription
 from headwater.actors.edge.admit.control import AccessServices
-from headwater.actors.edge.admit.limiter import RateLimiter
-from headwater.actors.edge.admit.sharing import UsageSharing
+from headwater.actors.edge.admit.limiter import RateLimiter, UsageSharing
 from headwater.actors.edge.apis.app import DEFAULTS, App
-from headwater.actors.edge.model.catalog import ModelCatalog
-from headwater.actors.edge.saga.open_requests import OpenRequests
+from headwater.actors.edge.catalog import ModelCatalog
+from headwater.actors.edge.saga.record import OpenRequests
 from headwater.actors.edge.saga.workers import WorkerRegistry
 from headwater.actors.edge.settings import AccessSettings, EdgeSettings
 from headwater.actors.http.asgi import allow_origins
 from headwater.actors.http.errors import upstream_failed
-from headwater.actors.http.limits import BodyLimits
 from headwater.actors.http.server import STOP_S, HttpServer
+from headwater.actors.limits import DRAIN_TIMEOUT_S, BodyLimits
 from headwater.actors.media.intake import MediaIntake
 from headwater.actors.runtime import lease
 from headwater.actors.runtime.actor import Actor
 from headwater.actors.runtime.lease import OfferAnswers
-from headwater.actors.runtime.persistence import Persistence, Ports
-from headwater.actors.runtime.settings import DRAIN_TIMEOUT_S
+from headwater.actors.runtime.ports import Persistence, Ports, Subscription
 from headwater.engines.transfer.port import OpenTransfer
 from headwater.events.ports import LogError
 from headwater.events.writer import WriterFenced

@@ -7,8 +7,8 @@ import msgspec
 from msgspec import Meta
 
 from headwater.events.table import STORED_BYTES_MAX
-from headwater.schemas.constraints import CLIENT_POLICIES
-from headwater.schemas.events.request import EncodeLegs, PayloadKind
+from headwater.schemas.events import EncodeLegs, PayloadKind
+from headwater.schemas.routing import CLIENT_POLICIES
 
 AuthMode = Literal["none", "keys", "oidc", "keys,oidc"]
 HideCachedTokens = Literal["never", "shared", "always"]

@@ -11,7 +11,7 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from headwater.actors.http.asgi import ClientGone, Headers, Receive, Scope
 from headwater.actors.http.decoding import LARGE_BYTES, joined
 from headwater.actors.http.errors import ApiError, bad_request, overloaded
-from headwater.actors.http.limits import BodyLimits
+from headwater.actors.limits import BodyLimits
 
 if TYPE_CHECKING:
     from python_multipart.multipart import MultipartCallbacks

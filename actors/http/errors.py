@@ -7,7 +7,7 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from headwater.actors.http.asgi import Headers
-from headwater.schemas.events.route import RouteRefused
+from headwater.schemas.routing import RouteRefused
 
 MESSAGE_BYTES_MAX: Final = 1_500
 PARAM_BYTES_MAX: Final = 200

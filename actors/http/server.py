@@ -17,10 +17,9 @@ import structlog
 import uvicorn
 
 from headwater.actors.http.asgi import Asgi
-from headwater.actors.http.connection import protocol_of, websocket_protocol_of
-from headwater.actors.http.limits import ConnectionLimits
-from headwater.actors.http.websocket import PING_S, PONG_S
-from headwater.schemas.addresses import host_port
+from headwater.actors.http.connection import PING_S, PONG_S, protocol_of, websocket_protocol_of
+from headwater.actors.limits import ConnectionLimits
+from headwater.schemas.names import host_port
 
 POLL_S: Final = 2.0
 """Seconds between two looks at the files. Their links are followed: Kubernetes replaces a link, not the file."""

@@ -14,9 +14,22 @@ from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 from numpy.typing import NDArray
 
-from headwater.actors.media.formats import FLAC, MP3, MP4, OGG, WAV, WEBM, DecodedMedia, FileFormat, Sink
 from headwater.actors.media.image_decoder import malformed
-from headwater.actors.media.request import AudioLimits, MediaCode, MediaError, VideoLimits
+from headwater.actors.media.request import (
+    FLAC,
+    MP3,
+    MP4,
+    OGG,
+    WAV,
+    WEBM,
+    AudioLimits,
+    DecodedMedia,
+    FileFormat,
+    MediaCode,
+    MediaError,
+    Sink,
+    VideoLimits,
+)
 
 DEMUXERS: Final = {WAV: "wav", FLAC: "flac", OGG: "ogg", MP3: "mp3", MP4: "mov", WEBM: "matroska"}
 """FFmpeg would otherwise guess, and some of its formats are lists of other files and addresses."""

@@ -11,9 +11,20 @@ from typing import BinaryIO, Final
 import pypdf
 from pypdf.errors import DependencyError
 
-from headwater.actors.media.formats import HEAD_BYTES, PDF, TEXT, DecodedMedia, Sink, check_format, format_of
 from headwater.actors.media.image_decoder import malformed
-from headwater.actors.media.request import FileLimits, MediaCode, MediaError, MediaLimits
+from headwater.actors.media.request import (
+    HEAD_BYTES,
+    PDF,
+    TEXT,
+    DecodedMedia,
+    FileLimits,
+    MediaCode,
+    MediaError,
+    MediaLimits,
+    Sink,
+    check_format,
+    format_of,
+)
 
 CONTROLS: Final = re.compile(r"[\x00-\x08\x0e-\x1a\x1c-\x1f\x7f]")
 """No text has them; escape sequences of terminals are in logs, form feeds in old documents."""

@@ -5,9 +5,17 @@ from typing import Any, BinaryIO, Final
 import numpy as np
 from safetensors import SafetensorError, deserialize
 
-from headwater.actors.media.formats import DecodedMedia, FileFormat, Sink
 from headwater.actors.media.image_decoder import malformed
-from headwater.actors.media.request import GRID, EmbeddingForm, EmbeddingLimits, MediaCode, MediaError
+from headwater.actors.media.request import (
+    GRID,
+    DecodedMedia,
+    EmbeddingForm,
+    EmbeddingLimits,
+    FileFormat,
+    MediaCode,
+    MediaError,
+    Sink,
+)
 
 EXPONENTS: Final[dict[str, Any]] = {
     "F32": np.uint32(0x7F80_0000),

@@ -10,8 +10,18 @@ from typing import BinaryIO, Final
 
 from PIL import GifImagePlugin, Image, ImageFile, JpegImagePlugin, PngImagePlugin, WebPImagePlugin
 
-from headwater.actors.media.formats import GIF, JPEG, PNG, WEBP, DecodedMedia, FileFormat, Sink
-from headwater.actors.media.request import ImageLimits, MediaCode, MediaError
+from headwater.actors.media.request import (
+    GIF,
+    JPEG,
+    PNG,
+    WEBP,
+    DecodedMedia,
+    FileFormat,
+    ImageLimits,
+    MediaCode,
+    MediaError,
+    Sink,
+)
 
 HEAD_BYTES: Final = 32
 

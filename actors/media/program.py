@@ -3,7 +3,8 @@
     python -m headwater.actors.media.program FD
 
 It decodes what strangers send, so it has as little as possible: an environment of a few names, no descriptor but its socket,
-bounded memory, and a CPU limit that is renewed for each item. It ends when the socket does.
+bounded memory, and a CPU limit that is renewed for each item. It ends when the socket does. The decoders' libraries are imported when the
+first item of their kind arrives.
 """
 
 import fcntl
@@ -18,18 +19,24 @@ from typing import BinaryIO, Final
 
 import msgspec
 
-from headwater.actors.media.decode import decode
 from headwater.actors.media.request import (
+    HEAD_BYTES,
     MESSAGE_BYTES_MAX,
     SEALS,
     Decoded,
+    DecodedMedia,
     DecodeTask,
     FetchPolicy,
     MediaCode,
     MediaError,
+    MediaKind,
+    MediaLimits,
+    MediaTarget,
     ProcessSetup,
     Rejected,
     Reply,
+    Sink,
+    check_format,
 )
 from headwater.actors.media.sources import (
     check_scheme,
@@ -39,6 +46,35 @@ from headwater.actors.media.sources import (
     scheme_of,
 )
 from headwater.engines.public_address import WebAccess
+
+
+def decode(
+    file: BinaryIO, kind: MediaKind, limits: MediaLimits, target: MediaTarget, out: Sink
+) -> DecodedMedia:
+    """Write the item's values to `out`. Raises `MediaError`, and ImportError without the extra `media`."""
+    if kind == "file":
+        from headwater.actors.media.document_decoder import decode_document
+
+        return decode_document(file, limits, out)
+    form = check_format(file.read(HEAD_BYTES), kind)
+    file.seek(0)
+    if kind == "image":
+        from headwater.actors.media.image_decoder import decode_image
+
+        return decode_image(file, form, limits.image, out, mask=target.mask)
+    if kind == "audio":
+        from headwater.actors.media.av_decoder import decode_audio
+
+        return decode_audio(file, form, limits.audio, target.rate_hz, out)
+    if kind == "video":
+        from headwater.actors.media.av_decoder import decode_video
+
+        return decode_video(file, form, limits.video, target.frames, out)
+    from headwater.actors.media.embedding_decoder import decode_embedding
+
+    if target.embedding is None:
+        raise MediaError(MediaCode.EMBEDDINGS_OFF, "The model takes no precomputed embeddings.")
+    return decode_embedding(file, form, limits.embedding, target.embedding, out)
 
 
 def open_source(

@@ -13,15 +13,14 @@ from typing import Any, Final
 import structlog
 
 from headwater.actors import metrics
-from headwater.actors.edge.apis.error_formats import respond_error
-from headwater.actors.edge.saga.picked import HEADER
+from headwater.actors.edge.apis.anthropic import respond_error
+from headwater.actors.edge.saga.http_call import HEADER
 from headwater.actors.http.asgi import Headers
 from headwater.actors.http.body import UNCOUNTED_BYTES, Bodies
 from headwater.actors.http.errors import ApiError
 from headwater.actors.picker import messages as ext_proc
-from headwater.actors.picker.endpoints import Subset
-from headwater.actors.picker.pick import Asked, Pick, Picker
-from headwater.schemas.failure import failure_place
+from headwater.actors.picker.pick import Asked, Pick, Picker, Subset
+from headwater.engines.logs import failure_place
 
 DESTINATION: Final = "x-gateway-destination-endpoint"
 NAMESPACE: Final = "envoy.lb"

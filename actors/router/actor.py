@@ -31,29 +31,22 @@ from typing import Any
 
 import msgspec
 
-from headwater.actors.bus import BusError, Message, Subscription
 from headwater.actors.metrics import RouterMetrics
 from headwater.actors.router.commands import EngineWeightsKeeper, TrafficSplitKeeper
-from headwater.actors.router.decisions import (
-    BurstBatcher,
-    DecisionMaker,
-    RoutingSettings,
-)
 from headwater.actors.router.divergence import PERIOD_S, DivergenceCheck, LeaseReconciler
 from headwater.actors.router.follower import LogFollower, SnapshotKeeper
-from headwater.actors.router.queue import RouteQueue
+from headwater.actors.router.queries import BurstBatcher, DecisionMaker, RouteQueue, RoutingSettings
 from headwater.actors.runtime import lease
 from headwater.actors.runtime.actor import Actor
-from headwater.actors.runtime.persistence import Persistence, Ports
+from headwater.actors.runtime.ports import BusError, Message, Persistence, Ports, Subscription
 from headwater.events.ports import Log
 from headwater.events.writer import Writer
-from headwater.router.decision.decide import prompt_of
-from headwater.router.decision.names import DEFAULT_POLICY
-from headwater.router.fold.state import RouterState
-from headwater.router.queue.limits import QueueSettings
+from headwater.router.decide import prompt_of
+from headwater.router.queue import QueueSettings
+from headwater.router.state import RouterState
 from headwater.schemas import subjects
-from headwater.schemas.events.route import Decision, RouteQuery, RouteRefused, RouteReply, Weights
-from headwater.schemas.trace import TraceContext
+from headwater.schemas.names import TraceContext
+from headwater.schemas.routing import DEFAULT_POLICY, Decision, RouteQuery, RouteRefused, RouteReply, Weights
 
 _query = msgspec.msgpack.Decoder(RouteQuery)
 _encode = msgspec.msgpack.Encoder().encode

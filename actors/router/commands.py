@@ -23,18 +23,23 @@ from typing import Final, Generic, TypeVar
 import msgspec
 import structlog
 
-from headwater.actors.bus import BusError, Message, Subscription
 from headwater.actors.router.follower import LogFollower
-from headwater.actors.runtime.persistence import Ports
+from headwater.actors.runtime.ports import BusError, Message, Ports, Subscription
 from headwater.events.writer import Writer
-from headwater.router.decision.candidates import find_invalid_weight
-from headwater.router.decision.policies import POLICIES
-from headwater.router.fold.load import Loads, Split
+from headwater.router.candidates import find_invalid_weight
+from headwater.router.load import Loads, Split
+from headwater.router.policies import POLICIES
 from headwater.schemas import subjects
-from headwater.schemas.events import Event
-from headwater.schemas.events.fleet import EnginesWeighted, TrafficSplit
-from headwater.schemas.events.splits import ShareStatus, SplitReply, SplitRequest
-from headwater.schemas.messages.control import ControlReply, EngineStatus, WeightsReply, WeightsRequest
+from headwater.schemas.control import (
+    ControlReply,
+    EngineStatus,
+    ShareStatus,
+    SplitReply,
+    SplitRequest,
+    WeightsReply,
+    WeightsRequest,
+)
+from headwater.schemas.events import EnginesWeighted, Event, TrafficSplit
 
 FOLDED_S: Final = 5.0
 """How long a command may take until this router has its event from the log."""

@@ -29,16 +29,15 @@ import msgspec
 import structlog
 
 from headwater import __version__
-from headwater.actors.bus import BusError, Message, Subscription
 from headwater.actors.metrics import RouterMetrics
-from headwater.actors.runtime.persistence import Ports
+from headwater.actors.runtime.ports import BusError, Message, Ports, Subscription
 from headwater.actors.runtime.tables import LeaseTable
 from headwater.events.writer import Writer
-from headwater.router.fold.load import Loads
-from headwater.router.fold.state import STATE_VERSION, RouterState
+from headwater.router.load import Loads
+from headwater.router.state import STATE_VERSION, RouterState
 from headwater.schemas import subjects
-from headwater.schemas.events.fleet import WorkerLeft
-from headwater.schemas.events.route import DecisionVoided, StateDigest
+from headwater.schemas.events import WorkerLeft
+from headwater.schemas.routing import DecisionVoided, StateDigest
 
 PERIOD_NS: Final = 10_000_000_000
 """Interval between compared positions, by the log's timestamps."""

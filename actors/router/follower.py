@@ -23,15 +23,15 @@ import msgspec
 
 from headwater.actors.metrics import RouterMetrics
 from headwater.actors.router.divergence import DivergenceCheck, Marks
-from headwater.actors.runtime.persistence import Ports, SnapshotReader
+from headwater.actors.runtime.ports import Ports, SnapshotReader
 from headwater.events.ports import Gap, Log, LogError, LogUnavailable, Record, Slice, Unreadable
 from headwater.events.snapshot_store import Policy, RetentionGuard, Snapshot, Tail, due
 from headwater.events.writer import PENDING_EVENTS_MAX
-from headwater.router.fold.load import Loads, Split
-from headwater.router.fold.state import RouterState, apply_to_loads, in_order
+from headwater.router.load import Loads, Split
+from headwater.router.state import RouterState, apply_to_loads, in_order
 from headwater.schemas.clock import Clock
 from headwater.schemas.events import UnknownEvent
-from headwater.schemas.events.route import Decision
+from headwater.schemas.routing import Decision
 
 LAG_MESSAGES_MAX: Final = 2_000
 """The limit of unread messages, beyond which decisions are marked `degraded`."""

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import structlog
 
 from headwater.actors.runtime.lease import LeaseLost
-from headwater.actors.runtime.persistence import Ports
+from headwater.actors.runtime.ports import Ports
 from headwater.actors.runtime.tables import Requests, ServiceEndpoint
 from headwater.engines.engine import EngineError, EngineUnavailable
 from headwater.engines.process import EngineInterrupted

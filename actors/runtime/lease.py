@@ -20,13 +20,13 @@ from typing import Any, Final, Protocol
 import msgspec
 import structlog
 
-from headwater.actors.bus import Bus, BusError, Message
+from headwater.actors.runtime.ports import Bus, BusError, Message
 from headwater.actors.runtime.tables import decode_lease
 from headwater.engines.transfer.port import PeerGone, TensorTransfer, TransferFailed
 from headwater.events.ports import Log, LogError
 from headwater.events.table import Table, TableEntry
 from headwater.schemas.clock import Clock
-from headwater.schemas.messages.transfer import ClaimRefused, ClaimReply, Offer, OfferClaim, OfferReleased
+from headwater.schemas.media import ClaimRefused, ClaimReply, Offer, OfferClaim, OfferReleased
 from headwater.schemas.subjects import lease_key
 from headwater.schemas.tables import Lease, LeaseKind, ServedPart
 

@@ -12,7 +12,7 @@ import msgspec
 import structlog
 
 from headwater import __version__
-from headwater.actors.bus import Bus, Message, Subscription
+from headwater.actors.runtime.ports import Bus, Message, Subscription
 from headwater.events.table import Table, TableEntry
 from headwater.schemas import subjects
 from headwater.schemas.subjects import service

@@ -19,7 +19,7 @@ On loss of the lease to another incarnation
     aborts its requests (the edges migrate them), takes a new lease and joins under a new epoch, announcing the
     engine's cached blocks; the engine keeps running
 On death of the engine (see `health`)
-    ends its requests with an error, releases the lease, publishes the reason (see `subscriptions`), and fails with it
+    ends its requests with an error, releases the lease, publishes the reason (see `incarnation`), and fails with it
 On stop
     publishes that it drains, finishes requests in flight within `drain_s`, aborts the rest, leaves, stops the engine
 """
@@ -28,32 +28,32 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-from headwater.actors.bus import Handler, Message
+from headwater.actors.limits import DRAIN_TIMEOUT_S
 from headwater.actors.runtime import lease
 from headwater.actors.runtime.actor import Actor, cancel_all
 from headwater.actors.runtime.lease import OfferAnswers
-from headwater.actors.runtime.persistence import Persistence, Ports
-from headwater.actors.runtime.settings import DRAIN_TIMEOUT_S
+from headwater.actors.runtime.ports import Handler, Message, Persistence, Ports
 from headwater.actors.worker.control import WorkerControl
 from headwater.actors.worker.control_commands import LoraOperations
 from headwater.actors.worker.encoding import EmbeddingReader, EncodeRequests
-from headwater.actors.worker.file_jobs import FileJobs
 from headwater.actors.worker.handoffs import OrphanWatch
 from headwater.actors.worker.health import EngineHealth
-from headwater.actors.worker.incarnation import CommandAudit, Incarnation, written_subjects
-from headwater.actors.worker.inflight import WorkerStatus
-from headwater.actors.worker.lora import LoraGate, LoraManager, LoraSettings
-from headwater.actors.worker.model_card import CardKeeper, Served, media_processor, name_revision
-from headwater.actors.worker.pooling import PoolingRequests
-from headwater.actors.worker.requests import RequestIntake
-from headwater.actors.worker.settings import HealthSettings, WorkerProfile
-from headwater.actors.worker.subscriptions import (
+from headwater.actors.worker.incarnation import (
+    CommandAudit,
+    Incarnation,
     ReadyGate,
     WorkerSubscriptions,
     describe_failure,
     shutdown_after_drain,
     shutdown_after_failure,
+    written_subjects,
 )
+from headwater.actors.worker.inflight import WorkerStatus
+from headwater.actors.worker.jobs import FileJobs, PoolingRequests
+from headwater.actors.worker.lora import LoraGate, LoraManager, LoraSettings
+from headwater.actors.worker.model_card import CardKeeper, Served, media_processor, name_revision
+from headwater.actors.worker.requests import RequestIntake
+from headwater.actors.worker.settings import HealthSettings, WorkerProfile
 from headwater.engines.engine import Engine, EngineInfo
 from headwater.engines.transfer.port import OpenTransfer, TensorTransfer
 from headwater.events.writer import WriterFenced

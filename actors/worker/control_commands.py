@@ -19,7 +19,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
 
-from headwater.actors.runtime.persistence import Ports
+from headwater.actors.runtime.ports import Ports
 from headwater.actors.worker.health import EngineHealth
 from headwater.actors.worker.incarnation import Incarnation
 from headwater.actors.worker.inflight import Inflight, WorkerStatus
@@ -32,8 +32,8 @@ from headwater.engines.engine import (
     PauseMode,
     RequestRejected,
 )
-from headwater.schemas.events.fleet import Role, WorkerState
-from headwater.schemas.messages.control import Command, ControlReply
+from headwater.schemas.control import Command, ControlReply
+from headwater.schemas.events import Role, WorkerState
 from headwater.schemas.tables import Capability
 
 

@@ -14,21 +14,21 @@ import structlog
 from msgspec.structs import replace
 
 from headwater.actors import metrics
-from headwater.actors.bus import Bus
 from headwater.actors.runtime.actor import Spawn
 from headwater.actors.runtime.lease import OwnerChannel
+from headwater.actors.runtime.ports import Bus
 from headwater.actors.worker.inflight import Inflight, WorkerStatus
+from headwater.actors.worker.jobs import ReplyServer
 from headwater.actors.worker.media import MediaCache
-from headwater.actors.worker.reply_server import ReplyServer
 from headwater.actors.worker.requests import refusal_of
 from headwater.engines.engine import EncodedImage, Engine, EngineError
+from headwater.engines.logs import failure_place
 from headwater.engines.transfer.port import TensorTransfer, TransferError
 from headwater.schemas import subjects
 from headwater.schemas.clock import Clock
-from headwater.schemas.failure import failure_place
-from headwater.schemas.messages.encode import Declined, Encoded, EncodeReply, EncodeRequest
-from headwater.schemas.messages.inference import Refused
-from headwater.schemas.messages.media import ClientEmbedding, ImageEmbedding, PromptMedia
+from headwater.schemas.encode_requests import Declined, Encoded, EncodeReply, EncodeRequest
+from headwater.schemas.inference import Refused
+from headwater.schemas.media import ClientEmbedding, ImageEmbedding, PromptMedia
 
 OFFER_S: Final = 15.0
 """How long an offer waits for its reader, which is sent the request at once."""

@@ -8,12 +8,18 @@ the reason. An offered hand-off can be abandoned, and expires when its lease end
 was granted, the two engines complete the transfer between them; the hand-off is remembered, so that a late claim is
 denied for the right reason.
 
+Reach: whether this host reaches the address at which another worker's engine hands its KV over. Engines do not ask: vLLM waits five seconds for
+an answer from an address that leads nowhere, for each prompt anew, and a decode leg of SGLang five minutes. A connection tells within two
+seconds, once for all prompts of the next half minute, and the refusal says what to change.
+
 Orphans: each incarnation of an edge answers for which of its requests it still waits. No answer at all is no proof, as the edge may only be slow or
 reconnect; but where no process listens for `GONE_S`, its process has ended. A request that is aborted in error costs a migration, or another
-try, not an answer. Videos are not among them: a job outlives its edge (see `file_jobs`).
+try, not an answer. Videos are not among them: a job outlives its edge (see `jobs`).
 """
 
 import asyncio
+import contextlib
+import os
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
@@ -24,12 +30,11 @@ import msgspec
 import structlog
 
 from headwater.actors import metrics
-from headwater.actors.bus import BusError, NoResponder
-from headwater.actors.runtime.persistence import Ports
+from headwater.actors.runtime.ports import BusError, NoResponder, Ports
 from headwater.engines.engine import Pinned
 from headwater.schemas import subjects
 from headwater.schemas.clock import Clock
-from headwater.schemas.messages.inference import (
+from headwater.schemas.inference import (
     Choreography,
     GenerateRequest,
     Handoff,
@@ -43,6 +48,63 @@ from headwater.schemas.messages.inference import (
     WaitingEdge,
     prompt_digest,
 )
+from headwater.schemas.names import is_loopback, split_host_port
+
+CONNECT_S: Final = 2.0
+
+GOOD_S: Final = 30.0
+"""A place that was reached is not tried again for so long."""
+
+BAD_S: Final = 5.0
+"""The same for one that was not: its host may be back."""
+
+PLACES_MAX: Final = 1024
+"""Places remembered; the one not asked for longest is forgotten first."""
+
+
+class Reach:
+    """The places that were tried from here, and what came of it."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._tried: OrderedDict[str, tuple[float, str]] = OrderedDict()
+
+    async def refusal(self, worker: str, place: str) -> str:
+        """Why the place (`host:port`) of a worker's KV cannot be reached, and what to do; empty where it can, and for no place."""
+        if not place:
+            return ""
+        until_s, reason = self._tried.get(place, (0.0, ""))
+        if self._clock.monotonic_s() >= until_s:
+            reason = await _attempt(place)
+            self._tried[place] = (self._clock.monotonic_s() + (BAD_S if reason else GOOD_S), reason)
+        self._tried.move_to_end(place)
+        if len(self._tried) > PLACES_MAX:
+            self._tried.popitem(last=False)
+        if not reason:
+            return ""
+        return (
+            f"worker {worker} hands its KV over at {place}, which this host does not reach ({reason}): start that worker with "
+            "--handoff-host and an address of its host that the others reach, and let them through its firewall"
+        )
+
+
+async def _attempt(place: str) -> str:
+    """Connect once; why it failed, or empty."""
+    host, port = split_host_port(place)
+    try:
+        async with asyncio.timeout(CONNECT_S):
+            _, writer = await asyncio.open_connection(host, port)
+    except TimeoutError:
+        return f"no answer within {CONNECT_S:.0f} s"
+    except OSError as error:
+        # asyncio's own text repeats the address; errors of names have numbers of their own.
+        reason = (os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)).lower()
+        return f"{reason}; it is a loopback address" if is_loopback(host) else reason
+    writer.close()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
+    return ""
+
 
 REMEMBERED_MAX = 4_096
 """Closed hand-offs remembered for late claims; the oldest is dropped first and is unknown from then on."""

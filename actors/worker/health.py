@@ -29,11 +29,17 @@ from headwater.engines.engine import (
     Step,
 )
 from headwater.schemas.clock import Clock
-from headwater.schemas.events.fleet import Role
+from headwater.schemas.events import Role
 from headwater.schemas.hashing import pack_tokens
-from headwater.schemas.messages.file_generation import ImageRequest, VideoRequest
-from headwater.schemas.messages.inference import EmbedRequest, GenerateRequest, Leg, Sampling
-from headwater.schemas.messages.media import VALUE_BYTES, PromptMedia
+from headwater.schemas.inference import (
+    EmbedRequest,
+    GenerateRequest,
+    ImageRequest,
+    Leg,
+    Sampling,
+    VideoRequest,
+)
+from headwater.schemas.media import VALUE_BYTES, PromptMedia
 from headwater.schemas.tables import ImageGenerationSupport, SpeechSupport, VideoGenerationSupport
 
 CHECK_PERIOD_S = 0.5

@@ -15,9 +15,8 @@ from headwater.actors.worker.prefill_timer import PrefillTimer
 from headwater.actors.worker.settings import WorkerProfile
 from headwater.engines.engine import EngineLoad, KvEvent, Step
 from headwater.schemas.clock import Clock
-from headwater.schemas.events.fleet import Role, WorkerState
-from headwater.schemas.events.kv import KvGap
-from headwater.schemas.messages.inference import GenerateRequest, Refused
+from headwater.schemas.events import KvGap, Role, WorkerState
+from headwater.schemas.inference import GenerateRequest, Refused
 from headwater.schemas.tables import ENCODE_NEEDS, Capability, ServedPart
 
 _TOKEN_BYTES = 4

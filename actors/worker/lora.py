@@ -21,9 +21,9 @@ from weakref import WeakValueDictionary
 
 import structlog
 
+from headwater.actors.limits import DRAIN_TIMEOUT_S
 from headwater.actors.runtime.actor import Spawn
-from headwater.actors.runtime.persistence import Ports
-from headwater.actors.runtime.settings import DRAIN_TIMEOUT_S
+from headwater.actors.runtime.ports import Ports
 from headwater.actors.worker.inflight import WorkerStatus
 from headwater.actors.worker.lora_slots import LoraRegistry, LoraSlots, RestartList
 from headwater.actors.worker.settings import LoraLoading
@@ -39,9 +39,9 @@ from headwater.engines.engine import (
     Step,
     Transfer,
 )
-from headwater.engines.lora_files import LoraCache, LoraError, LoraFolder
-from headwater.engines.lora_files.sources import same_base
-from headwater.schemas.messages.inference import GenerateRequest
+from headwater.engines.lora_cache import LoraCache, LoraError, LoraFolder
+from headwater.engines.lora_sources import same_base
+from headwater.schemas.inference import GenerateRequest
 from headwater.schemas.tables import LoraCard
 
 NAME_CHARACTERS_MAX = 200

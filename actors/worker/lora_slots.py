@@ -9,10 +9,10 @@ from typing import Protocol
 import msgspec
 import structlog
 
-from headwater.actors.runtime.persistence import Ports
+from headwater.actors.runtime.ports import Ports
 from headwater.actors.runtime.tables import CardTable, LoraCardChange, ModelCardChange
 from headwater.engines.engine import Engine, EngineError, LoraAdapter
-from headwater.engines.lora_files import LoraError
+from headwater.engines.lora_cache import LoraError
 from headwater.events.ports import LogError
 from headwater.schemas.clock import Clock
 from headwater.schemas.tables import LoraCard

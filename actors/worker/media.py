@@ -12,11 +12,11 @@ import msgspec
 import structlog
 
 from headwater.actors import metrics
-from headwater.actors.bus import Bus, BusError
 from headwater.actors.runtime.lease import OwnerChannel
+from headwater.actors.runtime.ports import Bus, BusError
 from headwater.engines.transfer.port import TensorTransfer, TransferError, TransferFailed
 from headwater.schemas import subjects
-from headwater.schemas.messages.media import MediaPiece, MediaQuery, PromptMedia
+from headwater.schemas.media import MediaPiece, MediaQuery, PromptMedia
 
 PIECE_BYTES: Final = 512 << 10
 """A reply is one message, and NATS takes 1 MiB unless it is configured."""

@@ -14,7 +14,7 @@ import structlog
 from msgspec.structs import replace
 
 from headwater import __version__
-from headwater.actors.runtime.persistence import Ports
+from headwater.actors.runtime.ports import Ports
 from headwater.actors.runtime.tables import CardTable, LeaseTable
 from headwater.engines.engine import Engine, EngineInfo, EngineUnavailable
 from headwater.engines.model_files import ModelFiles

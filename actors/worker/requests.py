@@ -10,13 +10,11 @@ from typing import Final, Protocol
 import msgspec
 import structlog
 
-from headwater.actors.bus import BusError, Message, NoResponder
 from headwater.actors.runtime.actor import Spawn
-from headwater.actors.runtime.persistence import Ports
-from headwater.actors.worker.handoffs import Edge, Handoffs, RequestsByEdge, UnclaimedKv
+from headwater.actors.runtime.ports import BusError, Message, NoResponder, Ports
+from headwater.actors.worker.handoffs import Edge, Handoffs, Reach, RequestsByEdge, UnclaimedKv
 from headwater.actors.worker.inflight import Inflight, LoadSource, WorkerStatus
 from headwater.actors.worker.media import MediaCache, MediaMissing
-from headwater.actors.worker.reach import Reach
 from headwater.actors.worker.token_frames import FrameSender
 from headwater.engines.engine import (
     DEATHS,
@@ -28,9 +26,9 @@ from headwater.engines.engine import (
     Step,
     Transfer,
 )
+from headwater.engines.logs import failure_place
 from headwater.schemas import subjects
-from headwater.schemas.failure import failure_place
-from headwater.schemas.messages.inference import (
+from headwater.schemas.inference import (
     Accepted,
     Cancel,
     Choreography,
@@ -44,7 +42,7 @@ from headwater.schemas.messages.inference import (
     StatusQuery,
     prompt_digest,
 )
-from headwater.schemas.messages.media import PromptMedia
+from headwater.schemas.media import PromptMedia
 
 CLAIM_TIMEOUT_S = 2.0
 EXPIRE_PERIOD_S = 0.5

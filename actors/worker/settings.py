@@ -6,9 +6,8 @@ from typing import Annotated, NamedTuple
 from msgspec import Meta
 
 from headwater.engines.traits import Text
-from headwater.schemas.addresses import host_port, split_host_port
-from headwater.schemas.events.fleet import Role
-from headwater.schemas.names import REVISION_MAX
+from headwater.schemas.events import Role
+from headwater.schemas.names import REVISION_MAX, host_port, split_host_port
 
 
 class HealthSettings(NamedTuple):

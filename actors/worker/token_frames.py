@@ -12,9 +12,9 @@ from typing import Final
 import msgspec
 import structlog
 
-from headwater.actors.bus import Bus, BusError
+from headwater.actors.runtime.ports import Bus, BusError
 from headwater.engines.engine import Step
-from headwater.schemas.messages.inference import (
+from headwater.schemas.inference import (
     FrameEntry,
     GenerateRequest,
     Handoff,

@@ -3,7 +3,7 @@
 import sys
 
 from docs._plots.data import DOCS, plots
-from headwater.ops.process.plot import svg
+from headwater.ops.bench.plot import svg
 
 FOLDER = DOCS / "benchmarks" / "plots"
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from headwater.ops.process import plot
+from headwater.ops.bench import plot
 
 DOCS = Path(__file__).resolve().parent.parent
 FOLDER = DOCS / "benchmarks" / "data"

@@ -1,6 +1,6 @@
 """Command line and settings."""
 
-from headwater.ops.commands import reference
+from headwater.ops.commands import config
 
 _CLI_HEAD = """
 # Command line
@@ -18,9 +18,9 @@ The variables `HEADWATER_CONFIG` and `HEADWATER_CONFIG_KEY` do the same. `headwa
 
 def commands() -> str:
     """Every command with its arguments and flags."""
-    return f"{_CLI_HEAD}\n{reference.commands_markdown()}"
+    return f"{_CLI_HEAD}\n{config.commands_markdown()}"
 
 
 def settings() -> str:
     """Every setting with its key, flag, variable, values and default."""
-    return f"{_SETTINGS_HEAD}\n{reference.settings_markdown()}"
+    return f"{_SETTINGS_HEAD}\n{config.settings_markdown()}"

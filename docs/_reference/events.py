@@ -1,16 +1,11 @@
-"""Events of the log, from `schemas/events`."""
+"""Events of the log, from `schemas`."""
 
-import importlib
 import inspect
-import pkgutil
 
-import headwater.schemas.events as package
 from docs._reference.markdown import doc, table
 from docs._reference.structs import fields
-from headwater.schemas import constraints, encoding
-from headwater.schemas import encoding as schemas_encoding
+from headwater.schemas import encoding, events, routing
 
-_ORDER = ("fleet", "kv", "load", "route", "request", "digest")
 _HEAD = """
 # Events
 
@@ -24,18 +19,11 @@ versions. New fields are only appended; another shape is a new tag with an upcas
 def page() -> str:
     """The whole page."""
     parts = [_HEAD, doc(encoding), "", *_structs(encoding)]
-    for name in sorted((m.name for m in pkgutil.iter_modules(package.__path__)), key=_place):
-        module = importlib.import_module(f"{package.__name__}.{name}")
-        found = list(_structs(module))
-        if found:
-            parts += [f"## `schemas/events/{name}.py`", _block(doc(module)), *found]
-    parts += ["## `schemas/constraints.py`", _block(doc(constraints)), *_structs(constraints)]
-    parts += ["## Retired shapes", _block(doc(schemas_encoding))]
+    for module in (events, routing):
+        name = module.__name__.removeprefix("headwater.").replace(".", "/")
+        parts += [f"## `{name}.py`", _block(doc(module)), *_structs(module)]
+    parts += ["## Retired shapes", _block(doc(encoding))]
     return "\n\n".join(parts)
-
-
-def _place(name: str) -> tuple[int, str]:
-    return (_ORDER.index(name) if name in _ORDER else len(_ORDER), name)
 
 
 def _block(text: str) -> str:

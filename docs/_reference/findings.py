@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from docs._reference.markdown import code, table
-from headwater.ops.diagnosis.finding import KINDS, ORDER
+from headwater.ops.diagnosis import KINDS, ORDER
 
 GUIDE = Path(__file__).resolve().parent.parent / "guides" / "doctor.md"
 _BLOCK = re.compile(r"(<!-- findings: generated.*?-->\n)(.*?)(<!-- end of findings -->)", re.DOTALL)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from docs._reference.markdown import code, table
 from headwater.actors import admin as admin
-from headwater.actors.edge.saga import routing_hints
-from headwater.schemas.messages.control import COMMANDS
+from headwater.actors.edge.saga import http_call
+from headwater.schemas.control import COMMANDS
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -20,8 +20,9 @@ ROUTES: dict[str, tuple[str, str]] = {
     "/v1/embeddings": ("POST", "embeddings"),
     "/v1/images/generations": (
         "POST",
-        "generated images, streamed or not; those with a URL are served at `/v1/images/files/ID`",
+        "generated images, streamed or not",
     ),
+    "/v1/images/files/": ("GET", "`/v1/images/files/{id}`: an image that was generated for a URL"),
     "/v1/images/edits": ("POST", "images changed as a prompt says, streamed or not; a form"),
     "/v1/images/variations": ("POST", "404 that names what to use instead"),
     "/v1/videos": (
@@ -86,7 +87,7 @@ def page() -> str:
             ("method", "path", ""), [(method, code(path), text) for path, (method, text) in ROUTES.items()]
         ),
         "## Request headers",
-        "```text\n" + (routing_hints.__doc__ or "").split("\n\n", 1)[1].strip("\n") + "\n```",
+        "```text\n" + (http_call.__doc__ or "").split("\n\n", 1)[1].strip("\n") + "\n```",
         "`traceparent` and `tracestate` (W3C) are recorded with the request and passed on to its engines. `authorization` is not checked; without `x-headwater-tenant` a digest of it is the tenant.",
         "## Response headers",
         table(("header", ""), [(code(name), text) for name, text in RESPONSE_HEADERS.items()]),
@@ -107,9 +108,9 @@ def routes() -> set[str]:
         text
         for path in (
             api / "app.py",
-            api / "responses" / "endpoints.py",
-            api / "image_endpoints.py",
-            api / "video_endpoints.py",
+            api / "responses_endpoints.py",
+            api / "images.py",
+            api / "videos.py",
         )
         for text in _constants(path)
         if _ROUTE.fullmatch(text)

@@ -7,10 +7,10 @@ import msgspec
 
 from docs._reference.markdown import code, table
 from docs._reference.structs import type_name
-from headwater.actors.edge.apis.anthropic.types import HEADERS
+from headwater.actors.edge.apis.anthropic_types import HEADERS
 from headwater.actors.edge.apis.openapi import ENDPOINTS
-from headwater.actors.edge.apis.responses.socket import CreateEvent
-from headwater.actors.edge.apis.responses.types import CreateFields
+from headwater.actors.edge.apis.responses_socket import CreateEvent
+from headwater.actors.edge.apis.responses_types import CreateFields
 from headwater.actors.edge.saga.fields import ApiEndpoint, FieldRow, field_rows
 
 _HEADS: typing.Final = ("field", "type", "status", "remark")

@@ -2,8 +2,8 @@
 
 from docs._reference.markdown import code, table
 from headwater.actors import metrics
-from headwater.engines import metrics as engine_metrics
 from headwater.engines import registry
+from headwater.engines import traits as engine_metrics
 
 _HEAD = """
 # Metrics
@@ -51,7 +51,7 @@ def page() -> str:
 def _own_names() -> str:
     own = {name: traits.metrics for name, traits in registry.all_traits().items() if traits.metrics}
     rows = []
-    for one in engine_metrics.COMMON:
+    for one in engine_metrics.COMMON_METRICS:
         suffix = "_total" if one.kind == "counter" else ""
         cells = []
         for names in own.values():

@@ -11,7 +11,7 @@ from headwater.engines.conformance.case import (
 )
 from headwater.engines.engine import KvEvent
 from headwater.schemas import hashing
-from headwater.schemas.events.kv import BlocksCleared, BlocksStored
+from headwater.schemas.events import BlocksCleared, BlocksStored
 
 SMALL_BLOCKS_MAX = 256
 

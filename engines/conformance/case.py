@@ -13,8 +13,8 @@ import numpy as np
 
 from headwater.engines.engine import Engine, EngineDied, EngineInfo, KvEvent, LoraAdapter, Step, Transfer
 from headwater.schemas import hashing
-from headwater.schemas.events.kv import BlocksCleared, BlocksRemoved, BlocksStored
-from headwater.schemas.messages.inference import GenerateRequest, Leg, Sampling
+from headwater.schemas.events import BlocksCleared, BlocksRemoved, BlocksStored
+from headwater.schemas.inference import GenerateRequest, Leg, Sampling
 from headwater.schemas.tables import Capability
 
 POLL_S = 0.01

@@ -22,8 +22,8 @@ from headwater.engines.conformance.case import (
 )
 from headwater.engines.engine import EngineError, NotSupported, PauseMode, RequestRejected
 from headwater.schemas import hashing
-from headwater.schemas.events.kv import BlocksCleared
-from headwater.schemas.messages.inference import EmbedRequest
+from headwater.schemas.events import BlocksCleared
+from headwater.schemas.inference import EmbedRequest
 
 SETTLE_S = 0.1
 """A time in which an engine that was not stopped generates tokens."""

@@ -6,7 +6,7 @@ import time
 from headwater.engines.conformance.case import ANSWER_TOKENS, Answer, EngineCase, check, eventually, raises
 from headwater.engines.engine import NotSupported, RequestRejected
 from headwater.engines.process import BLOCKED_S, LoopWatch
-from headwater.schemas.messages.inference import Guide
+from headwater.schemas.inference import Guide
 
 ABORT_S = 5.0
 """Soon: next to an engine that continues for 3,000 tokens, on a machine that has other things to do."""

@@ -2,7 +2,7 @@
 
 from headwater.engines.conformance.case import Answer, EngineCase, Inapplicable, check, raises
 from headwater.engines.engine import Pinned, RequestRejected, Transfer
-from headwater.schemas.messages.inference import Leg
+from headwater.schemas.inference import Leg
 
 TOKENS = 5
 

@@ -39,8 +39,8 @@ from headwater.engines.engine import (
     Transfer,
 )
 from headwater.schemas import hashing
-from headwater.schemas.events.kv import BlocksCleared, BlocksRemoved, BlocksStored, KvGap
-from headwater.schemas.messages.file_generation import ImageRequest, VideoRequest
+from headwater.schemas.events import BlocksCleared, BlocksRemoved, BlocksStored, KvGap
+from headwater.schemas.inference import ImageRequest, VideoRequest
 from headwater.schemas.tables import ImageGenerationSupport, VideoGenerationSupport
 
 __all__ = [

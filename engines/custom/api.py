@@ -6,8 +6,8 @@ from typing import Any, Final, NamedTuple, Protocol, get_args
 
 from headwater.engines.engine import Aborts, EngineInfo, EngineUnavailable, Step, Transfer
 from headwater.engines.model_files import ModelFiles
-from headwater.schemas.events.fleet import Role
-from headwater.schemas.messages.inference import Choreography, Leg, Sampling
+from headwater.schemas.events import Role
+from headwater.schemas.inference import Choreography, Leg, Sampling
 from headwater.schemas.tables import HINTS, NEEDS, Capability
 
 BLOCK_SIZE: Final = 16

@@ -21,8 +21,7 @@ from headwater.engines.engine import (
     check_text_only,
 )
 from headwater.schemas import hashing
-from headwater.schemas.messages.file_generation import ImageRequest, VideoRequest
-from headwater.schemas.messages.inference import EmbedRequest
+from headwater.schemas.inference import EmbedRequest, ImageRequest, VideoRequest
 from headwater.schemas.tables import Capability
 
 T = TypeVar("T")

@@ -37,8 +37,8 @@ from headwater.engines.launcher import EngineLauncher, WorkerSpec
 from headwater.engines.model_files import ModelFiles
 from headwater.engines.process import LoopWatch, folder_of
 from headwater.schemas import hashing
-from headwater.schemas.events.kv import BlocksCleared, BlocksRemoved, BlocksStored
-from headwater.schemas.messages.inference import GenerateRequest, Sampling
+from headwater.schemas.events import BlocksCleared, BlocksRemoved, BlocksStored
+from headwater.schemas.inference import GenerateRequest, Sampling
 
 FORGOTTEN_MAX = 1024
 """Parents of blocks that are gone are removed once there are more of them than this and than the blocks held."""

@@ -33,9 +33,8 @@ from headwater.engines.file_turns import PriorityTurns
 from headwater.engines.launcher import PipelineLauncher, WorkerSpec
 from headwater.engines.model_files import ModelFiles, pipeline_folder
 from headwater.engines.process import interruptible
-from headwater.schemas.events.kv import BlocksStored
-from headwater.schemas.messages.file_generation import ImageRequest, VideoRequest
-from headwater.schemas.messages.inference import GenerateRequest
+from headwater.schemas.events import BlocksStored
+from headwater.schemas.inference import GenerateRequest, ImageRequest, VideoRequest
 from headwater.schemas.tables import Capability
 
 FileT = TypeVar("FileT", ImageRequest, VideoRequest)

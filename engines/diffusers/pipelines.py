@@ -19,8 +19,8 @@ from headwater.engines.engine import (
     RequestRejected,
     start_failure,
 )
-from headwater.schemas.messages.file_generation import FileRequest, ImageRequest, VideoRequest
-from headwater.schemas.messages.media import PromptMedia
+from headwater.schemas.inference import FileRequest, ImageRequest, VideoRequest
+from headwater.schemas.media import PromptMedia
 from headwater.schemas.tables import ImageGenerationSupport, VideoGenerationSupport
 
 Count = Annotated[int, msgspec.Meta(ge=1)]

@@ -12,12 +12,11 @@ from typing import Any, Final, Literal
 
 from headwater.engines import logs, native_arguments, process
 from headwater.engines.engine import EngineUnavailable
-from headwater.engines.launcher import EngineSettings
-from headwater.engines.releases import SGLANG_DIFFUSION_BROKER, Releases, Vulnerability
+from headwater.engines.launcher import SGLANG_DIFFUSION_BROKER, EngineSettings, Releases, Vulnerability
 from headwater.engines.sglang import SglangOptions
 from headwater.engines.sglang.signatures import Signatures
-from headwater.schemas.addresses import LOOPBACK
-from headwater.schemas.events.fleet import Role
+from headwater.schemas.events import Role
+from headwater.schemas.names import LOOPBACK
 from headwater.schemas.tables import Capability
 
 Mode = Literal["prefill", "decode"]

@@ -20,16 +20,16 @@ from headwater.engines.engine import (
     check_loaded,
     check_text_only,
 )
-from headwater.engines.lora_files.sources import HEADER_BYTES_MAX
+from headwater.engines.lora_sources import HEADER_BYTES_MAX
 from headwater.engines.ranked import RankedEngineBase
 from headwater.engines.sglang.media import SglangMedia
 from headwater.engines.sglang.process import SglangProcess, SglangRank
 from headwater.engines.sglang.sampling import ModelPooling, Stream, finish_of
 from headwater.engines.sglang.signatures import Signatures
-from headwater.engines.traces import EngineTraces
+from headwater.engines.traits import EngineTraces
 from headwater.schemas import hashing
-from headwater.schemas.messages.inference import EmbedRequest, GenerateRequest
-from headwater.schemas.messages.media import PromptMedia
+from headwater.schemas.inference import EmbedRequest, GenerateRequest
+from headwater.schemas.media import PromptMedia
 
 FUSED: Final = ("q_proj", "v_proj")
 """SGLang computes queries, keys and values with one matrix. An adapter for one of them without these ends its scheduler at

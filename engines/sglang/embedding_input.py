@@ -23,8 +23,7 @@ from headwater.engines.embeddings import (
 )
 from headwater.engines.engine import EncodedImage, EngineError, EngineUnavailable
 from headwater.engines.media import PROBE_ID
-from headwater.schemas.media_kind import PromptMediaKind
-from headwater.schemas.messages.media import PromptMedia
+from headwater.schemas.media import PromptMedia, PromptMediaKind
 
 GIVEN_ID: Final = "1" * 32
 SCORED_TOKENS: Final = tuple(range(8))

@@ -45,9 +45,8 @@ from headwater.engines.sglang.config import SglangSettings, keyword_arguments
 from headwater.engines.sglang.embedding_input import fields_in
 from headwater.engines.sglang.media import PER_PROMPT, frames_of, media_settings, without_sampling
 from headwater.engines.sglang.process import import_sglang
-from headwater.schemas.addresses import host_port
-from headwater.schemas.media_kind import SEVERAL, PromptMediaKind
-from headwater.schemas.messages.media import PromptMedia
+from headwater.schemas.media import SEVERAL, PromptMedia, PromptMediaKind
+from headwater.schemas.names import host_port
 from headwater.schemas.tables import MediaSupport, VideoSupport
 
 HOST = "127.0.0.1"

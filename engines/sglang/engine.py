@@ -1,10 +1,21 @@
-"""SGLang's Engine as an `Engine`: tokens in, tokens out."""
+"""SGLang's Engine as an `Engine`: tokens in, tokens out, and KV hand-off to or from another SGLang.
+
+In a hand-off both legs run at once and meet in a room, over NIXL.
+The prefill leg opens a room on the bootstrap server of its own engine. The decode leg enters it, names its free
+blocks to the prefill engine, and that engine writes the prompt's KV there, with the first token and the number of tokens it
+had cached. An SGLang in prefill or decode mode serves no whole request.
+
+SGLang does not check that both legs have the same prompt: of two prompts of equal length the answer would begin with the
+other one's first token, with HTTP 200. Nor is a room used twice without harm: in 0.5.23 one of four legs then
+hangs. So rooms never repeat, parameters are sealed to their prompt, and a decode engine enters each room once.
+"""
 
 import asyncio
 import json
 import os
 import secrets
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
 from pathlib import Path
@@ -27,24 +38,23 @@ from headwater.engines.engine import (
     SplitOnly,
     Step,
     Transfer,
+    Unusable,
+    seal,
+    unseal,
 )
-from headwater.engines.handoff_params import Unusable
 from headwater.engines.kv_events import MediaSentinels
+from headwater.engines.logs import failure_place
+from headwater.engines.model_files import model_digest
 from headwater.engines.process import freeze_heap, interruptible
 from headwater.engines.ranked import default_sampling
 from headwater.engines.sglang import (
     config as sglang_config,
 )
-from headwater.engines.sglang import (
-    handoff,
-    sampling,
-    signatures,
-)
 from headwater.engines.sglang import process as sglang_process
-from headwater.engines.sglang.config import POSSIBLE, SglangSettings, capabilities, keyword_arguments
+from headwater.engines.sglang import sampling, signatures
+from headwater.engines.sglang.config import POSSIBLE, Mode, SglangSettings, capabilities, keyword_arguments
 from headwater.engines.sglang.control import SglangControl, SglangLoras
 from headwater.engines.sglang.embedding_input import GivenEmbedding, SglangEmbeddings
-from headwater.engines.sglang.handoff import SglangHandoffs
 from headwater.engines.sglang.media import SglangMedia, learn_media, media_settings
 from headwater.engines.sglang.process import STOPPED, SglangProcess, import_sglang, of_engine
 from headwater.engines.sglang.sampling import (
@@ -57,10 +67,104 @@ from headwater.engines.sglang.sampling import (
     speech_settings,
 )
 from headwater.schemas import hashing
-from headwater.schemas.failure import failure_place
-from headwater.schemas.messages.inference import Choreography, GenerateRequest
-from headwater.schemas.messages.media import PromptMedia
+from headwater.schemas.inference import Choreography, GenerateRequest
+from headwater.schemas.media import PromptMedia
+from headwater.schemas.names import host_port
 from headwater.schemas.tables import Capability, MediaSupport
+
+ROOMS: Final = 1 << 63
+"""Rooms are numbered below this: SGLang stores them as signed 64-bit integers, and 0 as "none"."""
+
+LEASE_S: Final = 60.0
+"""How long a room waits for its decode leg: as long as an edge searches for a decode worker."""
+
+REMEMBERED: Final = 65_536
+"""Bound on recorded rooms that were entered."""
+
+NOWHERE: Final = "2.2.2.2"
+"""SGLang's FAKE_BOOTSTRAP_HOST: a leg of this host has no partner and transfers nothing. For probes only."""
+
+
+class Room(msgspec.Struct, frozen=True):
+    """What a decode leg needs to meet its prefill leg."""
+
+    host: str
+    port: int
+    room: int
+
+
+class Rooms:
+    """Numbers of rooms: drawn at random, and none twice in the lifetime of an engine.
+
+    An arithmetic sequence modulo 2^63 with an odd step meets every number once before it repeats. Start and step are
+    random, so that two engines, or two lives of one, meet only by chance: 1 in 10^9 after 10^5 rooms of each.
+    """
+
+    def __init__(self) -> None:
+        self._next = secrets.randbelow(ROOMS)
+        self._step = secrets.randbelow(ROOMS) | 1
+
+    def open(self) -> int:
+        """A room that was never open before."""
+        room = self._next
+        self._next = (room + self._step) % ROOMS
+        return room or self.open()
+
+
+class SglangHandoffs:
+    """Opens rooms on this engine's bootstrap server, or enters those of others, according to its mode."""
+
+    def __init__(self, mode: Mode, host: str = "", port: int = 0) -> None:
+        self.mode: Mode = mode
+        self._host = host
+        self._port = port
+        self._rooms = Rooms()
+        self._entered: OrderedDict[tuple[str, int, int], None] = OrderedDict()
+
+    def open(self, request: GenerateRequest) -> tuple[dict[str, Any], Pinned]:
+        """Fields of a prefill leg, and what its decode leg needs."""
+        room = Room(self._host, self._port, self._rooms.open())
+        return _fields(room), Pinned(
+            seal(msgspec.msgpack.encode(room), request), LEASE_S, place=host_port(self._host, self._port)
+        )
+
+    def enter(self, request: GenerateRequest, params: bytes) -> dict[str, Any]:
+        """Fields of a decode leg. Raises `Unusable`: damaged, another prompt's, or entered before."""
+        try:
+            room = msgspec.msgpack.decode(unseal(params, request), type=Room)
+        except msgspec.DecodeError as error:
+            raise Unusable(f"it names no room: {error}") from error
+        if not room.host or room.host == NOWHERE or not room.port or not 0 < room.room < ROOMS:
+            raise Unusable("it names no room")
+        key = (room.host, room.port, room.room)
+        if key in self._entered:
+            raise Unusable("it was already used")
+        self._entered[key] = None
+        if len(self._entered) > REMEMBERED:
+            self._entered.popitem(last=False)
+        return _fields(room)
+
+    def rehearse(self) -> dict[str, Any]:
+        """Fields of a leg without a partner. A decode leg answers from blocks that were never written: only for probes."""
+        return _fields(Room(NOWHERE, 0, self._rooms.open()))
+
+
+def _fields(room: Room) -> dict[str, Any]:
+    """The fields of SGLang's GenerateReqInput."""
+    return {
+        "bootstrap_host": room.host,
+        "bootstrap_port": room.port or None,
+        "bootstrap_room": room.room,
+    }
+
+
+def pairs_with(mode: Mode | None, version: str, name: str, config: Mapping[str, Any]) -> str:
+    """See `EngineInfo.pairs_with`. Empty without a mode. `config` are SGLang's resolved arguments."""
+    if mode is None:
+        return ""
+    layout = f"{config.get('kv_cache_dtype', 'auto')}/page{config['page_size']}"
+    return f"sglang/{version}/{name}-{model_digest(str(config['model_path']))}/{config['dtype']}/{layout}"
+
 
 INPUT_MARGIN: Final = 4
 """Tokens of a request beyond SGLang's longest prompt: prompt and answer together may be this much longer."""
@@ -172,7 +276,7 @@ class SglangEngine(SglangControl):
             self._context_length,
             version=version,
             dtype=str(self._manager.model_config.dtype).removeprefix("torch."),
-            pairs_with=handoff.pairs_with(mode, version, self._settings.files.name, config),
+            pairs_with=pairs_with(mode, version, self._settings.files.name, config),
             lora_slots=self._loras.slots,
             lora_rank_max=self._loras.rank_max,
             tasks=() if self._manager.is_generation else self._pooling.tasks,

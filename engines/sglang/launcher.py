@@ -29,8 +29,8 @@ from headwater.engines.model_files import ModelFiles
 from headwater.engines.process import EngineInterrupted, interruptible
 from headwater.engines.sglang import SglangOptions, config
 from headwater.engines.sglang.config import SglangSettings, keyword_arguments
-from headwater.schemas.addresses import host_port
-from headwater.schemas.events.fleet import Role
+from headwater.schemas.events import Role
+from headwater.schemas.names import host_port
 
 BLOCK: Final = "SGLANG_BLOCK_NONZERO_RANK_CHILDREN"
 POLL_S: Final = 0.2

@@ -38,8 +38,7 @@ from headwater.engines.media import (
 from headwater.engines.sglang.embedding_input import FEATURE, GivenEmbedding, request_data, separate
 from headwater.engines.sglang.process import ID_DIGITS
 from headwater.engines.sglang.signatures import Signatures
-from headwater.schemas.media_kind import SAMPLED_FRAMES, PromptMediaKind
-from headwater.schemas.messages.media import VALUE_BYTES, PromptMedia
+from headwater.schemas.media import SAMPLED_FRAMES, VALUE_BYTES, PromptMedia, PromptMediaKind
 from headwater.schemas.tables import (
     AudioSupport,
     ImageSupport,

@@ -32,8 +32,8 @@ from headwater.engines.engine import (
 from headwater.engines.media import WHISPER, check_recording, samples_of, whisper_support
 from headwater.engines.sglang.config import SglangSettings
 from headwater.engines.sglang.process import ID_DIGITS
-from headwater.schemas.messages.inference import GenerateRequest, Guide, Sampling, TokenLogprob
-from headwater.schemas.messages.media import PromptMedia
+from headwater.schemas.inference import GenerateRequest, Guide, Sampling, TokenLogprob
+from headwater.schemas.media import PromptMedia
 from headwater.schemas.tables import Capability
 
 ARGUMENTS: Final = "headwater"

@@ -28,14 +28,11 @@ from headwater.engines.engine import (
     Transfer,
 )
 from headwater.engines.file_turns import PriorityTurns
-from headwater.engines.launcher import PipelineLauncher, WorkerSpec
+from headwater.engines.launcher import SGLANG_DIFFUSION_BROKER, PipelineLauncher, Releases, WorkerSpec
 from headwater.engines.model_files import ModelFiles, pipeline_folder
-from headwater.engines.releases import SGLANG_DIFFUSION_BROKER, Releases
-from headwater.engines.sglang_diffusion.client import DiffusionClient
-from headwater.engines.sglang_diffusion.process import DiffusionServer, ModelDefaults
-from headwater.schemas.events.kv import BlocksStored
-from headwater.schemas.messages.file_generation import FileRequest, ImageRequest, VideoRequest
-from headwater.schemas.messages.inference import GenerateRequest
+from headwater.engines.sglang_diffusion.client import DiffusionClient, DiffusionServer, ModelDefaults
+from headwater.schemas.events import BlocksStored
+from headwater.schemas.inference import FileRequest, GenerateRequest, ImageRequest, VideoRequest
 from headwater.schemas.tables import Capability, ImageGenerationSupport, VideoGenerationSupport
 
 Count = Annotated[int, msgspec.Meta(ge=1)]

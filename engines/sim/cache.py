@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from headwater.engines.engine import EngineError, KvEvent
-from headwater.schemas.events.kv import BlocksCleared, BlocksRemoved, BlocksStored
+from headwater.schemas.events import BlocksCleared, BlocksRemoved, BlocksStored
 from headwater.schemas.hashing import pack_hashes
 
 

@@ -38,19 +38,23 @@ from headwater.engines.engine import (
 from headwater.engines.launcher import EngineLauncher, WorkerSpec
 from headwater.engines.media import check_media
 from headwater.engines.model_files import ModelFiles
-from headwater.engines.sim import SimOptions
+from headwater.engines.sim import BLOCK_SIZE, EMBEDDING_WIDTH, SimOptions
 from headwater.engines.sim.cache import ImageStore, NoRoomForImage, PagedCache
-from headwater.engines.sim.defaults import BLOCK_SIZE, EMBEDDING_WIDTH
-from headwater.engines.sim.encoder import FORM, SimEncoder, content_of, embedding_of
 from headwater.engines.sim.handoff import KvGone, SimHandoff
-from headwater.engines.sim.metrics import sim_metrics
-from headwater.engines.sim.model import media_support, script
-from headwater.engines.sim.scheduler import SimScheduler, SimSequence, SimSettings, seed_of, token_at
+from headwater.engines.sim.model import FORM, SimEncoder, content_of, embedding_of, media_support, script
+from headwater.engines.sim.scheduler import (
+    SimScheduler,
+    SimSequence,
+    SimSettings,
+    seed_of,
+    sim_metrics,
+    token_at,
+)
 from headwater.schemas import hashing
 from headwater.schemas.clock import Clock, SystemClock
-from headwater.schemas.events.kv import BlocksStored
-from headwater.schemas.messages.inference import EmbedRequest, GenerateRequest
-from headwater.schemas.messages.media import PromptMedia
+from headwater.schemas.events import BlocksStored
+from headwater.schemas.inference import EmbedRequest, GenerateRequest
+from headwater.schemas.media import PromptMedia
 from headwater.schemas.tables import Capability, EmbeddingSupport, MediaSupport
 
 DIMENSIONS = 64

@@ -15,9 +15,9 @@ from typing import NamedTuple
 import msgspec
 
 from headwater.engines.engine import Pinned, Transfer
-from headwater.engines.sim.defaults import KV_BYTES_PER_TOKEN, TRANSFER_GB_PER_S
+from headwater.engines.sim import KV_BYTES_PER_TOKEN, TRANSFER_GB_PER_S
 from headwater.schemas.clock import Clock
-from headwater.schemas.messages.inference import Choreography, GenerateRequest, prompt_digest
+from headwater.schemas.inference import Choreography, GenerateRequest, prompt_digest
 
 LEASE_S = 30.0
 ROOM_S_MAX = 60.0

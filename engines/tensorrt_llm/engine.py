@@ -23,21 +23,22 @@ from headwater.engines.engine import (
     start_failure,
 )
 from headwater.engines.process import interruptible
-from headwater.engines.tensorrt_llm import config, handoff, polling
+from headwater.engines.tensorrt_llm import config, operations, polling
 from headwater.engines.tensorrt_llm.config import (
     TRANSFER_TIMEOUT_MS,
     TensorRtSettings,
+    accepted,
     arguments,
     attention_ranks,
+    takes,
 )
 from headwater.engines.tensorrt_llm.operations import Leg, TensorRtControl
 from headwater.engines.tensorrt_llm.polling import LibraryMetrics, RankState, Watchdog, load_library
-from headwater.engines.tensorrt_llm.recorded import accepted, takes
 from headwater.engines.tensorrt_llm.sampling import TensorRtImages, image_handling, sampling_params
 from headwater.schemas import hashing
 from headwater.schemas.clock import Clock
-from headwater.schemas.events.kv import BlocksStored
-from headwater.schemas.messages.inference import GenerateRequest, Sampling
+from headwater.schemas.events import BlocksStored
+from headwater.schemas.inference import GenerateRequest, Sampling
 from headwater.schemas.tables import Capability, MediaSupport
 
 
@@ -91,7 +92,7 @@ class TensorRtEngine(TensorRtControl):
         self._arguments = arguments(settings)
         config.check(settings, self._arguments, gpus=gpus)
         self.ranks = attention_ranks(self._arguments)
-        self.choreography = handoff.CHOREOGRAPHIES[settings.options.handoff]
+        self.choreography = operations.CHOREOGRAPHIES[settings.options.handoff]
         transceiver = self._arguments.get("cache_transceiver_config") or {}
         self._transfer_s = int(transceiver.get("kv_transfer_timeout_ms") or TRANSFER_TIMEOUT_MS) / 1000
         self._legs: dict[str, Leg] = {}
@@ -292,22 +293,22 @@ class TensorRtEngine(TensorRtControl):
         """Return how this leg takes part in a hand-off, None if it does not. Raises `EngineError` for one that is unusable."""
         request, mode = leg.request, self._settings.options.handoff
         if request.leg == "prefill":
-            number = handoff.new_request_id()
-            made = handoff.for_prefill(self._api, mode, number)
+            number = operations.new_request_id()
+            made = operations.for_prefill(self._api, mode, number)
             if mode == "generation-first":
                 endpoint = (getattr(self._llm, "disaggregated_params", None) or {}).get("ctx_info_endpoint")
-                params = handoff.pack_meeting(request, number, endpoint, leg.rank)
+                params = operations.pack_meeting(request, number, endpoint, leg.rank)
                 leg.pin(params, self._transfer_s)
             return made
         if leg.transfer is None:
             return None
-        params_of = handoff.unpack(request, leg.transfer)
+        params_of = operations.unpack(request, leg.transfer)
         if leg.transfer.params in self._used_handoffs:
             raise EngineError("its hand-off was already used")
         self._used_handoffs[leg.transfer.params] = None
-        while len(self._used_handoffs) > handoff.USED_MAX:
+        while len(self._used_handoffs) > operations.USED_MAX:
             del self._used_handoffs[next(iter(self._used_handoffs))]
-        return handoff.for_decode(self._api, mode, params_of)
+        return operations.for_decode(self._api, mode, params_of)
 
     async def _follow(self, leg: Leg) -> None:
         """Emit the outputs of a request until it ends; also of an aborted one, so that its slot is not given away."""

@@ -1,10 +1,15 @@
-"""Operations of TensorRT-LLM: LoRA adapters and sleep, the requests in it, and what its engine and these share."""
+"""Operations of TensorRT-LLM: LoRA adapters and sleep, the requests in it, and their hand-offs.
+
+A hand-off is the `DisaggregatedParams` of a prefill leg as opaque bytes, from which those of a decode leg are made.
+"""
 
 import asyncio
+import secrets
 from abc import abstractmethod
 from itertools import count
 from typing import Any, ClassVar, Final
 
+import msgspec
 import structlog
 
 from headwater.engines.engine import (
@@ -20,13 +25,110 @@ from headwater.engines.engine import (
     check_adapter,
     check_loaded,
     check_sleep,
+    digest_of,
 )
-from headwater.engines.tensorrt_llm import handoff
+from headwater.engines.tensorrt_llm import HandoffMode
 from headwater.engines.tensorrt_llm.polling import RankState
 from headwater.engines.tensorrt_llm.sampling import prompt_logprobs, token_logprobs
 from headwater.schemas import hashing
-from headwater.schemas.messages.inference import GenerateRequest, TokenLogprob
+from headwater.schemas.inference import Choreography, GenerateRequest, TokenLogprob
 from headwater.schemas.tables import Capability
+
+CHOREOGRAPHIES: dict[HandoffMode, Choreography] = {
+    "context-first": "returned",
+    "generation-first": "room",
+    "opaque": "opaque",
+}
+
+USED_MAX = 4_096
+"""Hand-offs that are remembered as used; the oldest is forgotten first."""
+
+GLOBAL_ID_MIN = 1 << 40
+"""Smaller ids are TensorRT-LLM's own, of requests within one engine."""
+
+
+class HandoffParams(msgspec.Struct, frozen=True):
+    """What a decode leg needs. `digest` names the prompt: TensorRT-LLM would continue any other from the same KV."""
+
+    digest: bytes
+    first_tokens: list[int] = []
+    ctx_request_id: int | None = None
+    opaque_state: bytes | None = None
+    draft_tokens: list[int] | None = None
+    disagg_request_id: int | None = None
+    ctx_dp_rank: int | None = None
+    ctx_info_endpoint: str | None = None
+
+
+def new_request_id() -> int:
+    """An id for both legs, unique in the fleet: 62 random bits, above TensorRT-LLM's own.
+
+    Its own scheme gives each process a number of 6 bits on a node of 8, which a central place would have to assign.
+    """
+    return GLOBAL_ID_MIN | secrets.randbits(62)
+
+
+def pack(request: GenerateRequest, given: Any) -> bytes:
+    """The parameters that a finished prefill leg returned."""
+    return msgspec.msgpack.encode(
+        HandoffParams(
+            digest_of(request),
+            list(given.first_gen_tokens or ()),
+            given.ctx_request_id,
+            given.opaque_state,
+            given.draft_tokens,
+            given.disagg_request_id,
+            given.ctx_dp_rank,
+            given.ctx_info_endpoint,
+        )
+    )
+
+
+def pack_meeting(request: GenerateRequest, request_id: int, endpoint: str | None, rank: int) -> bytes:
+    """The parameters of a prefill leg that has just started, for a decode leg that starts now as well."""
+    return msgspec.msgpack.encode(
+        HandoffParams(
+            digest_of(request), disagg_request_id=request_id, ctx_dp_rank=rank, ctx_info_endpoint=endpoint
+        )
+    )
+
+
+def unpack(request: GenerateRequest, transfer: Transfer) -> HandoffParams:
+    """The parameters for this decode leg. Raises `EngineError` if they are not readable, or another prompt's."""
+    try:
+        params = msgspec.msgpack.decode(transfer.params, type=HandoffParams)
+    except msgspec.DecodeError as error:
+        raise EngineError(f"its hand-off cannot be read: {error}") from error
+    if params.digest != digest_of(request):
+        raise EngineError("its hand-off belongs to another prompt")
+    return params
+
+
+def for_prefill(api: Any, mode: HandoffMode, request_id: int) -> Any:
+    """`DisaggregatedParams` of a prefill leg."""
+    style = api.DisaggScheduleStyle
+    return api.DisaggregatedParams(
+        request_type="context_only",
+        disagg_request_id=request_id,
+        schedule_style=style.GENERATION_FIRST if mode == "generation-first" else style.CONTEXT_FIRST,
+    )
+
+
+def for_decode(api: Any, mode: HandoffMode, params: HandoffParams) -> Any:
+    """`DisaggregatedParams` of a decode leg."""
+    style = api.DisaggScheduleStyle
+    return api.DisaggregatedParams(
+        request_type="generation_only",
+        first_gen_tokens=params.first_tokens or None,
+        ctx_request_id=params.ctx_request_id,
+        opaque_state=params.opaque_state,
+        draft_tokens=params.draft_tokens,
+        disagg_request_id=params.disagg_request_id,
+        ctx_dp_rank=params.ctx_dp_rank,
+        ctx_info_endpoint=params.ctx_info_endpoint,
+        schedule_style=style.GENERATION_FIRST if mode == "generation-first" else style.CONTEXT_FIRST,
+    )
+
 
 TAGS: Final = ("kv_cache", "model_weights")
 """Memory that `sleep` releases: level 1 the KV cache, level 2 the weights as well."""
@@ -246,7 +348,7 @@ class Leg:
         pinned = None
         if not self._is_pinned and output.disaggregated_params is not None:
             first = tuple(output.disaggregated_params.first_gen_tokens or ()) if as_opaque else ()
-            params = handoff.pack(self.request, output.disaggregated_params)
+            params = pack(self.request, output.disaggregated_params)
             pinned = Pinned(params, keep_s * LEASE_SHARE, first)
         return Step((), "length", cached, pinned=pinned, prompt_logprobs=self._prompt_logprobs)
 

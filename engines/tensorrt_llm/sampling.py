@@ -29,10 +29,9 @@ from headwater.engines.media import (
     image_of,
     placeholder_of,
 )
-from headwater.engines.tensorrt_llm.config import TensorRtSettings
-from headwater.engines.tensorrt_llm.recorded import INPUT_PROCESSOR, accepted
-from headwater.schemas.messages.inference import Guide, Sampling, TokenLogprob
-from headwater.schemas.messages.media import PromptMedia
+from headwater.engines.tensorrt_llm.config import INPUT_PROCESSOR, TensorRtSettings, accepted
+from headwater.schemas.inference import Guide, Sampling, TokenLogprob
+from headwater.schemas.media import PromptMedia
 from headwater.schemas.tables import ImageSupport, MediaSupport
 
 FORBIDDEN: Final = -1e9

@@ -15,11 +15,10 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 
-from headwater.engines.transfer.memory import HostMemory, Memory
-from headwater.engines.transfer.port import PeerGone, ReadTimedOut, TransferFailed
+from headwater.engines.transfer.port import HostMemory, Memory, PeerGone, ReadTimedOut, TransferFailed
 from headwater.engines.transfer.slab import SlabTransfer, run_copy
 from headwater.schemas.clock import Clock
-from headwater.schemas.messages.transfer import LocalPlace, Offer, Place, SharedPlace
+from headwater.schemas.media import LocalPlace, Offer, Place, SharedPlace
 
 T = TypeVar("T")
 

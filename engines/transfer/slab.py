@@ -26,10 +26,11 @@ from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 import structlog
 
-from headwater.engines.transfer.memory import Form, Memory, form_of
 from headwater.engines.transfer.port import (
     ChecksumMismatch,
     Control,
+    Form,
+    Memory,
     OfferConsumed,
     OfferExpired,
     OfferVoid,
@@ -40,9 +41,10 @@ from headwater.engines.transfer.port import (
     TransferClosed,
     TransferError,
     TransferFailed,
+    form_of,
 )
 from headwater.schemas.clock import Clock
-from headwater.schemas.messages.transfer import (
+from headwater.schemas.media import (
     ClaimGranted,
     ClaimRefused,
     ClaimReply,

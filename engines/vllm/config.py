@@ -14,14 +14,12 @@ from typing import Any, Final, NamedTuple, get_args
 
 from headwater.engines import logs, native_arguments, process
 from headwater.engines.engine import EngineUnavailable, RequestRejected
-from headwater.engines.launcher import EngineSettings, PortRange
+from headwater.engines.launcher import EngineSettings, PortRange, Releases, Vulnerability, release
 from headwater.engines.native_arguments import check_agreement, has, name_of, number, value
-from headwater.engines.releases import Releases, Vulnerability, release
-from headwater.engines.vllm import VllmOptions, connectors
-from headwater.engines.vllm.connectors import can_hand_over
-from headwater.schemas.addresses import LOOPBACK, host_port
-from headwater.schemas.events.fleet import Role
-from headwater.schemas.names import pool_name
+from headwater.engines.vllm import VllmOptions, handoff
+from headwater.engines.vllm.handoff import can_hand_over
+from headwater.schemas.events import Role
+from headwater.schemas.names import LOOPBACK, host_port, pool_name
 from headwater.schemas.tables import Capability, ModelCard
 
 
@@ -65,7 +63,7 @@ def connectors_of(settings: VllmSettings) -> tuple[str, ...]:
 def transfer_config(settings: VllmSettings, *, cpu: bool) -> dict[str, Any] | None:
     """See `connectors.transfer_config`. An encode worker has no connectors, whatever the others of its fleet have."""
     options = {} if settings.worker.role == "encode" else settings.options.connector_options
-    return connectors.transfer_config(connectors_of(settings), options, cpu=cpu)
+    return handoff.transfer_config(connectors_of(settings), options, cpu=cpu)
 
 
 KEPT_MAPPINGS: Final = "UCX_CUDA_IPC_CACHE"
@@ -76,7 +74,7 @@ decode workers had ended."""
 def environment(settings: VllmSettings) -> None:
     """Set what vLLM, and UCX below NIXL, read only from the environment. Call before the engine is created."""
     options = settings.options
-    if connectors.hands_over(connectors_of(settings)) or has(options.native, "kv_transfer_config"):
+    if handoff.hands_over(connectors_of(settings)) or has(options.native, "kv_transfer_config"):
         os.environ.setdefault(KEPT_MAPPINGS, "n")
     # In the environment it is in whole GiB, and would override the argument.
     os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)
@@ -287,7 +285,7 @@ def role(wanted: Role, connector: str, words: Sequence[str]) -> tuple[str, ...]:
     if wanted == "encode":
         # It has no KV.
         return ()
-    chosen = connectors.names(connector)
+    chosen = handoff.names(connector)
     explicit = has(words, "kv_transfer_config")
     headless = is_follower(words)
     if headless and wanted != "both":
@@ -299,21 +297,17 @@ def role(wanted: Role, connector: str, words: Sequence[str]) -> tuple[str, ...]:
         raise EngineUnavailable(
             f"--connector {connector} and --kv-transfer-config both set the connectors: use one of them"
         )
-    if (
-        explicit
-        and wanted != "both"
-        and not connectors.may_hand_over(value(words, "kv_transfer_config") or "")
-    ):
+    if explicit and wanted != "both" and not handoff.may_hand_over(value(words, "kv_transfer_config") or ""):
         raise EngineUnavailable(
             f"--role {wanted} with a --kv-transfer-config whose connectors do not hand KV over from prefill to decode: name "
-            f"{' or '.join(sorted(connectors.PULLING))} in it, or leave it out for nixl"
+            f"{' or '.join(sorted(handoff.PULLING))} in it, or leave it out for nixl"
         )
     if wanted == "both" or explicit:
         return chosen
     if not connector:
         return ("nixl",)
-    if not connectors.hands_over(chosen):
-        able = ", ".join(name for name, entry in connectors.CONNECTORS.items() if entry.hands_over)
+    if not handoff.hands_over(chosen):
+        able = ", ".join(name for name, entry in handoff.CONNECTORS.items() if entry.hands_over)
         raise EngineUnavailable(
             f"--role {wanted} with --connector {connector}: none of these hands KV over from prefill to decode; "
             f"add one of {able}, or omit --connector for nixl"

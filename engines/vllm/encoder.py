@@ -32,8 +32,7 @@ from headwater.engines.vllm.config import VllmSettings
 from headwater.engines.vllm.launch import check_alive, import_vllm, launch, shut_down
 from headwater.engines.vllm.media import item_prompt, media_settings, media_support
 from headwater.engines.vllm.sampling import rejection_of
-from headwater.schemas.media_kind import SEVERAL
-from headwater.schemas.messages.media import DTYPE_BYTES, PromptMedia
+from headwater.schemas.media import DTYPE_BYTES, SEVERAL, PromptMedia
 from headwater.schemas.tables import EmbeddingSupport, MediaSupport
 
 CONNECTOR: Final = "headwater.engines.vllm.embedding_connector"

@@ -20,8 +20,11 @@ from headwater.engines.engine import (
     RequestRejected,
     Step,
     Transfer,
+    Unusable,
+    seal,
+    unseal,
 )
-from headwater.engines.handoff_params import Unusable, seal, unseal
+from headwater.engines.logs import failure_place
 from headwater.engines.native_arguments import number
 from headwater.engines.process import freeze_heap, interruptible
 from headwater.engines.ranked import default_sampling
@@ -40,9 +43,8 @@ from headwater.engines.vllm.media import (
 from headwater.engines.vllm.operations import Loras, VllmControl
 from headwater.engines.vllm.sampling import rejection_of
 from headwater.schemas import hashing
-from headwater.schemas.failure import failure_place
-from headwater.schemas.messages.inference import GenerateRequest, TokenLogprob
-from headwater.schemas.messages.media import PromptMedia
+from headwater.schemas.inference import GenerateRequest, TokenLogprob
+from headwater.schemas.media import PromptMedia
 from headwater.schemas.tables import LOGPROBS_MAX, Capability, EmbeddingSupport, SpeechSupport
 
 OnStats = Callable[[Any, int], None]

@@ -19,7 +19,7 @@ from headwater.engines.kv_socket import KvSocket, reachable
 from headwater.engines.process import EngineInterrupted, interruptible, with_stack_room
 from headwater.engines.vllm import config
 from headwater.engines.vllm.config import VllmSettings, environment, keyword_arguments, shared_arguments
-from headwater.engines.vllm.connectors import CONNECTORS
+from headwater.engines.vllm.handoff import CONNECTORS
 
 SOCKETS: Final = "VLLM_RPC_BASE_PATH"
 SOCKETS_FOLDER_LENGTH_MAX: Final = 70

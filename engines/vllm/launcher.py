@@ -21,8 +21,8 @@ from headwater.engines.model_files import ModelFiles
 from headwater.engines.native_arguments import number, value
 from headwater.engines.vllm import VllmOptions, config
 from headwater.engines.vllm.config import CPU_BLOCK_SIZE
-from headwater.schemas.addresses import LOOPBACK
-from headwater.schemas.events.fleet import Role
+from headwater.schemas.events import Role
+from headwater.schemas.names import LOOPBACK
 from headwater.schemas.tables import ModelCard
 
 _log = structlog.get_logger("headwater.vllm")

@@ -29,9 +29,8 @@ from headwater.engines.media import (
     values_of,
     whisper_support,
 )
-from headwater.schemas.media_kind import SAMPLED_FRAMES, PromptMediaKind
-from headwater.schemas.messages.inference import GenerateRequest
-from headwater.schemas.messages.media import PromptMedia
+from headwater.schemas.inference import GenerateRequest
+from headwater.schemas.media import SAMPLED_FRAMES, PromptMedia, PromptMediaKind
 from headwater.schemas.tables import AudioSupport, ImageSupport, MediaSupport, SpeechSupport, VideoSupport
 
 

@@ -17,16 +17,16 @@ from headwater.engines.engine import (
     PauseMode,
     RequestRejected,
     check_loaded,
+    unseal,
 )
-from headwater.engines.handoff_params import unseal
 from headwater.engines.ranked import RankedEngineBase
-from headwater.engines.traces import EngineTraces
+from headwater.engines.traits import EngineTraces
 from headwater.engines.vllm import config
 from headwater.engines.vllm.config import POSSIBLE, VllmPooling
 from headwater.engines.vllm.launch import EngineRank, check_alive
 from headwater.engines.vllm.media import media_prompt
 from headwater.schemas import hashing
-from headwater.schemas.messages.inference import EmbedRequest, GenerateRequest
+from headwater.schemas.inference import EmbedRequest, GenerateRequest
 from headwater.schemas.tables import MediaSupport
 
 

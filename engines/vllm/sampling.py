@@ -14,7 +14,7 @@ from functools import cache
 from typing import Any, Final
 
 from headwater.engines.engine import RequestRejected, decode_guide, guide_choices, guide_text
-from headwater.schemas.messages.inference import Guide, Sampling, TokenLogprob
+from headwater.schemas.inference import Guide, Sampling, TokenLogprob
 
 PROCESSORS = "headwater.processors"
 """Key of `SamplingParams.extra_args` with the arguments of logits processors, by name."""

@@ -1,17 +1,21 @@
-"""One NATS connection with the settings that every Headwater process uses: credentials, TLS, and permission violations.
+"""One NATS connection with the settings that every Headwater process uses: credentials, TLS, permission violations, the nearest server.
 
 Files of credentials are named by settings and read again at each reconnect, so a renewed creds file needs no restart.
 
 By itself a denied request would wait for its deadline, look like a slow server, and be retried without end. Here the violation
 ends the wait, and is logged once per subject.
+
+Servers on this machine are connected to first: a connection to another host is lost with that host, or with the way to it.
 """
 
 import asyncio
 import contextlib
+import random
 import re
+import socket
 import ssl
 import time
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -27,9 +31,60 @@ from nats.errors import Error as NatsError
 from nats.protocol.parser import PERMISSIONS_ERR, STALE_CONNECTION
 
 from headwater.events.jetstream.deliveries import PLAIN_HEADERS, DeliveryParser, Reader, UnparsedHeaders
-from headwater.events.jetstream.nearest import nearest_first
 from headwater.events.ports import AccessDenied, LogError, LogUnavailable
 from headwater.schemas import subjects
+from headwater.schemas.names import NATS_PORT, is_loopback
+
+LOOK_UP_S: Final = 1.0
+"""How long names are looked up to order servers; what is not known by then counts as far."""
+
+
+def own_address_towards(host: str, port: int) -> str:
+    """The address of this machine from which it reaches a server; empty if the server is on this machine. Nothing is sent. Raises `OSError`."""
+    family, _, _, _, there = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(there)
+        own = str(probe.getsockname()[0])
+    return "" if own == there[0] or is_loopback(str(there[0])) else own
+
+
+def address_towards_any(urls: Iterable[str]) -> str:
+    """`own_address_towards` all of these servers: empty if one of them is on this machine, or none can be looked up."""
+    own = ""
+    for url in urls:
+        try:
+            own = _towards(url)
+        except (OSError, ValueError):
+            continue  # whoever connects will say so
+        if not own:
+            break
+    return own
+
+
+async def nearest_first(urls: list[str]) -> list[str]:
+    """Servers on this machine first, and the others in a random order, so that processes are spread over them."""
+    others = random.sample(urls, len(urls))
+    if len(others) < 2:
+        return others
+    try:
+        async with asyncio.timeout(LOOK_UP_S):
+            near = await asyncio.gather(*(asyncio.to_thread(_is_here, url) for url in others))
+    except TimeoutError:
+        return others
+    return [url for _, url in sorted(zip(near, others, strict=True), key=lambda one: not one[0])]
+
+
+def _is_here(url: str) -> bool:
+    try:
+        return not _towards(url)
+    except (OSError, ValueError):
+        return False
+
+
+def _towards(url: str) -> str:
+    parts = urlsplit(url.strip())
+    return own_address_towards(parts.hostname or "", parts.port or NATS_PORT)
+
 
 _CREDS_MARKS = ("BEGIN NATS USER JWT", "BEGIN USER NKEY SEED")
 

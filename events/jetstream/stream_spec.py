@@ -187,7 +187,7 @@ def pool_log_stream(ns: str, pool: str, replicas: int, sizes: StreamSizes = STRE
     )
 
 
-# Mirrors (see headwater.events.jetstream.mirrors).
+# Mirrors (see headwater.events.jetstream.copies).
 
 
 def mirrored(original: StreamSpec, mirror: Mirror) -> StreamSpec:

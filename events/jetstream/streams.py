@@ -25,10 +25,10 @@ from headwater.events.jetstream.api import (
     parse_time_ns,
     publish,
 )
-from headwater.events.jetstream.blobs import JetStreamBlobs
+from headwater.events.jetstream.buckets import JetStreamBlobs, JetStreamTable
+from headwater.events.jetstream.copies import MirrorStatus, refuse_mirrored, site_of, status_of
 from headwater.events.jetstream.cursor import bounds_of
 from headwater.events.jetstream.log import JetStreamLog
-from headwater.events.jetstream.mirrors import MirrorStatus, refuse_mirrored, site_of, status_of
 from headwater.events.jetstream.stream_spec import (
     StreamDifference,
     StreamSpec,
@@ -39,7 +39,6 @@ from headwater.events.jetstream.stream_spec import (
     pool_log_stream,
     repairable,
 )
-from headwater.events.jetstream.table import JetStreamTable
 from headwater.events.ports import (
     AccessDenied,
     Bounds,

@@ -1,1 +1,1 @@
-"""Performance claims as commands: each prints a rate or a time with its conditions."""
+"""`headwater bench`: measurements of a server under load (`bench serve`), and of this machine."""

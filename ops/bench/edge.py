@@ -20,15 +20,15 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from headwater.actors.edge.admit.keys import key_text
+from headwater.actors.edge.admit.control import key_text
 from headwater.actors.runtime.tables import ApiKeyTable
-from headwater.engines.sim.defaults import ZERO
+from headwater.engines.sim import ZERO
 from headwater.ops.bench.report import Measure, Report, chat_body, cpu_seconds, percentile
 from headwater.ops.config.setting import ConfigError
+from headwater.ops.launch.up import temporary_fleet
 from headwater.ops.nats.connect import ports_of
 from headwater.ops.operator.keys import WantedKey, new_key
 from headwater.ops.start.machine import Machine
-from headwater.ops.start.temporary import temporary_fleet
 
 END = b"0\r\n\r\n"
 

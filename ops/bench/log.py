@@ -18,12 +18,10 @@ from headwater.events.jetstream.streams import ensure_pool
 from headwater.events.ports import Entry, Log, LogError, Record, Stored
 from headwater.ops.bench import snapshot
 from headwater.ops.bench.report import Measure, Report, servers
-from headwater.router.fold.state import RouterState
+from headwater.router.state import RouterState
 from headwater.schemas import subjects
 from headwater.schemas.encoding import NO_DIGEST, SCHEMA_VERSION, Batch, Sealed, decode_batch, seal
-from headwater.schemas.events import Event
-from headwater.schemas.events.fleet import WorkerJoined
-from headwater.schemas.events.kv import BlocksStored
+from headwater.schemas.events import BlocksStored, Event, WorkerJoined
 
 STREAM = "RAW"
 ONE, MANY = "raw.one", "raw.many"

@@ -13,7 +13,7 @@ import time
 from typing import Final, NamedTuple
 
 from headwater.ops.bench.report import Measure, Report, chat_body, percentile
-from headwater.ops.start.temporary import temporary_fleet
+from headwater.ops.launch.up import temporary_fleet
 
 STREAMS: Final = 16
 PHASE_S: Final = 8.0

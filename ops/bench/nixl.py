@@ -12,12 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from headwater.engines.transfer.memory import HostMemory
 from headwater.engines.transfer.nixl import NixlTransfer
-from headwater.engines.transfer.port import TransferError
+from headwater.engines.transfer.port import HostMemory, TransferError
 from headwater.ops.bench.report import Measure, Report, cpu_seconds
 from headwater.schemas.clock import SystemClock
-from headwater.schemas.messages.transfer import ClaimReply, Offer, OfferClaim, OfferReleased
+from headwater.schemas.media import ClaimReply, Offer, OfferClaim, OfferReleased
 
 MIB = 1 << 20
 NBYTES = 64 * MIB

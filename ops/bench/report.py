@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 
 from headwater.ops.nats.server import binary, wait_until_up, write_config
-from headwater.ops.process.signals import die_with_parent
-from headwater.ops.process.sockets import free_port
-from headwater.ops.process.text_table import table
+from headwater.ops.start.signals import die_with_parent
+from headwater.ops.start.sockets import free_port
+from headwater.ops.terminal import table
 
 
 class Measure(msgspec.Struct):

@@ -18,34 +18,32 @@ import msgspec
 import numpy as np
 
 from headwater.actors.runtime.actor import Actor
-from headwater.actors.runtime.persistence import Ports
+from headwater.actors.runtime.ports import Ports
 from headwater.actors.runtime.tables import CardTable
 from headwater.actors.worker.actor import WorkerActor
 from headwater.actors.worker.model_card import Served
 from headwater.actors.worker.settings import WorkerProfile
 from headwater.engines import logs
 from headwater.engines.model_files import byte_model_files
-from headwater.engines.sim.defaults import ZERO
+from headwater.engines.sim import ZERO
 from headwater.engines.sim.engine import SimEngine, SimSettings
 from headwater.events.ports import Record
 from headwater.ops.bench.report import Measure, Report, cpu_seconds, percentile
-from headwater.ops.config.nats import NatsSettings
 from headwater.ops.config.processes import MetricsSettings
+from headwater.ops.config.sections import NatsSettings
+from headwater.ops.launch.up import temporary_fleet
 from headwater.ops.nats.server import open_ports
-from headwater.ops.process import signals
-from headwater.ops.process.actor import Host, run_one
-from headwater.ops.process.signals import die_with_parent
-from headwater.ops.start.temporary import temporary_fleet
-from headwater.router.decision.context import DecisionContext
-from headwater.router.decision.decide import decide, prompt_of
-from headwater.router.fold.state import RouterState
+from headwater.ops.start import signals
+from headwater.ops.start.actor import Host, run_one
+from headwater.ops.start.signals import die_with_parent
+from headwater.router.context import DecisionContext
+from headwater.router.decide import decide, prompt_of
+from headwater.router.state import RouterState
 from headwater.schemas import hashing, subjects
 from headwater.schemas.clock import SystemClock
 from headwater.schemas.encoding import SCHEMA_VERSION, Batch, encode_batch
-from headwater.schemas.events import Event
-from headwater.schemas.events.fleet import LoadReported, WorkerJoined
-from headwater.schemas.events.kv import BlocksStored
-from headwater.schemas.events.route import Decision, RouteQuery, Weights
+from headwater.schemas.events import BlocksStored, Event, LoadReported, WorkerJoined
+from headwater.schemas.routing import Decision, RouteQuery, Weights
 
 BLOCKS: Final = 64
 BLOCK_SIZE: Final = 16

@@ -14,13 +14,13 @@ import numpy as np
 
 from headwater.events.jetstream import JetStreamBlobs, connect
 from headwater.events.jetstream.streams import ensure_namespace
-from headwater.events.snapshot_cache import FolderCache
+from headwater.events.snapshot_bytes import FolderCache
 from headwater.events.snapshot_store import SnapshotStore
 from headwater.ops.bench.report import Measure, Report, servers
-from headwater.router.fold.state import RouterState
 from headwater.router.index.pack import prepare
+from headwater.router.state import RouterState
 from headwater.schemas import subjects
-from headwater.schemas.events.fleet import WorkerJoined
+from headwater.schemas.events import WorkerJoined
 from headwater.schemas.hashing import U64
 
 BLOCKS = 10_000_000

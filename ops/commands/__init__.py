@@ -100,9 +100,6 @@ _OF_THEIR_OWN: Final = {
     "backup": "upgrade",
     "restore": "upgrade",
     "config": "config",
-    "whatif": "whatif",
-    "tune": "whatif",
-    "advise": "advise",
     "bench": "bench",
 }
 

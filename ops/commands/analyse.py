@@ -1,12 +1,115 @@
-"""`headwater compare` and `headwater sim`: two engines side by side, and a fleet under faults."""
+"""Commands that simulate and compare: `whatif`, `tune`, `advise`, `compare` and `sim`."""
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 from msgspec import Meta
 
-from headwater.ops.config.command import command
-from headwater.ops.config.processes import ClientSettings
+from headwater.ops.config.command import Columns, Options, command, group
+from headwater.ops.config.processes import ClientSettings, PoolReader
 from headwater.ops.config.setting import ConfigError, Flag
+from headwater.ops.whatif.advise_options import Advice
+from headwater.ops.whatif.setup import Runs, Search, Setup
+
+Values = Annotated[Mapping[str, tuple[Any, ...]], Columns(Setup)]
+
+
+@command
+def whatif_trace(
+    file: Annotated[str, Meta(description="trace in Mooncake's format, .jsonl or .jsonl.gz")],
+    /,
+    *,
+    values: Values,
+    runs: Annotated[Runs, Options()],
+) -> int:
+    """Simulate a trace with a router and engines on virtual time, in columns with different settings.
+
+    An option given several times defines columns; an option given once holds for all of them. `headwater whatif log`
+    takes a recorded log instead of a trace.
+    """
+    from headwater.ops.whatif import command as whatif
+
+    return whatif.run_trace(file, values, runs)
+
+
+@command
+def whatif_log(settings: PoolReader, *, values: Values, runs: Annotated[Runs, Options()]) -> int:
+    """Simulate a pool's recorded log: with its own settings, compared with what happened, and with other ones."""
+    from headwater.ops.start import signals
+    from headwater.ops.whatif import command as whatif
+
+    return signals.run_command(lambda: whatif.run_log(settings.nats, settings.pool, values, runs))
+
+
+whatif = group("whatif", whatif_trace, log=whatif_log)
+
+
+@command
+def tune_trace(
+    file: Annotated[str, Meta(description="trace in Mooncake's format, .jsonl or .jsonl.gz")],
+    /,
+    *,
+    values: Values,
+    search: Annotated[Search, Options()],
+    runs: Annotated[Runs, Options()],
+) -> int:
+    """Search for routing weights on a trace, and show what they gain on requests that the search has not seen.
+
+    `headwater tune log` takes a recorded log instead of a trace.
+    """
+    from headwater.ops.whatif import command as whatif_command
+
+    return whatif_command.tune_trace(file, values, search, runs)
+
+
+@command
+def tune_log(
+    settings: PoolReader,
+    *,
+    values: Values,
+    search: Annotated[Search, Options()],
+    runs: Annotated[Runs, Options()],
+) -> int:
+    """Search for routing weights on a pool's recorded log."""
+    from headwater.ops.start import signals
+    from headwater.ops.whatif import command as whatif_command
+
+    return signals.run_command(
+        lambda: whatif_command.tune_log(settings.nats, settings.pool, values, search, runs)
+    )
+
+
+tune = group("tune", tune_trace, log=tune_log)
+
+
+@command
+def advise_trace(
+    file: Annotated[str, Meta(description="trace in Mooncake's format, .jsonl or .jsonl.gz")],
+    /,
+    *,
+    options: Annotated[Advice, Options()],
+) -> int:
+    """Recommend a layout of workers for a model, GPUs and a trace, by simulation, and say how sure that is.
+
+    Layouts are those of tensor parallelism and of aggregated, or prefill and decode workers, which fit into the GPUs' memory.
+    `headwater advise log` takes a recorded log instead of a trace, and the step times of its workers.
+    """
+    from headwater.ops.whatif import advise
+
+    return advise.advise_on_trace(file, options)
+
+
+@command
+def advise_log(settings: PoolReader, *, options: Annotated[Advice, Options()]) -> int:
+    """Recommend a layout of workers for the requests of a pool's recorded log, with the step times of its workers."""
+    from headwater.ops.start import signals
+    from headwater.ops.whatif import advise
+
+    return signals.run_command(lambda: advise.advise_on_log(settings.nats, settings.pool, options))
+
+
+advise = group("advise", advise_trace, log=advise_log)
+
 
 NOTES = """\
 Both engines get each prompt once, one request at a time, by the header x-headwater-engine. The edge must allow it: start it with
@@ -36,8 +139,8 @@ def compare(
     settings: ClientSettings,
 ) -> int:
     """Send the same prompts to two engines at temperature 0, and show where and by how much their answers diverge."""
-    from headwater.ops.compare import CompareOptions, run_compare
-    from headwater.ops.process import signals
+    from headwater.ops.operator.compare import CompareOptions, run_compare
+    from headwater.ops.start import signals
 
     names = tuple(name.strip() for name in engines.split(",") if name.strip())
     options = CompareOptions(model, url, api_key_file, prompts, names, limit, max_tokens, as_json)
@@ -59,8 +162,8 @@ def sim(
     as_json: Annotated[bool, Flag("json"), Meta(description="print JSON")] = False,
 ) -> int:
     """Run a simulated fleet under faults from a seed, on virtual time."""
-    from headwater.ops.process.actor import compile_kernels
     from headwater.ops.sim import run as simulation
+    from headwater.ops.start.actor import compile_kernels
 
     if (seed is None) == (not seeds):
         raise ConfigError("sim: give either --seed N or --seeds FROM:TO")

@@ -16,7 +16,7 @@ from headwater.ops.config import sources as config_sources
 from headwater.ops.config.command import Bound
 from headwater.ops.config.setting import ConfigError
 from headwater.ops.config.sources import Sources
-from headwater.ops.process import descriptors
+from headwater.ops.start import system
 
 SHOW = ["config", "show"]
 """The command whose arguments are another command's line."""
@@ -111,7 +111,7 @@ def main(line: Sequence[str] | None = None) -> int:
     What a user can fix is one line on standard error and exit code 2.
     """
     open_standard_streams()
-    descriptors.raise_limit()
+    system.raise_limit()
     try:
         bound, _ = parse(sys.argv[1:] if line is None else line)
         if bound.log is not None:

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta
 
+from headwater.ops.bench.options import Arrivals, Output, Target, Traffic
 from headwater.ops.config.command import Options, command, group
 from headwater.ops.config.setting import ConfigError, Flag
-from headwater.ops.load.options import Arrivals, Output, Target, Traffic
 
 if TYPE_CHECKING:
     from headwater.ops.bench.report import Report
@@ -30,8 +30,8 @@ def serve(
 
     Exit codes: 0 if all requests succeeded, 1 if one failed, 2 if something given is wrong or the server is out of reach.
     """
-    from headwater.ops.load import serve as load
-    from headwater.ops.process import signals
+    from headwater.ops.bench import serve as load
+    from headwater.ops.start import signals
 
     return signals.run_command(lambda: load.serve(url, traffic, arrivals, target, output))
 
@@ -162,7 +162,7 @@ def _measured(bench: "Callable[[], Awaitable[Report]]", *, as_json: bool) -> int
     """Run a measurement that starts processes, and print its report."""
     from headwater.engines import logs
     from headwater.ops.bench import report
-    from headwater.ops.process import signals
+    from headwater.ops.start import signals
 
     logs.configure("warning")
 

@@ -1,12 +1,188 @@
-"""`headwater config`: settings and their origins, and their reference."""
+"""`headwater config`: settings of a command and their origins, and the reference of commands and settings, generated from their types."""
 
-from typing import Annotated, Literal
+import inspect
+from collections.abc import Iterator
+from importlib import import_module
+from itertools import groupby
+from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 import msgspec
+from cyclopts import App, Parameter
 from msgspec import Meta
 
-from headwater.ops.config.command import AnyWord, command, group
-from headwater.ops.config.setting import ConfigError, Flag
+from headwater.ops.commands import COMMANDS, place_of
+from headwater.ops.config.command import AnyWord, Bound, Command, command, group, setting_value
+from headwater.ops.config.processes import SECTION_TYPES, settings_below
+from headwater.ops.config.setting import ConfigError, Flag, Setting, base_of
+from headwater.ops.config.sources import ValueOrigin
+from headwater.ops.terminal import table
+
+
+class Shown(NamedTuple):
+    """One setting of a command: its value, also as text, and the origin of it. Secrets are masked."""
+
+    key: str
+    value: Any
+    text: str
+    origin: str
+
+
+def shown(command: Command, bound: Bound, origins: dict[str, ValueOrigin]) -> list[Shown]:
+    """All settings of a command."""
+    found = []
+    for one in command.settings:
+        value = setting_value(bound, one)
+        if one.secret is not None:
+            value = one.secret.mask(value)
+        origin = origins.get(one.key)
+        where = f"{origin.source} {origin.where}" if origin else "default"
+        found.append(Shown(one.key, one.plain(value), one.write(value), where))
+    return found
+
+
+def as_text(settings: list[Shown]) -> str:
+    """A table with a line per setting."""
+    rows = [(one.key, one.text or "-", one.origin) for one in settings]
+    return table(("setting", "value", "origin"), rows)
+
+
+def as_data(settings: list[Shown]) -> list[dict[str, Any]]:
+    """Key, value and origin of each."""
+    return [{"key": one.key, "value": one.value, "origin": one.origin} for one in settings]
+
+
+class CommandDoc(NamedTuple):
+    """A command: its title in help, its description, and (argument, meaning) of each argument and flag."""
+
+    name: str
+    group: str
+    text: str
+    arguments: list[tuple[str, str]]
+
+
+def commands() -> Iterator[tuple[str, str, Command | App]]:
+    """(group, name, command) of all commands; those with commands below them are `App`s."""
+    for package, (title, names) in COMMANDS.items():
+        for name in names:
+            module, attribute = place_of(package, name)
+            yield title, name, getattr(import_module(module), attribute)
+
+
+def command_docs() -> list[CommandDoc]:
+    """Every command, those below others after them."""
+    found = []
+    for title, name, one in commands():
+        if isinstance(one, Command):
+            found.append(_doc(name, title, one))
+            continue
+        if one.default_command is not None:
+            found.append(_doc(name, title, one.default_command))
+        for below in one:
+            inner = one[below].default_command
+            if isinstance(inner, Command):
+                found.append(_doc(f"{name} {below}", title, inner))
+    return found
+
+
+def _doc(name: str, group: str, command: Any) -> CommandDoc:
+    return CommandDoc(
+        name,
+        group,
+        command.__doc__,
+        [_argument(one) for one in inspect.signature(command).parameters.values()],
+    )
+
+
+def _argument(parameter: inspect.Parameter) -> tuple[str, str]:
+    kind, *annotations = get_args(parameter.annotation)
+    details = next(one for one in annotations if isinstance(one, Parameter))
+    if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.VAR_POSITIONAL):
+        shown = next(iter(details.name or (parameter.name.upper(),)))
+        return (f"{shown}…" if parameter.kind is parameter.VAR_POSITIONAL else shown), details.help or ""
+    flag = next(iter(details.name or (f"--{parameter.name.replace('_', '-')}",)))
+    if base_of(kind) is bool:
+        shown = f"{flag}, {next(iter(details.negative))}" if details.negative else flag
+    else:
+        shown = f"{flag} {details.metavar or ''}".strip()
+    return shown, details.help or ""
+
+
+def setting_docs() -> list[dict[str, Any]]:
+    """Every setting as plain data: section, key, flag, variable, values, default, description, fields of a table, commands that use it."""
+    users: dict[str, list[str]] = {}
+    for _, name, made in commands():
+        for one in made.settings if isinstance(made, Command) else ():
+            users.setdefault(one.key, []).append(name)
+    return [
+        {
+            "section": one.group,
+            "key": one.key,
+            "flag": one.flag,
+            "variable": one.variable,
+            **_values(one),
+            "fields": [{"name": name, **_values(field)} for name, field in one.fields.items()],
+            "commands": users.get(one.key, []),
+        }
+        for name in SECTION_TYPES
+        for one in settings_below(name)
+    ]
+
+
+def _values(one: Setting) -> dict[str, str]:
+    values = "true|false" if one.base is bool else one.metavar
+    return {"values": values, "default": one.write(one.default), "description": one.description}
+
+
+def settings_markdown() -> str:
+    """A table per section, and one for each setting that is a table itself."""
+    lines: list[str] = []
+    for section, settings in groupby(setting_docs(), lambda one: one["section"]):
+        lines += ["", f"## {section}", ""]
+        shown = list(settings)
+        lines += _table(shown, ("key", "flag", "variable", "values", "default"))
+        for one in shown:
+            if one["fields"]:
+                lines += ["", f"Names of `{one['key']}`:", ""]
+                lines += _table(one["fields"], ("name", "values", "default"))
+    return "\n".join(lines).strip() + "\n"
+
+
+def _table(rows: list[dict[str, Any]], columns: tuple[str, ...]) -> Iterator[str]:
+    yield _row(*columns, "meaning")
+    yield "|---" * (len(columns) + 1) + "|"
+    for row in rows:
+        yield _row(*(_code(row[name]) for name in columns), row["description"])
+
+
+def commands_markdown() -> str:
+    """A section per command, with a table of its arguments and flags."""
+    lines: list[str] = []
+    for one in command_docs():
+        lines += ["", f"## {one.name}", "", *_text(one.text)]
+        if one.arguments:
+            lines += ["", "| argument | meaning |", "|---|---|"]
+            lines += [_row(_code(argument), meaning) for argument, meaning in one.arguments]
+    return "\n".join(lines).strip() + "\n"
+
+
+def _text(text: str) -> list[str]:
+    """A description: indented lines are a block of their own."""
+    lines: list[str] = []
+    for paragraph in text.split("\n\n"):
+        lines += (
+            ["```text", *(line.strip() for line in paragraph.splitlines()), "```", ""]
+            if paragraph.startswith("  ")
+            else [paragraph, ""]
+        )
+    return lines[:-1]
+
+
+def _code(text: str) -> str:
+    return f"`{text}`" if text else ""
+
+
+def _row(*cells: str) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 @command
@@ -20,8 +196,6 @@ def show(
     For example: headwater config show --command router --config fleet.toml --policy random
     """
     from headwater.ops.commands.application import parse
-    from headwater.ops.commands.reference import commands
-    from headwater.ops.commands.show import as_data, as_text, shown
     from headwater.ops.config.command import Command
 
     found = next((one for _, name, one in commands() if name == of), None)
@@ -46,14 +220,13 @@ def reference(
     ] = "markdown",
 ) -> int:
     """Print the reference of all settings, or of all commands."""
-    from headwater.ops.commands import reference as documents
 
     if form == "json":
         if what != "settings":
             raise ConfigError("--format json is for settings")
-        print(msgspec.json.encode(documents.setting_docs()).decode())
+        print(msgspec.json.encode(setting_docs()).decode())
     else:
-        made = documents.settings_markdown() if what == "settings" else documents.commands_markdown()
+        made = settings_markdown() if what == "settings" else commands_markdown()
         print(made, end="")
     return 0
 

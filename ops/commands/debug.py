@@ -38,7 +38,7 @@ def tail(
 ) -> int:
     """Show the events of a pool's log and of the request log in the order of time."""
     from headwater.ops.debug import tail as debug
-    from headwater.ops.process import signals
+    from headwater.ops.start import signals
 
     wanted = debug.read_wanted(kind, event, worker, request)
     return signals.run_command(
@@ -57,7 +57,7 @@ def diff(
 ) -> int:
     """Show what differs between a pool's states at two places of its log: workers, load, cached blocks, and events between."""
     from headwater.ops.debug import diff as debug
-    from headwater.ops.process import signals
+    from headwater.ops.start import signals
 
     return signals.run_command(lambda: debug.diff(settings.nats, settings.pool, a, b, as_json=as_json))
 
@@ -71,7 +71,7 @@ def top(
 ) -> int:
     """Show a pool's workers, every second until Ctrl-C: load, KV cache, hit rate and TTFT of the last minute."""
     from headwater.ops.debug import top as debug
-    from headwater.ops.process import signals
+    from headwater.ops.start import signals
 
     return signals.run_command(lambda: debug.top(settings.nats, settings.pool, once=once, as_json=as_json))
 
@@ -96,7 +96,7 @@ def bisect(
     """Find the first position of a pool's log where a condition on the folded state begins to hold."""
     from headwater.ops.debug import bisect as debug
     from headwater.ops.debug.predicate import parse
-    from headwater.ops.process import signals
+    from headwater.ops.start import signals
 
     predicate = parse(when)
     return signals.run_command(
@@ -115,7 +115,7 @@ def why_not(
 ) -> int:
     """Explain what would have had to differ for a request to go to a worker: a filter, or its cost, part by part."""
     from headwater.ops.debug import why_not as debug
-    from headwater.ops.process import signals
+    from headwater.ops.start import signals
 
     return signals.run_command(
         lambda: debug.why_not(settings.nats, settings.pool, request, worker, as_json=as_json)
@@ -135,7 +135,7 @@ def stuck(
 ) -> int:
     """List a pool's open requests that make no progress, by the logs: what each waits for, since when, and the remedy."""
     from headwater.ops.debug import stuck as debug
-    from headwater.ops.process import signals
+    from headwater.ops.start import signals
 
     return signals.run_command(lambda: debug.stuck(settings.nats, settings.pool, quiet, as_json=as_json))
 
@@ -156,7 +156,7 @@ def export(
 ) -> int:
     """Export a part of the logs as a trace: the stages of each request at its edge and its workers, load, and changes of the fleet."""
     from headwater.ops.debug import export as debug
-    from headwater.ops.process import signals
+    from headwater.ops.start import signals
 
     if not perfetto:
         raise ConfigError("export: name the format: --perfetto")

@@ -31,7 +31,7 @@ def explain(
 ) -> int:
     """Explain the routing decisions of a request: what each worker would have cost, and which was chosen."""
     from headwater.ops.operator import explain as operator
-    from headwater.ops.process import signals
+    from headwater.ops.start import signals
 
     return signals.run_command(
         lambda: operator.explain(settings.nats, settings.pool, request, every=every, as_json=as_json)
@@ -50,9 +50,9 @@ def trace(
     settings: PoolReader,
 ) -> int:
     """Show a request that the log holds as the spans of a trace, or send them to a receiver (--otlp)."""
-    from headwater.ops.config.trace import receiver_of
-    from headwater.ops.process import signals
-    from headwater.ops.tracing import command as tracing
+    from headwater.ops.config.sections import receiver_of
+    from headwater.ops.operator import trace as tracing
+    from headwater.ops.start import signals
 
     receiver = receiver_of(otlp) if otlp else None
     return signals.run_command(
@@ -69,9 +69,9 @@ def open(
     port: Annotated[int, Key("console.port")],
 ) -> int:
     """Show a capture in the console, on this machine and without NATS."""
-    from headwater.ops.config.edge import ConsoleSettings
+    from headwater.ops.config.sections import ConsoleSettings
     from headwater.ops.console import process
-    from headwater.ops.process import signals
+    from headwater.ops.start import signals
 
     own = ConsoleSettings(host, port)
     return signals.run(lambda stop: process.open_capture(file, own, stop))
@@ -89,7 +89,7 @@ def log(
 ) -> int:
     """Summarise a pool's log: events by type and writer."""
     from headwater.ops.operator import log as operator
-    from headwater.ops.process import signals
+    from headwater.ops.start import signals
 
     if as_json and not audit:
         raise ConfigError("--json is for --audit: give both")
@@ -111,7 +111,7 @@ def tree(
 ) -> int:
     """Show the blocks cached by a pool's workers, as a tree of prefixes."""
     from headwater.ops.operator import log as operator
-    from headwater.ops.process import signals
+    from headwater.ops.start import signals
 
     return signals.run_command(
         lambda: operator.show_tree(
@@ -152,10 +152,10 @@ def replay(
     start is gone and no snapshot continues it, or if with --into a request failed; 2 if something given is wrong or the log is out of reach.
     """
     from headwater.ops.operator import replay as operator
-    from headwater.ops.process import signals
+    from headwater.ops.start import signals
 
     if into:
-        from headwater.ops.load import replay as load_replay
+        from headwater.ops.whatif import replay_into as load_replay
 
         if verify or bookmark or until:
             raise ConfigError("--into sends requests, and goes without --verify, --from and --until")
@@ -186,7 +186,7 @@ def snapshots(
 ) -> int:
     """List a pool's snapshots, or bookmark one."""
     from headwater.ops.operator import log as operator
-    from headwater.ops.process import signals
+    from headwater.ops.start import signals
 
     if bookmark and drop:
         raise ConfigError("--bookmark and --drop exclude each other: give one")
@@ -228,7 +228,7 @@ def capture(
     from pathlib import Path
 
     from headwater.ops.operator import capture as operator
-    from headwater.ops.process import signals
+    from headwater.ops.start import signals
 
     order = operator.Order(around, minutes, Path(output), with_contents, Path(data_dir))
     return signals.run_command(lambda: operator.capture(settings.nats, settings.pool, order, as_json=as_json))
@@ -244,13 +244,13 @@ def engines(
     as_json: Annotated[bool, Flag("json"), Meta(description="print JSON")] = False,
 ) -> int:
     """List the engines that can be chosen, with versions and capabilities."""
-    from headwater.ops.start import catalog
+    from headwater.ops.start import engines
 
-    found = catalog.catalog(more)
+    found = engines.catalog(more)
     if as_json:
-        print(msgspec.json.format(msgspec.json.encode(catalog.as_data(found))).decode())
+        print(msgspec.json.format(msgspec.json.encode(engines.as_data(found))).decode())
     else:
-        print(catalog.as_table(found))
+        print(engines.as_table(found))
     return 1 if any(one.problem for one in found) else 0
 
 
@@ -276,7 +276,7 @@ def check_engine(
 ) -> int:
     """Check an engine against the contract: each check passes, fails, or needs a capability that the engine does not declare."""
     from headwater.ops.config.worker import WorkerSettings
-    from headwater.ops.start import conformance
+    from headwater.ops.start import engines
 
     worker = WorkerSettings(
         engine,
@@ -285,7 +285,7 @@ def check_engine(
         max_model_len=max_model_len,
         engine_options=engine_options,
     )
-    return conformance.run(worker, lora_adapters, as_json=as_json)
+    return engines.run(worker, lora_adapters, as_json=as_json)
 
 
 @command
@@ -304,14 +304,14 @@ def inspect(
     as_json: Annotated[bool, Flag("json"), Meta(description="print JSON")] = False,
 ) -> int:
     """Print the formats of a model's tool calls and reasoning, and why they were chosen, and what its chat template does not render."""
-    from headwater.actors.edge.model.chat_template import ChatTemplate
-    from headwater.actors.edge.model.template_form import changes_of
+    from headwater.actors.edge.chat_template import ChatTemplate
+    from headwater.actors.edge.template_form import changes_of
     from headwater.engines.model_files import read_model_files
     from headwater.ops.config.processes import EngineProcess
     from headwater.ops.config.worker import WorkerSettings
-    from headwater.ops.model_download.source import with_folder
     from headwater.ops.start import model as start_model
-    from headwater.ops.start.make_engine import model_folder
+    from headwater.ops.start.model_download import with_folder
+    from headwater.ops.start.plan import model_folder
 
     wanted = WorkerSettings(model=model, model_revision=model_revision)
     # Weights say nothing about formats.

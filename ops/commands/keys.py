@@ -67,7 +67,7 @@ def create(
 ) -> int:
     """Create an API key, and print it: it is shown once, only a digest is stored."""
     from headwater.ops.operator import keys as operator
-    from headwater.ops.process import signals
+    from headwater.ops.start import signals
     from headwater.schemas.tables import UsageLimits
 
     wanted = operator.WantedKey(
@@ -92,7 +92,7 @@ def list_keys(
 ) -> int:
     """List the API keys: ids, tenants, scopes and expiry. Secrets are not known to Headwater."""
     from headwater.ops.operator import keys as operator
-    from headwater.ops.process import signals
+    from headwater.ops.start import signals
 
     return signals.run_command(lambda: operator.show(settings.nats, as_json=as_json))
 
@@ -104,7 +104,7 @@ def revoke(
 ) -> int:
     """Revoke API keys: every edge refuses them within a second. Requests in progress are finished."""
     from headwater.ops.operator import keys as operator
-    from headwater.ops.process import signals
+    from headwater.ops.start import signals
 
     return signals.run_command(lambda: operator.revoke(settings.nats, ids))
 
@@ -154,7 +154,7 @@ def update(
     Its secret and its tenant stay.
     """
     from headwater.ops.operator import keys as operator
-    from headwater.ops.process import signals
+    from headwater.ops.start import signals
 
     limits = {
         "requests_per_minute": requests_per_minute,
@@ -188,7 +188,7 @@ def rotate(
 ) -> int:
     """Give an API key a new secret, and print it. Its id, tenant, scopes and limits stay."""
     from headwater.ops.operator import keys as operator
-    from headwater.ops.process import signals
+    from headwater.ops.start import signals
 
     grace_s = operator.seconds_of(grace, "--grace")
     return signals.run_command(lambda: operator.rotate(settings.nats, key, grace_s, as_json=as_json))

@@ -12,7 +12,7 @@ from msgspec import Meta
 from headwater.ops.config.command import Key, command
 from headwater.ops.config.processes import ClientSettings, PoolOperator, StreamOperator
 from headwater.ops.config.setting import Flag
-from headwater.schemas.messages.control import COMMANDS
+from headwater.schemas.control import COMMANDS
 from headwater.schemas.permissions import DUTIES
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def ctl(
     """Control workers: drain, sleep, wake, role, adapters, …"""
     from headwater.ops.operator import ctl as control
     from headwater.ops.operator import ctl as operator_ctl
-    from headwater.ops.process import signals
+    from headwater.ops.start import signals
 
     if words[:1] == ("weights",) and not everyone:
         by = by or control.whoami()
@@ -96,7 +96,7 @@ def streams(
     """List all streams of the namespace: size, health, and differences from their wanted configuration."""
     from headwater.ops.operator import mirrors
     from headwater.ops.operator import streams as operator
-    from headwater.ops.process import signals
+    from headwater.ops.start import signals
 
     if promote:
         return signals.run_command(lambda: mirrors.promote_all(settings.nats, settings.streams))
@@ -113,7 +113,7 @@ def pools(
 ) -> int:
     """Create the namespace's streams and the logs of its pools, and list them."""
     from headwater.ops.operator import streams as operator
-    from headwater.ops.process import signals
+    from headwater.ops.start import signals
 
     return signals.run(lambda stop: operator.create_pools(settings, stop, watch=watch))
 
@@ -143,7 +143,7 @@ def mirror(
 ) -> int:
     """Keep copies of a site's streams on the NATS servers of a hub, which are its leaf nodes' other end."""
     from headwater.ops.operator import mirrors
-    from headwater.ops.process import signals
+    from headwater.ops.start import signals
 
     return signals.run(
         lambda stop: mirrors.mirror(
@@ -307,7 +307,7 @@ def completion(shell: Annotated[Literal["bash", "zsh", "fish"], Meta(description
 @command
 def warm() -> int:
     """Precompile kernels and imports, so that the first start is as fast as later ones."""
-    from headwater.ops.process.actor import compile_kernels
+    from headwater.ops.start.actor import compile_kernels
     from headwater.ops.start.children import child_environment, headwater_command
 
     if os.environ.get("PYTHONDONTWRITEBYTECODE"):
@@ -315,11 +315,11 @@ def warm() -> int:
     began = time.monotonic()
     compile_kernels()
     # Importing writes the bytecode of the modules that a fleet's processes use.
-    from headwater.ops.process import edge, router  # noqa: F401 (for the bytecode)
+    from headwater.ops.launch import up  # noqa: F401 (for the bytecode)
     from headwater.ops.start import (  # noqa: F401 (for the bytecode)
-        demo,
+        edge,
         engine,
-        up,
+        router,
     )
 
     print(f"compiled the kernels in {time.monotonic() - began:.1f} s")
@@ -350,11 +350,10 @@ def doctor(
     as_json: Annotated[bool, Flag("json"), Meta(description="print JSON")] = False,
 ) -> int:
     """Find what is wrong with a fleet, its server and this machine, and the remedy of each. Nothing is changed."""
-    from headwater.ops.doctor import doctor as operator
-    from headwater.ops.doctor.collect import Asked
-    from headwater.ops.doctor.facts import WantedPort
-    from headwater.ops.doctor.machine import Place
-    from headwater.ops.process import signals
+    from headwater.ops.debug import doctor as operator
+    from headwater.ops.debug.doctor_collect import Asked
+    from headwater.ops.debug.doctor_facts import Place, WantedPort
+    from headwater.ops.start import signals
 
     nats = settings.nats
     wanted = [WantedPort("--port", host, port)] if port else []

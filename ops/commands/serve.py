@@ -1,14 +1,15 @@
-"""Commands that run the processes of a fleet, or a whole fleet on this machine."""
+"""Commands that run the processes of a fleet, or a whole fleet on this machine, with checks across the settings of engines."""
 
 import sys
 import tempfile
-from typing import Annotated
+from collections.abc import Sequence
+from typing import Annotated, Any, Final, TypeVar
 
 from msgspec import Meta
 
+from headwater.engines import native_arguments, registry
+from headwater.engines.traits import COMMON
 from headwater.ops.config.command import command
-from headwater.ops.config.engine import checked
-from headwater.ops.config.picker import PICKER_PORT
 from headwater.ops.config.processes import (
     AdminProcess,
     ConsoleProcess,
@@ -19,21 +20,119 @@ from headwater.ops.config.processes import (
     RouterProcess,
     ShadowProcess,
     TracerProcess,
+    added_engines,
+    common_options,
+    engine_options,
+    setting,
+    settings_below,
+    with_engine_options,
 )
-from headwater.ops.config.setting import Flag
-from headwater.router.decision.names import PolicyName
+from headwater.ops.config.sections import PICKER_PORT
+from headwater.ops.config.setting import ConfigError, Flag, value_at
+from headwater.ops.config.sources import NATIVE
+from headwater.ops.config.worker import WITH_OPTIONS, section_of
+from headwater.schemas.routing import PolicyName
+
+HasEngine = TypeVar("HasEngine", EngineProcess, LocalFleetSettings)
+
+REJECTED: Final[dict[str, str]] = {
+    "tokenizer": "the edge has the tokenizer of --model: give a model folder with the wanted tokenizer",
+    "tokenizer_path": "the edge has the tokenizer of --model: give a model folder with the wanted tokenizer",
+    "tokenizer_revision": "a tokenizer is that of its model: give --model-revision",
+    "download_dir": "models of a hub are in its library's cache: set HF_HUB_CACHE",
+    "hf_token": "give the token in HF_TOKEN",
+}
+"""Arguments of an engine that the rest of the fleet would not know of, and what to do in their place."""
+
+
+def checked(settings: HasEngine) -> HasEngine:
+    """The settings with what an engine's own arguments say of ours. Raises `ConfigError` for a contradiction.
+
+    An engine's file gets its absolute path: the workers' processes may have another folder.
+    """
+    engine, entry = settings.worker.engine, registry.find(settings.worker.engine)
+    if entry.is_file:
+        path = ":".join(filter(None, (entry.module, entry.attribute)))
+        settings = settings._replace(worker=settings.worker._replace(engine=path))
+    settings = _taken(settings, engine)
+    for other in added_engines(settings.fleet):
+        if other == engine:
+            raise ConfigError(
+                f"--{other}-workers is for fleets of another --engine: use --workers with --engine {other}"
+            )
+        # Their model is that of the others.
+        settings = _taken(settings, other)
+    _check_unused(settings)
+    return settings
+
+
+def _taken(settings: HasEngine, engine: str) -> HasEngine:
+    """Return the settings with the shared ones that this engine's own arguments contain, and those arguments without them."""
+    traits = registry.traits_of(engine)
+    options = engine_options(settings, engine)
+    if not hasattr(options, NATIVE):
+        return settings
+    worker, words = settings.worker, options.native
+    for name, spellings in traits.shared_arguments.items():
+        theirs, ours = _value(words, spellings), getattr(worker, name)
+        if ours and theirs and ours != theirs:
+            flag = "--" + name.replace("_", "-")
+            raise ConfigError(
+                f"{flag} {ours} contradicts {flag} {theirs} among the engine's own arguments: leave one out"
+            )
+        if theirs:
+            shared: dict[str, Any] = {name: theirs}
+            worker = worker._replace(**shared)
+    for name, reason in REJECTED.items():
+        given = native_arguments.value(words, name)
+        if given == worker.model and given:
+            words = native_arguments.without(words, name, takes_value=True)
+        elif given is not None:
+            raise ConfigError(f"--{name.replace('_', '-')} among the engine's own arguments: {reason}")
+    for name in traits.kept_back:
+        words = native_arguments.without(words, name, takes_value=True)
+    changed = settings._replace(worker=worker)
+    return with_engine_options(changed, engine, options._replace(**{NATIVE: words}))
+
+
+def _value(words: Sequence[str], spellings: Sequence[str]) -> str | None:
+    found = [native_arguments.value(words, spelling) for spelling in spellings]
+    return next((one for one in found if one), None)
+
+
+def _check_unused(settings: HasEngine) -> None:
+    engine = settings.worker.engine
+    used = {section_of(name) for name in (engine, *added_engines(settings.fleet))}
+    unused = [one for one in settings_below("engines") if one.path[1] not in used]
+    if section_of(engine) in WITH_OPTIONS:
+        unused.append(setting("worker.engine_options"))
+    common = [common_options(name) for name in (engine, *added_engines(settings.fleet))]
+    unused += [setting(f"worker.{name}") for name in COMMON if not any(name in own for own in common)]
+    for one in unused:
+        if value_at(settings, one.path) != one.default:
+            what = "engine arguments (after `--`)" if one.path[-1] == NATIVE else one.flag
+            raise ConfigError(f"{what} [{one.variable}] is not used by --engine {engine}: leave it out")
+    refusals = [
+        word
+        for name in (engine, *added_engines(settings.fleet))
+        for word in registry.traits_of(name).refusals
+    ]
+    for word in settings.worker.allow:
+        if word not in refusals:
+            raise ConfigError(
+                f"--allow {word}: --engine {engine} refuses nothing of that name; it takes {', '.join(dict.fromkeys(refusals))}"
+            )
 
 
 @command
 def up(settings: LocalFleetSettings) -> int:
     """Start a whole fleet on this machine: NATS server, router, edge and workers. The engine's own arguments follow after `--`."""
     from headwater.ops.commands import application
-    from headwater.ops.process import signals
-    from headwater.ops.start import environment
-    from headwater.ops.start import up as fleet
+    from headwater.ops.launch import up as fleet
+    from headwater.ops.start import engine_process, signals
 
     settings = checked(settings)
-    environment.enter_for(settings, sys.argv[1:], per_worker=False)
+    engine_process.enter_for(settings, sys.argv[1:], per_worker=False)
     spawner = fleet.start_spawner(application.main)
     return signals.run(lambda stop: fleet.up(fleet.plan_of(settings), stop, spawner))
 
@@ -44,22 +143,21 @@ def demo(settings: LocalFleetSettings) -> int:
 
     It has its own NATS server, ports and data folder, so that it does not affect a running fleet.
     """
-    from headwater.ops.process import signals
-    from headwater.ops.start import demo as demonstration
-    from headwater.ops.start import environment
+    from headwater.ops.launch import up as demonstration
+    from headwater.ops.start import engine_process, signals
 
     settings = checked(settings)
     if not settings.data_dir:
         settings = settings._replace(data_dir=tempfile.mkdtemp(prefix="headwater-demo-"))
-    environment.enter_for(settings, sys.argv[1:], per_worker=False)
+    engine_process.enter_for(settings, sys.argv[1:], per_worker=False)
     return signals.run(lambda stop: demonstration.demo(settings, stop))
 
 
 @command
 def edge(settings: EdgeProcess) -> int:
     """Run one edge: an OpenAI-compatible HTTP endpoint."""
-    from headwater.ops.process import edge as process
-    from headwater.ops.process import signals
+    from headwater.ops.start import edge as process
+    from headwater.ops.start import signals
 
     return signals.run(lambda stop: process.run_edge(settings, stop))
 
@@ -67,8 +165,8 @@ def edge(settings: EdgeProcess) -> int:
 @command
 def router(settings: RouterProcess) -> int:
     """Run one router. Without --pool it waits for the first model card."""
-    from headwater.ops.process import router as process_router
-    from headwater.ops.process import signals
+    from headwater.ops.start import router as process_router
+    from headwater.ops.start import signals
 
     return signals.run(lambda stop: process_router.run_router(settings, stop))
 
@@ -85,16 +183,16 @@ def engine(
     settings: EngineProcess,
 ) -> int:
     """Run engine workers."""
-    from headwater.ops.start import start
+    from headwater.ops.start import engine_process
 
-    return start.run(checked(settings))
+    return engine_process.run(checked(settings))
 
 
 @command
 def admin(settings: AdminProcess) -> int:
     """Run the admin port: control of workers over HTTP."""
-    from headwater.ops.process import admin as process
-    from headwater.ops.process import signals
+    from headwater.ops.start import admin as process
+    from headwater.ops.start import signals
 
     return signals.run(lambda stop: process.admin(settings, stop))
 
@@ -103,7 +201,7 @@ def admin(settings: AdminProcess) -> int:
 def console(settings: ConsoleProcess) -> int:
     """Run the console: a page that shows a fleet, its requests and its decisions at any position of its log."""
     from headwater.ops.console import process
-    from headwater.ops.process import signals
+    from headwater.ops.start import signals
 
     return signals.run(lambda stop: process.console(settings, stop))
 
@@ -111,17 +209,17 @@ def console(settings: ConsoleProcess) -> int:
 @command
 def tracer(settings: TracerProcess) -> int:
     """Send traces of requests to an OpenTelemetry receiver (--otlp), from the logs and apart from everything that serves requests."""
-    from headwater.ops.process import signals
-    from headwater.ops.tracing import process
+    from headwater.ops.start import signals
+    from headwater.ops.tracer import run
 
-    return signals.run(lambda stop: process.run(settings, stop))
+    return signals.run(lambda stop: run(settings, stop))
 
 
 @command(defaults={"picker.port": PICKER_PORT})
 def picker(settings: PickerProcess) -> int:
     """Run an endpoint picker: gateways ask it over Envoy's ext_proc which endpoint serves a request, and a router decides."""
-    from headwater.ops.process import picker as process
-    from headwater.ops.process import signals
+    from headwater.ops.start import edge as process
+    from headwater.ops.start import signals
 
     return signals.run(lambda stop: process.run_picker(settings, stop))
 
@@ -134,7 +232,7 @@ def shadow(
     judge: Annotated[PolicyName, Meta(description="policy whose costs rate the choices")] = "kv",
 ) -> int:
     """Run another routing policy in the shadow of a pool's routers, and record what it would have chosen."""
-    from headwater.ops.process import router as process_router
-    from headwater.ops.process import signals
+    from headwater.ops.start import router as process_router
+    from headwater.ops.start import signals
 
     return signals.run(lambda stop: process_router.run_shadow(settings, policy, judge, stop))

@@ -7,7 +7,7 @@ from msgspec import Meta
 from headwater.ops.config.command import command
 from headwater.ops.config.processes import ClientSettings, PoolCommand
 from headwater.ops.config.setting import ConfigError, Flag
-from headwater.router.decision.names import PolicyName
+from headwater.schemas.routing import PolicyName
 
 SWITCH_NOTES = """\
 Each step gives the new revision a share of new requests, and is held. Meanwhile gates compare it with the old one over the requests of
@@ -92,9 +92,8 @@ def switch(
 ) -> int:
     """Move requests to another revision of workers, or another routing policy, step by step, judged by the log."""
     from headwater.ops.operator.ctl import whoami
-    from headwater.ops.process import signals
-    from headwater.ops.rollout.plan import Words, ask
-    from headwater.ops.rollout.switch import Canned, Options, run_switch
+    from headwater.ops.operator.rollout import Canned, Options, Words, ask, run_switch
+    from headwater.ops.start import signals
 
     target, by = to or str(to_policy or ""), by or whoami()
     if sum(map(bool, (to, to_policy, resume, remove))) > 1:
@@ -125,8 +124,8 @@ def rollback(
 ) -> int:
     """Restore the shares of before the last switch, whether it is under way or has ended; what it moved requests to gets none."""
     from headwater.ops.operator.ctl import whoami
-    from headwater.ops.process import signals
-    from headwater.ops.rollout.switch import run_rollback
+    from headwater.ops.operator.rollout import run_rollback
+    from headwater.ops.start import signals
 
     subject: Literal["revision", "policy"] = "policy" if by_policy else "revision"
     return signals.run_command(
@@ -140,7 +139,7 @@ def backup(
 ) -> int:
     """Copy the namespace's streams to a folder, with every position; a fleet may run meanwhile."""
     from headwater.ops.operator import backup as operator
-    from headwater.ops.process import signals
+    from headwater.ops.start import signals
 
     return signals.run_command(lambda: operator.backup(settings.nats, out))
 
@@ -158,7 +157,7 @@ def restore(
 ) -> int:
     """Make the streams of a backup on a server that has none of them, and verify them."""
     from headwater.ops.operator import backup as operator
-    from headwater.ops.process import signals
+    from headwater.ops.start import signals
 
     return signals.run_command(
         lambda: operator.restore(settings.nats, folder, replicas=replicas, check=check)

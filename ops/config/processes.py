@@ -11,20 +11,22 @@ from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar, get_type_
 from msgspec import Meta
 
 from headwater.actors.edge.settings import AccessSettings, EdgeSettings
-from headwater.actors.runtime.settings import DRAIN_TIMEOUT_S
+from headwater.actors.limits import DRAIN_TIMEOUT_S
 from headwater.actors.worker.settings import HealthSettings
 from headwater.engines import registry
 from headwater.engines.traits import COMMON
-from headwater.ops.config.edge import (
+from headwater.ops.config.sections import (
     AdminSettings,
     ConsoleSettings,
     HttpSettings,
     MediaSettings,
     MediaTransferSettings,
+    NatsSettings,
+    PickerSettings,
+    RouterSettings,
+    StreamSettings,
+    TraceSettings,
 )
-from headwater.ops.config.nats import NatsSettings, StreamSettings
-from headwater.ops.config.picker import PickerSettings
-from headwater.ops.config.router import RouterSettings
 from headwater.ops.config.setting import (
     ConfigError,
     Flag,
@@ -39,7 +41,6 @@ from headwater.ops.config.setting import (
     value_at,
     with_values,
 )
-from headwater.ops.config.trace import TraceSettings
 from headwater.ops.config.worker import (
     JOINING,
     WITH_OPTIONS,
@@ -49,7 +50,7 @@ from headwater.ops.config.worker import (
     WorkerSettings,
     section_of,
 )
-from headwater.router.queue.limits import BusyLimits, QueueLimits
+from headwater.router.queue import BusyLimits, QueueLimits
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["auto", "text", "json"]

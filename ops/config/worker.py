@@ -9,8 +9,15 @@ from msgspec import Meta
 from headwater.actors.worker.settings import LoraLoading, WorkerProfile
 from headwater.engines import registry
 from headwater.engines.engine import EngineUnavailable
-from headwater.engines.limits import EMBEDDINGS_MIB, LORA_CACHE_MIB, LORA_MIB
-from headwater.engines.traits import EngineTraits, Processors, Table, Text
+from headwater.engines.traits import (
+    EMBEDDINGS_MIB,
+    LORA_CACHE_MIB,
+    LORA_MIB,
+    EngineTraits,
+    Processors,
+    Table,
+    Text,
+)
 from headwater.ops.config.setting import Prefix, section_type
 from headwater.schemas.tables import MIGRATIONS_MAX
 

@@ -8,16 +8,15 @@ from typing import Any, Final
 import msgspec
 import structlog
 
-from headwater.actors.bus import BusError, Message, Subscription
-from headwater.actors.runtime.persistence import Ports
+from headwater.actors.runtime.ports import BusError, Message, Ports, Subscription
 from headwater.actors.runtime.tables import CardTable
 from headwater.events.ports import LogError
 from headwater.ops.config.setting import ConfigError
 from headwater.ops.console.query import not_found
 from headwater.ops.history.history import History, NotKept
-from headwater.ops.nats.pool_choice import choose_pool, live_pools
+from headwater.ops.nats.connect import choose_pool, live_pools
 from headwater.schemas import subjects
-from headwater.schemas.events.route import StateDigest
+from headwater.schemas.routing import StateDigest
 
 POLL_S: Final = 0.5
 """How often a log that someone watches is asked for news."""

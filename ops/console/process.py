@@ -11,26 +11,24 @@ from typing import Any, Final
 import structlog
 
 from headwater.actors.admin import AdminApp, TokenAuthenticator
-from headwater.actors.edge.admit.control import AccessControl
-from headwater.actors.edge.admit.keys import KeyRing
+from headwater.actors.edge.admit.control import AccessControl, KeyRing
 from headwater.actors.edge.settings import AccessSettings
-from headwater.actors.http.limits import ConnectionLimits
 from headwater.actors.http.server import STOP_S, UvicornServer
-from headwater.actors.runtime.persistence import Ports
+from headwater.actors.limits import ConnectionLimits
+from headwater.actors.runtime.ports import Ports
 from headwater.engines.process import collect_rarely, freeze_heap
 from headwater.events.jetstream import without_secret
-from headwater.ops.captures.ports import capture_ports
-from headwater.ops.config.edge import ConsoleSettings, check_console
 from headwater.ops.config.processes import ConsoleProcess
+from headwater.ops.config.sections import ConsoleSettings, check_console
 from headwater.ops.config.setting import ConfigError
-from headwater.ops.console.access import ConsoleAccess
-from headwater.ops.console.app import ConsoleApp
+from headwater.ops.console.app import ConsoleAccess, ConsoleApp
 from headwater.ops.console.pools import Pools
+from headwater.ops.nats.capture_ports import capture_ports
 from headwater.ops.nats.connect import ports_of
-from headwater.ops.process.admin import read_tokens
-from headwater.ops.process.descriptors import connections_possible
-from headwater.ops.process.sockets import bind, free_port
-from headwater.schemas.addresses import host_port, is_loopback, reachable
+from headwater.ops.start.admin import read_tokens
+from headwater.ops.start.sockets import bind, free_port
+from headwater.ops.start.system import connections_possible
+from headwater.schemas.names import host_port, is_loopback, reachable
 
 CONNECTIONS_MAX: Final = 256
 

@@ -14,13 +14,11 @@ from headwater.ops.history import decision as decisions
 from headwater.ops.history.explanation import event_line
 from headwater.ops.history.history import History, Moment
 from headwater.ops.history.requests import Request, attempt_of, regret_ms, request_of
-from headwater.router.decision.decide import RECOMPUTABLE
-from headwater.router.decision.names import DEFAULT_POLICY, PolicyName
-from headwater.router.decision.policies import POLICIES
+from headwater.router.decide import RECOMPUTABLE
+from headwater.router.policies import POLICIES
 from headwater.schemas import subjects
-from headwater.schemas.events import Event
-from headwater.schemas.events.request import RequestEvent
-from headwater.schemas.events.route import Candidate, Decision, Weights
+from headwater.schemas.events import Event, RequestEvent
+from headwater.schemas.routing import DEFAULT_POLICY, Candidate, Decision, PolicyName, Weights
 from headwater.schemas.subjects import ANY, POOL_KINDS
 
 EVENTS_MAX: Final = 1_000

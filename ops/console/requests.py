@@ -15,8 +15,8 @@ from headwater.ops.history.explanation import describe, event_line
 from headwater.ops.history.history import History, Moment
 from headwater.ops.history.request_spans import Stamped, events_of, waterfall
 from headwater.ops.history.requests import SLOW_SHARE, Order, Request, State, request_of
-from headwater.schemas.events.request import RequestAccepted, RequestEnded
-from headwater.schemas.events.route import Decision
+from headwater.schemas.events import RequestAccepted, RequestEnded
+from headwater.schemas.routing import Decision
 
 FOREVER_NS: Final = (1 << 63) - 1
 

@@ -13,11 +13,10 @@ import numpy as np
 from headwater.ops.console.query import Query
 from headwater.ops.history import series
 from headwater.ops.history.findings import BEFORE_NS, RECENT_NS, STUCK_NS, findings, is_stuck
-from headwater.ops.history.fleet import Mark
-from headwater.ops.history.history import History, Moment
+from headwater.ops.history.history import History, Mark, Moment
 from headwater.ops.history.requests import Request
 from headwater.ops.history.stuck import OpenRequests, Stuck, Surroundings, stuck_requests
-from headwater.router.fold.worker import Worker
+from headwater.router.worker import Worker
 
 Document = dict[str, Any]
 

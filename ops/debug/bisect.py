@@ -10,21 +10,18 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from headwater.actors.runtime.persistence import Ports
+from headwater.actors.runtime.ports import Ports
 from headwater.events.ports import Record, Unreadable
-from headwater.ops.config.nats import NatsSettings
+from headwater.ops.config.sections import NatsSettings
 from headwater.ops.config.setting import ConfigError
-from headwater.ops.debug.facts import Totals, Value
-from headwater.ops.debug.lines import data_of, tag_of, text_of
 from headwater.ops.debug.places import earliest, find_position, nearest_state, open_log, scan_each, show_time
-from headwater.ops.debug.predicate import Predicate
-from headwater.ops.nats.connect import operator_ports
-from headwater.ops.nats.pool_choice import choose_pool
-from headwater.ops.process.progress import Progress
-from headwater.ops.process.text_table import table
-from headwater.router.fold.state import RouterState, apply_to_loads
-from headwater.router.fold.worker import NoCredit
-from headwater.schemas.events.fleet import LoadReported
+from headwater.ops.debug.predicate import Predicate, Totals, Value
+from headwater.ops.debug.tail import data_of, tag_of, text_of
+from headwater.ops.nats.connect import choose_pool, operator_ports
+from headwater.ops.terminal import Progress, table
+from headwater.router.state import RouterState, apply_to_loads
+from headwater.router.worker import NoCredit
+from headwater.schemas.events import LoadReported
 from headwater.schemas.names import InvalidName
 from headwater.schemas.subjects import ANY, POOL_KINDS, PoolKind, pool_kind, pool_subject
 

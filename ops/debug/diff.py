@@ -8,17 +8,15 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from headwater.actors.runtime.persistence import Ports
+from headwater.actors.runtime.ports import Ports
 from headwater.events.ports import Unreadable
-from headwater.ops.config.nats import NatsSettings
+from headwater.ops.config.sections import NatsSettings
 from headwater.ops.config.setting import ConfigError
-from headwater.ops.debug.lines import tag_of
 from headwater.ops.debug.places import find_position, open_log, show_time, state_at, stored_at
-from headwater.ops.nats.connect import operator_ports
-from headwater.ops.nats.pool_choice import choose_pool
-from headwater.ops.process.progress import Progress
-from headwater.ops.process.text_table import table
-from headwater.router.fold.state import RouterState, in_order
+from headwater.ops.debug.tail import tag_of
+from headwater.ops.nats.connect import choose_pool, operator_ports
+from headwater.ops.terminal import Progress, table
+from headwater.router.state import RouterState, in_order
 from headwater.schemas.subjects import pool_kind
 
 UNREADABLE: Final = "unreadable"

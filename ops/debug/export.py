@@ -1,23 +1,18 @@
-"""`headwater export --perfetto`: the requests, load and changes of a fleet between two places of its logs, for a trace viewer.
-
-Both logs are read once, merged by time. A request is written when it ends, so that memory holds the open ones only.
-"""
+"""`headwater export --perfetto`: the requests, load and changes of a fleet between two places of its logs, for a trace viewer, in Chrome's JSON format."""
 
 import os
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, BinaryIO, Final, NamedTuple
+from typing import Any, BinaryIO, Final, Literal, NamedTuple
 
 import msgspec
 
-from headwater.actors.runtime.persistence import Ports
+from headwater.actors.runtime.ports import Ports
 from headwater.events.ports import Log, Record
-from headwater.ops.config.nats import NatsSettings
+from headwater.ops.config.sections import NatsSettings
 from headwater.ops.config.setting import ConfigError
-from headwater.ops.debug.lines import tag_of, text_of
-from headwater.ops.debug.perfetto import Slice, TraceWriter
 from headwater.ops.debug.places import (
     PoolLog,
     earliest,
@@ -27,15 +22,19 @@ from headwater.ops.debug.places import (
     show_time,
     stored_at,
 )
+from headwater.ops.debug.tail import tag_of, text_of
 from headwater.ops.history.request_spans import Span, Stamped, waterfall
 from headwater.ops.history.requests import request_of
-from headwater.ops.nats.connect import operator_ports
-from headwater.ops.nats.pool_choice import choose_pool
-from headwater.ops.process.progress import Progress
-from headwater.schemas.events import Event
-from headwater.schemas.events.fleet import (
+from headwater.ops.nats.connect import choose_pool, operator_ports
+from headwater.ops.terminal import Progress
+from headwater.schemas.events import (
     EnginesWeighted,
+    Event,
     LoadReported,
+    RequestAccepted,
+    RequestCheckpoint,
+    RequestEnded,
+    RequestStepped,
     TrafficSplit,
     WorkerChanged,
     WorkerControlled,
@@ -43,14 +42,143 @@ from headwater.schemas.events.fleet import (
     WorkerJoined,
     WorkerLeft,
 )
-from headwater.schemas.events.request import (
-    RequestAccepted,
-    RequestCheckpoint,
-    RequestEnded,
-    RequestStepped,
-)
-from headwater.schemas.events.route import Decision
+from headwater.schemas.routing import Decision
 from headwater.schemas.subjects import ANY, PoolKind, pool_subject, request_filter
+
+EVENTS_LANE: Final = 1
+"""The thread of a process's instants; its other lanes follow."""
+
+Value = int | float
+
+
+class Slice(NamedTuple):
+    """Something that takes time, from one time to another in ns, with what is nested in it."""
+
+    name: str
+    category: str
+    start_ns: int
+    end_ns: int
+    arguments: Mapping[str, Any] = {}
+    nested: Sequence["Slice"] = ()
+
+
+class _Process:
+    """A process of the trace: its id, and the end of the last slice in each of its lanes."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.lanes: list[int] = []
+        self.counters: dict[str, tuple[int, tuple[Value, ...]]] = {}
+
+    def lane(self, start_ns: int, end_ns: int) -> int:
+        """The first lane that is free from a time on; it is taken until another one."""
+        for number, free_ns in enumerate(self.lanes):
+            if free_ns <= start_ns:
+                self.lanes[number] = end_ns
+                return number
+        self.lanes.append(end_ns)
+        return len(self.lanes) - 1
+
+
+class TraceWriter:
+    """Writes the events of a trace to a file, in any order of processes; `close` ends it. Holds what is open, and nothing of what was written."""
+
+    def __init__(self, file: BinaryIO, start_ns: int, about: Mapping[str, Any]) -> None:
+        self.written = 0
+        self._file = file
+        self._start_ns = start_ns
+        self._processes: dict[str, _Process] = {}
+        self._encode = msgspec.json.Encoder().encode
+        head = self._encode({"displayTimeUnit": "ms", "otherData": about})
+        file.write(head[:-1] + b',"traceEvents":[\n')
+
+    def _write(self, event: Mapping[str, Any]) -> None:
+        self._file.write((b",\n" if self.written else b"") + self._encode(event))
+        self.written += 1
+
+    def _us(self, time_ns: int) -> float:
+        return max(0, time_ns - self._start_ns) / 1000
+
+    def process(self, name: str, order: int) -> None:
+        """Name a process before its first event; `order` sorts processes, and those of one order are in that of their names' first use."""
+        if name in self._processes:
+            return
+        made = self._processes[name] = _Process(len(self._processes) + 1)
+        self._metadata(made.pid, EVENTS_LANE, "process_name", {"name": name})
+        self._metadata(made.pid, EVENTS_LANE, "process_sort_index", {"sort_index": order})
+        self._metadata(made.pid, EVENTS_LANE, "thread_name", {"name": "events"})
+
+    def _metadata(self, pid: int, tid: int, name: str, arguments: Mapping[str, Any]) -> None:
+        self._write({"ph": "M", "name": name, "pid": pid, "tid": tid, "args": arguments})
+
+    def slices(self, process: str, several: Sequence[Slice], lane: str) -> None:
+        """Write slices of which none overlaps another, in order, in one lane; new lanes are named `lane` and a number."""
+        if not several:
+            return
+        owner = self._processes[process]
+        lanes = len(owner.lanes)
+        number = owner.lane(several[0].start_ns, several[-1].end_ns)
+        tid = EVENTS_LANE + 1 + number
+        if number == lanes:
+            self._metadata(owner.pid, tid, "thread_name", {"name": f"{lane} {number + 1}"})
+            self._metadata(owner.pid, tid, "thread_sort_index", {"sort_index": tid})
+        self._slices(owner.pid, tid, several)
+
+    def _slices(self, pid: int, tid: int, several: Iterable[Slice]) -> None:
+        for one in several:
+            start_us = self._us(one.start_ns)
+            event = {
+                "ph": "X",
+                "name": one.name,
+                "cat": one.category,
+                "pid": pid,
+                "tid": tid,
+                "ts": start_us,
+                "dur": max(0.0, self._us(one.end_ns) - start_us),
+                "args": one.arguments,
+            }
+            self._write(event)
+            self._slices(pid, tid, one.nested)
+
+    def counter(self, process: str, name: str, time_ns: int, values: Mapping[str, Value]) -> None:
+        """Write the values of a counter, if they differ from the last ones. Times of one counter must not fall."""
+        owner = self._processes[process]
+        now = tuple(values.values())
+        known = owner.counters.get(name)
+        if known is not None and known[1] == now:
+            return
+        time_ns = max(time_ns, known[0]) if known is not None else time_ns
+        owner.counters[name] = (time_ns, now)
+        self._write(
+            {
+                "ph": "C",
+                "name": name,
+                "pid": owner.pid,
+                "tid": EVENTS_LANE,
+                "ts": self._us(time_ns),
+                "args": values,
+            }
+        )
+
+    def instant(self, process: str, name: str, time_ns: int, arguments: Mapping[str, Any]) -> None:
+        """Write a moment of a process."""
+        scope: Literal["p"] = "p"
+        self._write(
+            {
+                "ph": "i",
+                "name": name,
+                "s": scope,
+                "pid": self._processes[process].pid,
+                "tid": EVENTS_LANE,
+                "ts": self._us(time_ns),
+                "args": arguments,
+            }
+        )
+
+    def close(self) -> None:
+        """End the document."""
+        self._file.write(b"\n]}\n")
+
 
 KINDS: Final[tuple[PoolKind, ...]] = ("fleet", "load", "route")
 

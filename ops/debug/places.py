@@ -1,28 +1,21 @@
-"""Places in a pool's log as an operator names them, and the folded state there.
-
-1234                    a position
--5m                     a time before now: s, m, h or d
-2026-11-26T21:05:00     a time, in UTC unless it has an offset; 21:05 is today's
-incident                a bookmark of `headwater snapshots`
-start, end              the first and the last position of the log
-"""
+"""Places in a pool's log as an operator names them, and the folded state there; and both logs as they grow, for commands that show the present."""
 
 import asyncio
 import sys
 from bisect import bisect_left
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from headwater.actors.runtime.persistence import Ports
-from headwater.events.ports import Bounds, Log, Record, Slice, Unreadable
+from headwater.actors.runtime.ports import Ports
+from headwater.events.ports import Bounds, Log, LogError, Record, Slice, Unreadable
 from headwater.events.snapshot_store import SnapshotStore
-from headwater.ops.captures.ports import CapturedLog
 from headwater.ops.config.setting import ConfigError
-from headwater.ops.operator.states import continued, newest_state
-from headwater.ops.process.moments import time_ns
-from headwater.ops.process.progress import Progress
-from headwater.router.fold.state import RouterState, in_order
+from headwater.ops.nats.capture_ports import CapturedLog
+from headwater.ops.operator.log_reading import continued, newest_state
+from headwater.ops.terminal import Progress, time_ns
+from headwater.router.state import RouterState, in_order
 
 Message = Record | Unreadable
 
@@ -147,3 +140,35 @@ async def nearest_state(pool: PoolLog, position: int) -> RouterState:
     state = RouterState(whole=bounds.first <= 1)
     state.position = bounds.first - 1
     return state
+
+
+@asynccontextmanager
+async def running(*work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Run these until the block ends. Raises the `LogError` that ends one of them as it is, not in a group."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one) for one in work]
+            try:
+                yield
+            finally:
+                for task in tasks:
+                    task.cancel()
+    except BaseExceptionGroup as failed:
+        error = _first(failed)
+        if error is None:
+            raise
+        raise error from failed
+
+
+def _first(failed: BaseExceptionGroup[BaseException]) -> LogError | None:
+    for one in failed.exceptions:
+        found = _first(one) if isinstance(one, BaseExceptionGroup) else one
+        if isinstance(found, LogError):
+            return found
+    return None
+
+
+async def follow(log: Log, after: int, apply: Callable[[Slice], None]) -> None:
+    """Give every slice after a position to `apply`. Does not return."""
+    async for piece in log.read(after, follow=True):
+        apply(piece)

@@ -5,17 +5,16 @@ from typing import Final
 
 import msgspec
 
-from headwater.actors.runtime.persistence import Ports
+from headwater.actors.runtime.ports import Ports
 from headwater.actors.runtime.tables import CardTable, LeaseTable
-from headwater.ops.config.nats import NatsSettings
+from headwater.ops.config.sections import NatsSettings
 from headwater.ops.debug.places import PoolLog, open_log, show_time, state_at
 from headwater.ops.history.requests import request_of
 from headwater.ops.history.stuck import OpenRequest, OpenRequests, Stuck, Surroundings, stuck_requests
-from headwater.ops.nats.connect import operator_ports
-from headwater.ops.nats.pool_choice import choose_pool
-from headwater.ops.process.progress import Progress
-from headwater.schemas.events.fleet import LoadReported
-from headwater.schemas.events.route import Decision
+from headwater.ops.nats.connect import choose_pool, operator_ports
+from headwater.ops.terminal import Progress
+from headwater.schemas.events import LoadReported
+from headwater.schemas.routing import Decision
 from headwater.schemas.subjects import ANY, pool_subject
 
 WINDOW_NS: Final = 3_600_000_000_000

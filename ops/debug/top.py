@@ -1,27 +1,60 @@
-"""`headwater top`: the workers of a pool as the folded state has them now, and what its requests met in the last minute."""
+"""`headwater top`: the workers of a pool as the folded state has them now, and what its requests met in the last minute, on a screen that is replaced again and again."""
 
 import asyncio
+import shutil
 import statistics
 import sys
 from collections import deque
-from typing import Any, Final, NamedTuple
+from types import TracebackType
+from typing import Any, Final, NamedTuple, Self, TextIO
 
 import msgspec
 
-from headwater.actors.runtime.persistence import Ports
+from headwater.actors.runtime.ports import Ports
 from headwater.events.ports import Record, Slice, Unreadable
-from headwater.ops.config.nats import NatsSettings
-from headwater.ops.debug.following import follow, running
-from headwater.ops.debug.places import PoolLog, open_log, show_time, state_at
-from headwater.ops.debug.screen import Screen
-from headwater.ops.nats.connect import operator_ports
-from headwater.ops.nats.pool_choice import choose_pool
-from headwater.ops.process.text_table import table
-from headwater.router.fold.state import RouterState, in_order
-from headwater.router.fold.worker import Worker
-from headwater.schemas.events.fleet import LoadReported
-from headwater.schemas.events.request import RequestStarted
-from headwater.schemas.events.route import Decision
+from headwater.ops.config.sections import NatsSettings
+from headwater.ops.debug.places import PoolLog, follow, open_log, running, show_time, state_at
+from headwater.ops.nats.connect import choose_pool, operator_ports
+from headwater.ops.terminal import table
+from headwater.router.state import RouterState, in_order
+from headwater.router.worker import Worker
+from headwater.schemas.events import LoadReported, RequestStarted
+from headwater.schemas.routing import Decision
+
+ENTER: Final = "\x1b[?1049h\x1b[?25l"
+"""The alternate screen, without a cursor: what was on the terminal comes back at the end."""
+
+LEAVE: Final = "\x1b[?25h\x1b[?1049l"
+HOME, REST_OF_LINE, REST_OF_SCREEN = "\x1b[H", "\x1b[K", "\x1b[J"
+
+
+class Screen:
+    """A context, at whose end, however it comes, the terminal is as it was."""
+
+    def __init__(self, out: TextIO = sys.stdout) -> None:
+        self._out = out
+
+    def __enter__(self) -> Self:
+        self._out.write(ENTER)
+        self._out.flush()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._out.write(LEAVE)
+        self._out.flush()
+
+    def show(self, text: str) -> None:
+        """Replace what is shown; what does not fit is cut, and the last line says so."""
+        columns, rows = shutil.get_terminal_size()
+        lines = text.splitlines()
+        if len(lines) > rows:
+            lines = [*lines[: rows - 1], f"… and {len(lines) - rows + 1} more"]
+        shown = f"{REST_OF_LINE}\r\n".join([line[:columns] for line in lines])
+        self._out.write(f"{HOME}{shown}{REST_OF_LINE}{REST_OF_SCREEN}")
+        self._out.flush()
+
 
 WINDOW_NS: Final = 60_000_000_000
 PERIOD_S: Final = 1.0

@@ -13,15 +13,14 @@ from headwater.events.ports import LogError
 from headwater.ops.history.explanation import afterwards, explain_draws, why
 from headwater.ops.history.history import History, NotKept
 from headwater.ops.history.requests import request_of
-from headwater.router.decision.cost import cost_weights, delay_of_others, weights_at
-from headwater.router.decision.decide import RECOMPUTABLE, CannotRecompute, reevaluate
-from headwater.router.decision.names import PolicyName
-from headwater.router.decision.policies import PolicyError
-from headwater.router.fold.load import Loads
-from headwater.router.fold.state import RouterState
+from headwater.router.cost import cost_weights, delay_of_others, weights_at
+from headwater.router.decide import RECOMPUTABLE, CannotRecompute, reevaluate
+from headwater.router.load import Loads
+from headwater.router.policies import PolicyError
 from headwater.router.replay import Incarnation
-from headwater.schemas.events.fleet import LoadReported
-from headwater.schemas.events.route import Candidate, Decision, RouteRefused, Weights
+from headwater.router.state import RouterState
+from headwater.schemas.events import LoadReported
+from headwater.schemas.routing import Candidate, Decision, PolicyName, RouteRefused, Weights
 
 LATER_S: Final = 600
 """Events up to this long after a decision are searched for what became of it."""

@@ -7,21 +7,21 @@ from typing import NamedTuple
 
 import msgspec
 
-from headwater.ops.process.text_table import table
-from headwater.router.decision.candidates import drawing_key
-from headwater.router.decision.cost import cost_weights, delay_of_others, weights_at
-from headwater.router.decision.encode_leg import ANY_AHEAD
-from headwater.schemas.events import Event
-from headwater.schemas.events.fleet import LoadReported
-from headwater.schemas.events.request import (
+from headwater.ops.terminal import table
+from headwater.router.candidates import drawing_key
+from headwater.router.cost import cost_weights, delay_of_others, weights_at
+from headwater.router.encode_leg import ANY_AHEAD
+from headwater.schemas.events import (
     EncodeOutcome,
+    Event,
+    LoadReported,
     MediaPlace,
     RequestAccepted,
     RequestEncoded,
 )
-from headwater.schemas.events.route import Candidate, Decision, Draw, Shadowed
-from headwater.schemas.media_kind import ONE
-from headwater.schemas.messages.inference import Leg
+from headwater.schemas.inference import Leg
+from headwater.schemas.media import ONE
+from headwater.schemas.routing import Candidate, Decision, Draw, Shadowed
 from headwater.schemas.tables import ENCODE_NEEDS
 
 HIDDEN = frozenset({"request", "payload", "body", "answers", "tokens", "tenant", "answered"})

@@ -7,8 +7,8 @@ import msgspec
 
 from headwater.events.ports import Log
 from headwater.ops.history.requests import Request
-from headwater.schemas.events import Event
-from headwater.schemas.events.request import (
+from headwater.schemas.events import (
+    Event,
     RequestAccepted,
     RequestCheckpoint,
     RequestEncoded,
@@ -18,7 +18,7 @@ from headwater.schemas.events.request import (
     RequestStarted,
     RequestStepped,
 )
-from headwater.schemas.events.route import Decision
+from headwater.schemas.routing import Decision
 
 SpanName = Literal["queue", "route", "encode", "prefill", "handoff", "decode"]
 

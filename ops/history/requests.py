@@ -12,9 +12,8 @@ import msgspec
 import numpy as np
 
 from headwater.events.ports import Record
-from headwater.ops.history.columns import Columns
-from headwater.ops.history.prefix_uses import PrefixUses
-from headwater.schemas.events.request import (
+from headwater.ops.history.columns import Columns, PrefixUses
+from headwater.schemas.events import (
     RequestAccepted,
     RequestCheckpoint,
     RequestEnded,
@@ -24,7 +23,7 @@ from headwater.schemas.events.request import (
     RequestStepped,
     SagaState,
 )
-from headwater.schemas.events.route import Decision
+from headwater.schemas.routing import Decision
 
 ROWS_MAX: Final = 200_000
 """Requests kept; beyond, the oldest ones are dropped."""

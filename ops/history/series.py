@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headwater.ops.history.columns import Lines
-from headwater.ops.history.fleet import SECOND_NS, Samples
+from headwater.ops.history.history import SECOND_NS, Samples
 from headwater.ops.history.requests import Request, RequestTable
 
 F64 = NDArray[np.float64]

@@ -10,8 +10,8 @@ from typing import Final, NamedTuple
 import msgspec
 
 from headwater.events.ports import Record
-from headwater.router.fold.worker import ACCEPTED, DECIDED, Worker
-from headwater.schemas.events.request import (
+from headwater.router.worker import ACCEPTED, DECIDED, Worker
+from headwater.schemas.events import (
     RequestAccepted,
     RequestCheckpoint,
     RequestEncoded,
@@ -23,7 +23,7 @@ from headwater.schemas.events.request import (
     RequestStepped,
     SagaState,
 )
-from headwater.schemas.events.route import Decision
+from headwater.schemas.routing import Decision
 from headwater.schemas.tables import Lease
 
 CHECKPOINT_TOKENS: Final = 64

@@ -7,13 +7,13 @@ import json
 from typing import Any, Final
 
 from headwater.engines import registry as engine_registry
-from headwater.ops.config.edge import AdminSettings, ConsoleSettings
+from headwater.ops.config.sections import AdminSettings, ConsoleSettings
 from headwater.ops.config.setting import ConfigError
 from headwater.ops.launch import hosts
 from headwater.ops.launch.fleet_file import LOCAL, FleetFile
-from headwater.ops.launch.process_files import HostProcess, processes_of
+from headwater.ops.launch.hosts import HostProcess, processes_of
 from headwater.ops.nats import server as nats_server
-from headwater.schemas.addresses import NATS_PORT, is_loopback
+from headwater.schemas.names import NATS_PORT, is_loopback
 
 STOP_MARGIN_S: Final = 30
 METRICS_PORT: Final = 9090

@@ -40,7 +40,7 @@ from headwater.engines import registry
 from headwater.engines.engine import EngineUnavailable
 from headwater.ops.config.processes import all_settings, nearest_key
 from headwater.ops.config.setting import ConfigError
-from headwater.schemas.events.fleet import Role
+from headwater.schemas.events import Role
 
 LOCAL: Final = "local"
 """The name of the only host of a fleet whose file names none."""

@@ -10,7 +10,7 @@ from headwater.ops.config.processes import EdgeProcess, EngineProcess, RouterPro
 from headwater.ops.config.setting import ConfigError
 from headwater.ops.launch import hosts
 from headwater.ops.launch.fleet_file import FleetFile, PoolOfModel, Processes, Workers, settings_in
-from headwater.ops.launch.process_files import references_of
+from headwater.ops.launch.hosts import references_of
 
 ROLES: Final = {"both": "decode", "decode": "decode", "prefill": "prefill", "encode": "encode"}
 """The chart's group of workers of each role: workers that do both are `decode` without `prefill`."""

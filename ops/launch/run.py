@@ -13,10 +13,9 @@ from headwater.engines import logs, registry
 from headwater.ops.config.processes import LogSettings, process_words
 from headwater.ops.config.setting import ConfigError
 from headwater.ops.launch import hosts, ssh
+from headwater.ops.launch import up as fleet_up
 from headwater.ops.launch.fleet_file import LOCAL, FleetFile, parse_fleet, read_fleet, with_addresses
-from headwater.ops.process import signals
-from headwater.ops.start import environment, plan
-from headwater.ops.start import up as fleet_up
+from headwater.ops.start import engine_process, plan, signals
 from headwater.ops.start.machine import MachinePlan
 from headwater.ops.start.spawner import Main
 
@@ -73,7 +72,7 @@ def _check_environment(wanted: MachinePlan) -> None:
     for engines in (*wanted.engines, *wanted.followers):
         engine = engines.worker.engine
         needs = registry.traits_of(engine).environment
-        if needs is None or needs.per_worker or environment.has(engine):
+        if needs is None or needs.per_worker or engine_process.has(engine):
             continue
         raise ConfigError(
             f"the engine {engine} is not installed for {sys.executable} on {socket.gethostname()}: run `headwater launch` with the "

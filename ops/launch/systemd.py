@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from headwater.ops.launch import hosts
 from headwater.ops.launch.fleet_file import FleetFile
-from headwater.ops.launch.process_files import HostProcess, processes_of
+from headwater.ops.launch.hosts import HostProcess, processes_of
 from headwater.ops.nats import server as nats_server
 
 CONFIG_DIR: Final = "/etc/headwater"

@@ -1,1 +1,1 @@
-"""The NATS server and connections to it: configuration, keys, credentials, ports opened over it."""
+"""NATS as the operator has it: the server, its configuration, connections to it, and captures, which are read in place of a server."""

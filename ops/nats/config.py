@@ -14,12 +14,11 @@ import msgspec
 import nkeys
 
 from headwater.events.jetstream import Credentials
-from headwater.ops.config.nats import NatsSettings
+from headwater.ops.config.sections import NatsSettings
 from headwater.ops.config.setting import ENV_PREFIX, ConfigError
-from headwater.ops.diagnosis.server import MAX_PAYLOAD
+from headwater.ops.nats.server import MAX_PAYLOAD
 from headwater.schemas import permissions, subjects
-from headwater.schemas.addresses import NATS_PORT, host_port
-from headwater.schemas.names import InvalidName
+from headwater.schemas.names import NATS_PORT, InvalidName, host_port
 from headwater.schemas.permissions import DUTIES, KINDS, Kind
 from headwater.schemas.subjects import InboxKind
 

@@ -23,15 +23,15 @@ from headwater import __version__
 from headwater.events.chain import Chains
 from headwater.events.jetstream import Connection
 from headwater.events.jetstream.api import api
-from headwater.events.jetstream.backup import CHUNK_BYTES, StreamCopy, restore_stream, snapshot_stream
+from headwater.events.jetstream.copies import CHUNK_BYTES, StreamCopy, restore_stream, snapshot_stream
 from headwater.events.jetstream.log import JetStreamLog
 from headwater.events.jetstream.stream_spec import StreamSpec
 from headwater.events.jetstream.streams import stream_names, wanted_streams
 from headwater.events.ports import LogError, StreamMissing
-from headwater.ops.config.nats import NatsSettings
+from headwater.ops.config.sections import NatsSettings
 from headwater.ops.config.setting import ConfigError
 from headwater.ops.nats.connect import connected
-from headwater.ops.process.text_table import table
+from headwater.ops.terminal import table
 
 FORMAT: Final = 1
 MANIFEST: Final = "backup.json"

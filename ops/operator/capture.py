@@ -12,32 +12,30 @@ from urllib.request import urlopen
 import msgspec
 
 from headwater import __version__
-from headwater.actors.runtime.persistence import Ports
+from headwater.actors.runtime.ports import Ports
 from headwater.events.memory import MemoryBlobs
 from headwater.events.ports import Log, LogError
-from headwater.events.snapshot_format import UnreadableSnapshot, decode_manifest
+from headwater.events.snapshot_bytes import UnreadableSnapshot, decode_manifest
 from headwater.events.snapshot_store import Bookmarks, SnapshotStore, continues
 from headwater.events.table import Table
-from headwater.ops.captures.file import (
+from headwater.ops.config.sections import NatsSettings
+from headwater.ops.config.setting import ConfigError
+from headwater.ops.monitoring.files import TARGETS
+from headwater.ops.nats.capture_file import (
     FORMAT_VERSION,
     CaptureWriter,
     Contents,
     LogEntry,
     LogWriter,
+    Redaction,
     TableValue,
 )
-from headwater.ops.captures.redaction import Redaction
-from headwater.ops.config.nats import NatsSettings
-from headwater.ops.config.setting import ConfigError
-from headwater.ops.monitoring.files import TARGETS
-from headwater.ops.nats.connect import operator_ports
-from headwater.ops.nats.pool_choice import choose_pool
-from headwater.ops.operator.request_search import find_life
-from headwater.ops.process.moments import FORMS, shown_time, time_ns
-from headwater.ops.process.progress import Progress
-from headwater.router.fold.state import RouterState
+from headwater.ops.nats.connect import choose_pool, operator_ports
+from headwater.ops.operator.log_reading import find_life
+from headwater.ops.terminal import FORMS, Progress, shown_time, time_ns
+from headwater.router.state import RouterState
 from headwater.schemas.encoding import SCHEMA_VERSION
-from headwater.schemas.ids import time_of
+from headwater.schemas.names import time_of
 from headwater.schemas.subjects import bookmark_name, snapshot_name
 
 MINUTE_NS: Final = 60_000_000_000

@@ -11,21 +11,15 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from headwater.actors.runtime.persistence import Ports
+from headwater.actors.runtime.ports import Ports
 from headwater.actors.runtime.tables import CardTable
-from headwater.actors.worker.control_client import (
-    list_workers,
-    request_weights,
-    send_command,
-    worker_leases,
-)
-from headwater.ops.config.nats import NatsSettings
+from headwater.actors.worker.control import list_workers, request_weights, send_command, worker_leases
+from headwater.ops.config.sections import NatsSettings
 from headwater.ops.config.setting import ConfigError
 from headwater.ops.nats.config import controller_kind
-from headwater.ops.nats.connect import ports_of
-from headwater.ops.nats.pool_choice import live_pools
-from headwater.ops.process.text_table import table
-from headwater.schemas.messages.control import (
+from headwater.ops.nats.connect import live_pools, ports_of
+from headwater.ops.terminal import table
+from headwater.schemas.control import (
     COMMANDS,
     Command,
     ControlReply,

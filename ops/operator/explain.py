@@ -7,14 +7,13 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from headwater.actors.runtime.persistence import Ports
+from headwater.actors.runtime.ports import Ports
 from headwater.events.ports import Log
 from headwater.events.snapshot_store import SnapshotStore
-from headwater.ops.config.nats import NatsSettings
+from headwater.ops.config.sections import NatsSettings
 from headwater.ops.history.explanation import HIDDEN, afterwards, describe, event_line
-from headwater.ops.nats.connect import operator_ports
-from headwater.ops.nats.pool_choice import choose_pool
-from headwater.ops.operator.request_search import (
+from headwater.ops.nats.connect import choose_pool, operator_ports
+from headwater.ops.operator.log_reading import (
     FULL,
     ID_FORM,
     WHOLE,
@@ -23,20 +22,20 @@ from headwater.ops.operator.request_search import (
     Window,
     batches_with,
     check_id,
+    decisions_after,
     find_life,
+    first_state,
     is_complete,
+    newest_state,
+    pieces_after,
     untold,
     windows,
 )
-from headwater.ops.operator.states import decisions_after, first_state, newest_state, pieces_after
-from headwater.ops.process.progress import Progress
-from headwater.router.fold.state import RouterState, in_order
+from headwater.ops.terminal import Progress
 from headwater.router.replay import Incarnation, Reconstructed, Reconstruction
-from headwater.schemas.events.fleet import WorkerJoined, WorkerLeft
-from headwater.schemas.events.request import (
-    RequestStepped,
-)
-from headwater.schemas.events.route import Decision
+from headwater.router.state import RouterState, in_order
+from headwater.schemas.events import RequestStepped, WorkerJoined, WorkerLeft
+from headwater.schemas.routing import Decision
 from headwater.schemas.subjects import pool_kinds
 
 

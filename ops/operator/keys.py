@@ -9,13 +9,13 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from headwater.actors.edge.admit.keys import digest_of, key_text, new_id, new_secret
+from headwater.actors.edge.admit.control import digest_of, key_text, new_id, new_secret
 from headwater.actors.edge.admit.principal import write_scopes
 from headwater.actors.runtime.tables import ApiKeyTable
-from headwater.ops.config.nats import NatsSettings
+from headwater.ops.config.sections import NatsSettings
 from headwater.ops.config.setting import ConfigError
 from headwater.ops.nats.connect import ports_of
-from headwater.ops.process.text_table import table
+from headwater.ops.terminal import table
 from headwater.schemas.tables import (
     ENDPOINTS,
     EVERY,

@@ -7,18 +7,22 @@ from typing import Any
 
 import msgspec
 
-from headwater.actors.runtime.persistence import Ports
+from headwater.actors.runtime.ports import Ports
 from headwater.events.ports import Log, Record
 from headwater.events.snapshot_store import Kept, SnapshotStore
-from headwater.ops.config.nats import NatsSettings
+from headwater.ops.config.sections import NatsSettings
 from headwater.ops.config.setting import ConfigError
-from headwater.ops.nats.connect import operator_ports
-from headwater.ops.nats.pool_choice import choose_pool
-from headwater.ops.operator.states import folded
-from headwater.ops.process.text_table import table
+from headwater.ops.nats.connect import choose_pool, operator_ports
+from headwater.ops.operator.log_reading import folded
+from headwater.ops.terminal import table
 from headwater.router.index.tree import text, tree
-from headwater.schemas.events.fleet import EnginesWeighted, TrafficSplit, WorkerControlled
-from headwater.schemas.events.request import RequestRouted, RequestStepped
+from headwater.schemas.events import (
+    EnginesWeighted,
+    RequestRouted,
+    RequestStepped,
+    TrafficSplit,
+    WorkerControlled,
+)
 from headwater.schemas.names import InvalidName
 from headwater.schemas.subjects import pool_kind
 

@@ -4,7 +4,7 @@ import asyncio
 
 from headwater.events.jetstream import Connection
 from headwater.events.jetstream.api import api
-from headwater.events.jetstream.mirrors import (
+from headwater.events.jetstream.copies import (
     SiteStream,
     described,
     ensure_mirror,
@@ -18,7 +18,7 @@ from headwater.events.jetstream.stream_spec import Mirror, StreamSpec, mirror_of
 from headwater.events.jetstream.streams import RepairResult, wanted_streams
 from headwater.events.jetstream.streams import repair as repair_stream
 from headwater.events.ports import LogError, LogRefused, StreamMissing
-from headwater.ops.config.nats import NatsSettings, StreamSettings
+from headwater.ops.config.sections import NatsSettings, StreamSettings
 from headwater.ops.config.setting import ConfigError
 from headwater.ops.nats.connect import connected
 from headwater.schemas.subjects import POOL_KINDS

@@ -11,19 +11,16 @@ from headwater.events.chain import Break
 from headwater.events.jetstream import JetStreamLog
 from headwater.events.ports import Log, Record, Unreadable
 from headwater.events.snapshot_store import SnapshotStore
-from headwater.ops.config.nats import NatsSettings
+from headwater.ops.config.sections import NatsSettings
 from headwater.ops.config.setting import ConfigError
-from headwater.ops.nats.connect import operator_ports
-from headwater.ops.nats.pool_choice import choose_pool
-from headwater.ops.operator.states import bookmarked_state, decisions_after, first_state, pieces_after
-from headwater.ops.process.moments import FORMS, time_ns
-from headwater.ops.process.progress import Progress
-from headwater.ops.process.text_table import table
-from headwater.router.decision.decide import RECOMPUTABLE
-from headwater.router.fold.state import RouterState, in_order
-from headwater.router.fold.worker import NoCredit
+from headwater.ops.nats.connect import choose_pool, operator_ports
+from headwater.ops.operator.log_reading import bookmarked_state, decisions_after, first_state, pieces_after
+from headwater.ops.terminal import FORMS, Progress, table, time_ns
+from headwater.router.decide import RECOMPUTABLE
 from headwater.router.replay import Difference, Replay
-from headwater.schemas.events.route import RouteRefused
+from headwater.router.state import RouterState, in_order
+from headwater.router.worker import NoCredit
+from headwater.schemas.routing import RouteRefused
 
 DIFFERENT: Final = 1
 """Exit code where a decision was not reproduced, or the log could not be folded."""

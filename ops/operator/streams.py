@@ -7,7 +7,7 @@ import msgspec
 
 from headwater.actors.runtime.tables import CardTable
 from headwater.events.jetstream import Connection, JetStreamTable
-from headwater.events.jetstream.mirrors import site_of
+from headwater.events.jetstream.copies import site_of
 from headwater.events.jetstream.stream_spec import StreamDifference, StreamSpec
 from headwater.events.jetstream.streams import (
     MISSING,
@@ -21,17 +21,17 @@ from headwater.events.jetstream.streams import (
     wanted_streams,
 )
 from headwater.events.jetstream.streams import repair as repair_stream
-from headwater.ops.config.nats import NatsSettings, StreamSettings
 from headwater.ops.config.processes import PoolOperator
+from headwater.ops.config.sections import NatsSettings, StreamSettings
 from headwater.ops.config.setting import ConfigError
 from headwater.ops.nats.config import reader_kind
 from headwater.ops.nats.connect import connected
 from headwater.ops.nats.server import while_it_starts
 from headwater.ops.operator.mirrors import repair_mirrors
-from headwater.ops.process.actor import keep_namespace, keep_pools
-from headwater.ops.process.metrics import ProbeBoard
-from headwater.ops.process.metrics import serve as serve_metrics
-from headwater.ops.process.text_table import table
+from headwater.ops.start.actor import keep_namespace, keep_pools
+from headwater.ops.start.metrics import ProbeBoard
+from headwater.ops.start.metrics import serve as serve_metrics
+from headwater.ops.terminal import table
 from headwater.schemas import subjects
 from headwater.schemas.clock import SystemClock
 

@@ -18,12 +18,12 @@ from headwater.events.snapshot_store import SnapshotStore
 from headwater.ops.sim.clients import ClientEvent
 from headwater.ops.sim.faults import Fault, Kind
 from headwater.ops.sim.fleet import POOL, SimFleet
-from headwater.router.fold.state import RouterState
 from headwater.router.index.prefix_index import PrefixIndex
 from headwater.router.replay import Recorded, Replay
-from headwater.schemas.events.request import RequestAccepted, RequestEncoded, RequestEnded
-from headwater.schemas.events.route import Decision
+from headwater.router.state import RouterState
+from headwater.schemas.events import RequestAccepted, RequestEncoded, RequestEnded
 from headwater.schemas.hashing import unpack_hashes
+from headwater.schemas.routing import Decision
 
 
 async def messages(log: MemoryLog) -> list[Record | Unreadable]:

@@ -11,29 +11,27 @@ from headwater.actors.edge.settings import AccessSettings
 from headwater.actors.http.asgi import Headers
 from headwater.actors.router.actor import RouterActor
 from headwater.actors.runtime.actor import Actor, RestartPolicy, supervise
-from headwater.actors.runtime.persistence import PROBE_S, Ports
+from headwater.actors.runtime.ports import PROBE_S, Ports
 from headwater.actors.worker.actor import WorkerActor
 from headwater.actors.worker.model_card import Served
 from headwater.actors.worker.settings import WorkerProfile
 from headwater.engines.engine import Engine
 from headwater.engines.model_files import byte_model_files
-from headwater.engines.sim import model
-from headwater.engines.sim.defaults import StepTime
-from headwater.engines.sim.encoder import SimEncoder
+from headwater.engines.sim import StepTime, model
 from headwater.engines.sim.engine import SimEngine, SimSettings
 from headwater.engines.sim.handoff import SimFabric, SimHandoff
+from headwater.engines.sim.model import SimEncoder
 from headwater.engines.transfer.local import TransferFault
 from headwater.events.ports import Log
 from headwater.ops.sim.images import NEVER_S, SimIntake, SimTransfers
 from headwater.ops.sim.loop import VirtualLoop
 from headwater.ops.sim.network import LATENCY_S, Network, NetworkTrace, Process, SimBus, SimHttpServer
 from headwater.ops.sim.ports import SimBlobs, SimLog, SimTable, Store
-from headwater.router.queue.limits import BusyLimits, Order, QueueLimits, QueueSettings
-from headwater.schemas.events.fleet import Role
-from headwater.schemas.events.kv import BlocksStored
-from headwater.schemas.events.route import Weights
-from headwater.schemas.messages.inference import Choreography
+from headwater.router.queue import BusyLimits, Order, QueueLimits, QueueSettings
+from headwater.schemas.events import BlocksStored, Role
+from headwater.schemas.inference import Choreography
 from headwater.schemas.names import pool_name
+from headwater.schemas.routing import Weights
 
 TAINT: Final = "batch"
 UNTAINTED: Final = (0, 3, 7)

@@ -10,15 +10,12 @@ from typing import Final, NamedTuple, Protocol
 from headwater.actors.media.intake import MediaIntake
 from headwater.actors.media.item import MediaItem, media_id
 from headwater.actors.media.request import MediaCode, MediaError, MediaLimits, MediaSource, MediaTarget
-from headwater.engines.sim.encoder import content_of, embedding_of
-from headwater.engines.sim.model import image_support
+from headwater.engines.sim.model import content_of, embedding_of, image_support
 from headwater.engines.sim.scheduler import image_offset
 from headwater.engines.transfer.local import LocalFabric, LocalTransfer, TransferFault
-from headwater.engines.transfer.memory import HostMemory
-from headwater.engines.transfer.port import TensorTransfer
+from headwater.engines.transfer.port import HostMemory, TensorTransfer
 from headwater.schemas.clock import Clock
-from headwater.schemas.messages.media import PromptMedia
-from headwater.schemas.messages.transfer import LEASE_BYTES
+from headwater.schemas.media import LEASE_BYTES, PromptMedia
 from headwater.schemas.tables import count_image_tokens
 
 DECODE_S: Final = 0.005

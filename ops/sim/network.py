@@ -10,7 +10,9 @@ from collections.abc import Awaitable, Callable
 from contextvars import Context, copy_context
 from typing import Any, Protocol
 
-from headwater.actors.bus import (
+from headwater.actors.http.asgi import Asgi
+from headwater.actors.runtime.actor import cancel_all
+from headwater.actors.runtime.ports import (
     BusClosed,
     Handler,
     Message,
@@ -18,8 +20,6 @@ from headwater.actors.bus import (
     QueuedSubscription,
     ReplyTimeout,
 )
-from headwater.actors.http.asgi import Asgi
-from headwater.actors.runtime.actor import cancel_all
 from headwater.ops.sim.loop import Group, VirtualLoop
 from headwater.schemas.subjects import matches
 
@@ -231,7 +231,7 @@ class Network:
 
 
 class SimBus:
-    """See `headwater.actors.bus.Bus`: one process's side of the network."""
+    """See `headwater.actors.runtime.ports.Bus`: one process's side of the network."""
 
     def __init__(self, network: Network, process: Process) -> None:
         self._network = network

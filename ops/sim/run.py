@@ -34,8 +34,8 @@ from headwater.ops.sim.faults import UNTIL_S, Fault, Injector, schedule
 from headwater.ops.sim.fleet import POOL, SimFleet, crowded, names
 from headwater.ops.sim.images import SETTLED_S
 from headwater.ops.sim.loop import Deadlock, VirtualLoop
-from headwater.schemas.events.fleet import Role
-from headwater.schemas.messages.inference import Choreography
+from headwater.schemas.events import Role
+from headwater.schemas.inference import Choreography
 from headwater.schemas.subjects import lease_key
 
 ENGINES: Final = 8

@@ -1,1 +1,1 @@
-"""The start of a fleet on this machine, of its processes, and of workers with their engines."""
+"""The processes of a fleet: how one starts, listens, reports and ends, and how a machine plans and supervises its own."""

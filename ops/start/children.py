@@ -26,8 +26,8 @@ from headwater.actors.runtime.actor import (
 from headwater.engines import logs
 from headwater.ops.config.setting import ENV_PREFIX
 from headwater.ops.config.sources import CONFIG_VARIABLE, KEY_VARIABLE, OWN, is_of_a_service
-from headwater.ops.process.actor import EXIT_START_FAILED, EXIT_UNRECOVERABLE
-from headwater.ops.process.signals import die_with_parent
+from headwater.ops.start.actor import EXIT_START_FAILED, EXIT_UNRECOVERABLE
+from headwater.ops.start.signals import die_with_parent
 from headwater.ops.start.spawner import SpawnedProcess, Spawner
 from headwater.schemas.clock import Clock, SystemClock
 

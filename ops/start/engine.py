@@ -13,25 +13,23 @@ from typing import Any, Final, TypeGuard
 import structlog
 
 from headwater.actors.runtime.actor import Actor, Unrecoverable
-from headwater.actors.runtime.persistence import Ports
+from headwater.actors.runtime.ports import Ports
 from headwater.actors.worker.actor import WorkerActor
 from headwater.actors.worker.inflight import WorkerCollector
 from headwater.actors.worker.lora import LoraSettings
 from headwater.actors.worker.lora_slots import RestartList
 from headwater.engines import logs, registry
 from headwater.engines.engine import Engine, EngineUnavailable
-from headwater.engines.lora_files import LoraCache, LoraError, LoraPolicy
-from headwater.engines.lora_files.sources import parse_networks, parse_sources
+from headwater.engines.lora_cache import LoraCache, LoraError, LoraPolicy
+from headwater.engines.lora_sources import parse_networks, parse_sources
 from headwater.engines.ranked import RankedEngine, split
-from headwater.engines.transfer.opening import media_transfer, open_transfer
+from headwater.engines.transfer import media_transfer, open_transfer
 from headwater.engines.transfer.port import TransferUnavailable
 from headwater.ops.config.processes import EngineProcess
 from headwater.ops.config.setting import ConfigError, cache_folder
-from headwater.ops.diagnosis.engine_log import explain
-from headwater.ops.diagnosis.report import report
-from headwater.ops.process import metrics_folder
-from headwater.ops.process.actor import EXIT_UNRECOVERABLE, Host, run_one
-from headwater.ops.start import make_engine, plan
+from headwater.ops.diagnosis import explain, report
+from headwater.ops.start import metrics_folder, plan
+from headwater.ops.start.actor import EXIT_UNRECOVERABLE, Host, run_one
 from headwater.schemas.names import slug
 
 
@@ -88,7 +86,7 @@ async def run_engine(settings: EngineProcess, stop: asyncio.Event) -> int:
     name = settings.name or unique_name()
     logs.describe(kind="worker", worker=name)
     try:
-        engine, served = make_engine.make(settings, name)
+        engine, served = plan.make(settings, name)
         media = settings.media_transfer
         media_transfer(name, media.mib, media.transport)
     except (EngineUnavailable, TransferUnavailable) as error:

@@ -23,18 +23,12 @@ from headwater.engines import logs
 from headwater.engines.engine import EngineUnavailable
 from headwater.events.jetstream import JetStreamTable
 from headwater.events.ports import LogError
-from headwater.ops.config.nats import NatsSettings
 from headwater.ops.config.processes import EngineProcess
+from headwater.ops.config.sections import NatsSettings
 from headwater.ops.nats.connect import open_connection
-from headwater.ops.process import signals
-from headwater.ops.process.actor import (
-    EXIT_START_FAILED,
-    EXIT_UNRECOVERABLE,
-    compile_kernels,
-    revoke_leases_of,
-)
-from headwater.ops.start import engine, make_engine
+from headwater.ops.start import engine, plan, signals
 from headwater.ops.start import plan as workers
+from headwater.ops.start.actor import EXIT_START_FAILED, EXIT_UNRECOVERABLE, compile_kernels, revoke_leases_of
 from headwater.schemas import subjects
 
 POLL_S = 0.2
@@ -46,7 +40,7 @@ def run(settings: EngineProcess) -> int:
     """Host the settings' workers until a signal asks it to end, or one cannot be kept alive; returns the exit code."""
     logs.describe(kind="host")
     # Before anything is imported: a wrong path should not cost a minute.
-    make_engine.with_model(settings, workers.spec_of(settings, ""))
+    plan.with_model(settings, workers.spec_of(settings, ""))
     plans = workers.plan(settings)
     workers.check(settings, plans)
     try:

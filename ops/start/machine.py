@@ -28,8 +28,6 @@ from headwater.engines import logs, registry
 from headwater.engines.launcher import DEVICES, visible_gpus
 from headwater.events.jetstream import Connection, JetStreamTable
 from headwater.events.jetstream.streams import ensure_namespace
-from headwater.ops.config.edge import ConsoleSettings, check_access, check_console
-from headwater.ops.config.nats import NatsSettings, StreamSettings
 from headwater.ops.config.processes import (
     AdminProcess,
     ConsoleProcess,
@@ -42,28 +40,32 @@ from headwater.ops.config.processes import (
     TracerProcess,
     process_words,
 )
+from headwater.ops.config.sections import (
+    ConsoleSettings,
+    NatsSettings,
+    StreamSettings,
+    check_access,
+    check_console,
+    receiver_of,
+)
 from headwater.ops.config.setting import ENV_PREFIX, ConfigError
-from headwater.ops.config.trace import receiver_of
 from headwater.ops.config.worker import FleetSettings
-from headwater.ops.diagnosis.disk import check_room, free_bytes
-from headwater.ops.diagnosis.report import report
-from headwater.ops.model_download.source import with_folder
+from headwater.ops.diagnosis import check_room, free_bytes, report
+from headwater.ops.history.trace_spans import need_opentelemetry
 from headwater.ops.monitoring.files import TARGETS
 from headwater.ops.nats import server as nats_server
 from headwater.ops.nats.connect import open_connection, watch_store
-from headwater.ops.process import admin
-from headwater.ops.process.actor import keep_namespace, keep_pools, revoke_leases_of
-from headwater.ops.process.edge import certificate
-from headwater.ops.process.picker import check_picker
-from headwater.ops.process.sockets import bind, free_port, free_range
-from headwater.ops.start import environment, make_engine, plan
+from headwater.ops.start import admin, engine_process, plan
+from headwater.ops.start.actor import keep_namespace, keep_pools, revoke_leases_of
 from headwater.ops.start.children import Child, ChildGroup, headwater_command
 from headwater.ops.start.data_folder import held
+from headwater.ops.start.edge import certificate, check_picker
+from headwater.ops.start.model_download import with_folder
 from headwater.ops.start.plan import WorkerPlan
+from headwater.ops.start.sockets import bind, free_port, free_range
 from headwater.ops.start.spawner import Spawner
-from headwater.ops.tracing.otlp import need_opentelemetry
 from headwater.schemas import subjects
-from headwater.schemas.addresses import host_port, reachable, split_host_port
+from headwater.schemas.names import host_port, reachable, split_host_port
 from headwater.schemas.tables import LeaseKind, ModelCard
 
 READY_POLL_S = 0.05
@@ -194,8 +196,8 @@ class Machine:
         for number, engines in enumerate(self._engines):
             self._start_engines(number, engines._replace(nats=self._access))
         for follower in wanted.followers:
-            environment.prepare(
-                follower.worker.engine, environment.named_python(follower, follower.worker.engine)
+            engine_process.prepare(
+                follower.worker.engine, engine_process.named_python(follower, follower.worker.engine)
             )
             own, after = plan.apart(self._with_access(with_folder(follower)))
             self._add(f"{follower.name}-follower", "engine", own, after)
@@ -233,9 +235,9 @@ class Machine:
         """Download or make models, and make engines' environments, here where progress is visible, not in a worker's log."""
         for number, engines in enumerate(self._engines):
             self._engines[number] = engines = with_folder(engines)
-            make_engine.check_model(engines)
+            plan.check_model(engines)
             for engine in {worker.engine for worker in self._planned[number]}:
-                environment.prepare(engine, environment.named_python(engines, engine))
+                engine_process.prepare(engine, engine_process.named_python(engines, engine))
 
     def _choose_address(self) -> tuple[str, int]:
         """The address of this machine's edges, which is free. Raises `ConfigError`."""

@@ -153,7 +153,7 @@ _TRIAL: Final = """
 import json, sys
 import jinja2
 from headwater.actors.http.errors import ApiError
-from headwater.actors.edge.model.chat_template import ChatTemplate
+from headwater.actors.edge.chat_template import ChatTemplate
 given = json.load(sys.stdin)
 template = ChatTemplate(given["template"], given["special"])
 try:

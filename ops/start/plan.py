@@ -1,20 +1,20 @@
-"""The workers of one machine: names, roles, ports and GPUs, planned in one place, and checked before an engine loads anything."""
+"""The workers of one machine: names, roles, ports and GPUs, planned in one place, and checked before an engine loads anything; and the engine of each, made from settings with the model that it serves."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
 import structlog
 
-from headwater.actors.runtime.persistence import Ports
+from headwater.actors.runtime.ports import Ports
 from headwater.actors.runtime.tables import CardTable, LeaseTable
-from headwater.actors.worker.model_card import check_block_size
-from headwater.engines import registry
-from headwater.engines.engine import EngineUnavailable
+from headwater.actors.worker.model_card import Served, check_block_size
+from headwater.engines import native_arguments, registry
+from headwater.engines.engine import Engine, EngineUnavailable
 from headwater.engines.launcher import EngineLauncher, PortRange, WorkerSpec, launcher_of
-from headwater.engines.model_files import read_chat_template
-from headwater.events.jetstream.nearest import address_towards_any
-from headwater.ops.config.nats import NatsSettings
+from headwater.engines.model_files import ModelFiles, read_chat_template
+from headwater.events.jetstream.connection import address_towards_any
 from headwater.ops.config.processes import (
     EngineProcess,
     added_engines,
@@ -22,14 +22,15 @@ from headwater.ops.config.processes import (
     with_engine_options,
     with_own_common,
 )
+from headwater.ops.config.sections import NatsSettings, engine_traces
 from headwater.ops.config.setting import ConfigError
 from headwater.ops.config.sources import NATIVE
-from headwater.ops.config.trace import engine_traces
 from headwater.ops.config.worker import EngineOptions, FleetSettings
-from headwater.ops.process.sockets import free_range, is_own
 from headwater.ops.start import model as start_model
-from headwater.schemas.addresses import LOOPBACK, WILDCARDS
-from headwater.schemas.events.fleet import Role
+from headwater.ops.start.model_download import DEMO_NAME
+from headwater.ops.start.sockets import free_range, is_own
+from headwater.schemas.events import Role
+from headwater.schemas.names import LOOPBACK, WILDCARDS
 
 DEFAULT_WORKERS = 2
 
@@ -327,3 +328,64 @@ async def _read(read: Callable[[], Awaitable[list[T]]]) -> list[T]:
             _log.warning(
                 "fleet_awaited", reason=f"the lease and card tables did not answer within {LOOK_S:.0f} s"
             )
+
+
+def make(settings: EngineProcess, worker: str) -> tuple[Engine, Served]:
+    """An engine (not started) and its model. Raises `EngineUnavailable`."""
+    own = settings.worker
+    takes = registry.traits_of(own.engine).takes_embeddings and own.profile.role not in ("prefill", "decode")
+    if own.accept_image_embeds and not takes:
+        able = sorted(name for name, traits in registry.all_traits().items() if traits.takes_embeddings)
+        raise EngineUnavailable(
+            f"--accept-image-embeds: {own.engine} workers of role {own.profile.role} cannot take embeddings from clients; those of "
+            f"{' and '.join(able)} that serve whole requests can"
+        )
+    launcher, spec = launcher_for(settings), with_model(settings, spec_of(settings, worker))
+    files = _read_files(launcher, spec, own.chat_template)
+    found = start_model.find(own.tool_parser, own.reasoning_parser, files)
+    served = Served(
+        own.served_model_name or files.name,
+        files,
+        own.model_aliases,
+        tool_parser=found.tool_format,
+        reasoning_parser=found.reasoning_format,
+        migrations_max=own.migration_limit,
+    )
+    return launcher.make(spec, files), served
+
+
+def with_model(settings: EngineProcess, spec: WorkerSpec) -> WorkerSpec:
+    """The worker with the folder of its model, if the engine loads one or one is named. Raises `EngineUnavailable`."""
+    loads = registry.traits_of(settings.worker.engine).loads
+    if loads == "weights" or (loads == "nothing" and spec.model):
+        return spec._replace(model=str(model_folder(spec.model)))
+    return spec
+
+
+def model_folder(model: str) -> Path:
+    """The folder that `--model` names; the small default model is created on first use."""
+    if not model or model == DEMO_NAME:
+        return start_model.ensure()
+    folder = Path(model).expanduser()
+    if not folder.is_dir():
+        raise EngineUnavailable(f"--model {model}: no such folder")
+    return folder
+
+
+def check_model(settings: EngineProcess) -> None:
+    """Check the model's folder before anything is started. Raises `EngineUnavailable`."""
+    loads = registry.traits_of(settings.worker.engine).loads
+    spec = with_model(settings, spec_of(settings, ""))
+    if loads == "nothing" and not spec.model:
+        return
+    files = _read_files(launcher_for(settings), spec, settings.worker.chat_template)
+    if loads == "pipeline":
+        return
+    # Other formats of weights, or none at all, are checked by the engine.
+    weights = loads == "weights" and not native_arguments.has(native_words(settings), "load_format")
+    start_model.check(Path(spec.model), files, weights=weights)
+
+
+def _read_files(launcher: EngineLauncher[object], spec: WorkerSpec, chat_template: str) -> ModelFiles:
+    files = launcher.read_files(spec)
+    return files._replace(chat_template=read_chat_template(chat_template)) if chat_template else files

@@ -21,7 +21,7 @@ import msgspec
 import setproctitle
 
 from headwater.engines.process import freeze_heap
-from headwater.ops.process.signals import die_with_parent, replace_handlers
+from headwater.ops.start.signals import die_with_parent, replace_handlers
 
 MESSAGE_BYTES = 1 << 17
 """Most that a request may have: Linux limits a command line and environment to about as much."""

@@ -1,1 +1,1 @@
-"""What if: a trace or a recorded log through the production router and the simulated engines, on virtual time."""
+"""What a trace or a recorded log would meet with other settings (`whatif`, `tune`), on other GPUs (`advise`), or at an endpoint (`replay --into`)."""

@@ -8,12 +8,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from headwater.engines.sim.defaults import StepTime
-from headwater.ops.process.text_table import table
+from headwater.engines.sim import StepTime
+from headwater.ops.terminal import table
 from headwater.ops.whatif.recording import Recording, RequestResult
 from headwater.ops.whatif.run import RunResult, ServedRequest
 from headwater.ops.whatif.setup import Setup
-from headwater.schemas.events.route import Weights
+from headwater.schemas.routing import Weights
 
 Milliseconds = NDArray[np.float64]
 

@@ -15,18 +15,24 @@ from headwater.events.ports import Record
 from headwater.events.snapshot_store import Snapshot
 from headwater.ops.config.setting import ConfigError
 from headwater.ops.whatif.setup import RoutersSetup
-from headwater.router.decision.context import DecisionContext
-from headwater.router.decision.decide import decide, prompt_of
-from headwater.router.decision.policies import POLICIES
-from headwater.router.fold.state import RouterState
-from headwater.router.queue.admission import AdmissionQueue, Now, Released
-from headwater.router.queue.waiting import order_by_prompt, order_by_regret
-from headwater.schemas.constraints import Constraints, FlowControl, Preferences, RequestedLeg
+from headwater.router.admission import AdmissionQueue, Now, Released
+from headwater.router.context import DecisionContext
+from headwater.router.decide import decide, prompt_of
+from headwater.router.policies import POLICIES
+from headwater.router.queue import order_by_prompt, order_by_regret
+from headwater.router.state import RouterState
 from headwater.schemas.encoding import SCHEMA_VERSION, Batch
-from headwater.schemas.events import Event
-from headwater.schemas.events.fleet import WorkerJoined
-from headwater.schemas.events.route import Decision, RouteQuery, RouteRefused
+from headwater.schemas.events import Event, WorkerJoined
 from headwater.schemas.hashing import U64, pack_hashes
+from headwater.schemas.routing import (
+    Constraints,
+    Decision,
+    FlowControl,
+    Preferences,
+    RequestedLeg,
+    RouteQuery,
+    RouteRefused,
+)
 from headwater.schemas.tables import Capability
 
 EPOCH: Final = 1

@@ -5,14 +5,20 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 from headwater.engines.engine import KvEvent
-from headwater.ops.whatif.encoding import ActiveEncoding, EncodeFleet, WaitingRequest
+from headwater.ops.bench.trace import Trace, TraceRequest, all_hashes, check_block_size
 from headwater.ops.whatif.routing import NEVER, Question, Routers, joined
 from headwater.ops.whatif.setup import Setup
-from headwater.ops.whatif.trace import Trace, TraceRequest, all_hashes, check_block_size
-from headwater.ops.whatif.workers import SimulatedRequest, SimWorker, shapes
-from headwater.schemas.events.kv import BlocksStored
-from headwater.schemas.events.route import Decision, RouteRefused
+from headwater.ops.whatif.workers import (
+    ActiveEncoding,
+    EncodeFleet,
+    SimulatedRequest,
+    SimWorker,
+    WaitingRequest,
+    shapes,
+)
+from headwater.schemas.events import BlocksStored
 from headwater.schemas.hashing import U64, tenant_digest
+from headwater.schemas.routing import Decision, RouteRefused
 
 REPORT_NS = 1_000_000_000
 """A worker reports its load after a change, and at least this often."""

@@ -1,15 +1,12 @@
-"""The setting of one column of a what-if: its fields are the options of `headwater whatif` and `tune`.
+"""Options of `headwater whatif` and `tune`: the setting of one column, the speed of each worker and when it changes, the output, and how to search."""
 
-Light to import: the command line reads types, defaults and descriptions from here.
-"""
-
+from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal, NamedTuple, get_args
 
 import msgspec
 from msgspec import Meta
 
-from headwater.engines.limits import EMBEDDINGS_MIB
-from headwater.engines.sim.defaults import (
+from headwater.engines.sim import (
     KV_BYTES_PER_TOKEN,
     SEQUENCES_MAX,
     STEP_TIME,
@@ -18,19 +15,105 @@ from headwater.engines.sim.defaults import (
     TRANSFER_GB_PER_S,
     StepTime,
 )
-from headwater.engines.traits import Text
-from headwater.ops.config.router import read_weights, write_weights
-from headwater.ops.config.setting import Choices, Flag
-from headwater.ops.whatif.speed import (
-    Slowdown,
-    read_slowdowns,
-    read_speeds,
-    write_slowdowns,
-    write_speeds,
-)
-from headwater.router.decision.names import DEFAULT_POLICY, PolicyName
-from headwater.router.queue.limits import BusyLimits, Order, QueueLimits, QueueSettings
-from headwater.schemas.events.route import Weights
+from headwater.engines.traits import EMBEDDINGS_MIB, Text
+from headwater.ops.config.sections import read_weights, write_weights
+from headwater.ops.config.setting import Choices, ConfigError, Flag
+from headwater.router.queue import BusyLimits, Order, QueueLimits, QueueSettings
+from headwater.schemas.routing import DEFAULT_POLICY, PolicyName, Weights
+
+
+class Slowdown(NamedTuple):
+    """A slowdown: from `at_s` of virtual time on, each step of a worker takes `factor` times as long as at its own speed."""
+
+    worker: str
+    at_s: float
+    factor: float
+
+    def __str__(self) -> str:
+        """Return the slowdown as the command line spells it."""
+        return f"{self.worker}@{self.at_s:g}={self.factor:g}"
+
+
+class SpeedProfile(NamedTuple):
+    """A worker's speed: `base` at first, and others later. `changes`: (nanoseconds, speed from then on), ascending.
+
+    A worker of speed 1 needs the step times of the setup, one of speed 2 half of them.
+    """
+
+    base: float = 1.0
+    changes: tuple[tuple[int, float], ...] = ()
+
+    def at(self, now_ns: int) -> float:
+        """The speed of a step that begins now."""
+        speed = self.base
+        for from_ns, later in self.changes:
+            if from_ns > now_ns:
+                break
+            speed = later
+        return speed
+
+    def all_speeds(self) -> tuple[float, ...]:
+        """Every speed that it has."""
+        return self.base, *(speed for _, speed in self.changes)
+
+    def steps_until_change(self, now_ns: int, step_ns: int, steps: int) -> int:
+        """Return how many of `steps` equal steps from now on begin before the speed changes, at least 1."""
+        for from_ns, _ in self.changes:
+            if from_ns > now_ns:
+                return min(steps, -(-(from_ns - now_ns) // step_ns))
+        return steps
+
+
+def profile_of(name: str, base: float, slowdowns: Sequence[Slowdown]) -> SpeedProfile:
+    """The speed of a worker over time."""
+    changes = sorted((round(one.at_s * 1e9), base / one.factor) for one in slowdowns if one.worker == name)
+    return SpeedProfile(base, tuple(changes))
+
+
+def check_workers(slowdowns: Sequence[Slowdown], names: Sequence[str]) -> None:
+    """Raises `ConfigError` for a slowdown of a worker that the fleet does not have."""
+    for one in slowdowns:
+        if one.worker not in names:
+            raise ConfigError(
+                f"--slowdowns {one}: the fleet has no worker {one.worker}; its workers are {names[0]} to {names[-1]}"
+            )
+
+
+def read_speeds(text: str) -> tuple[float, ...]:
+    """Speeds separated by commas. Raises `ValueError`."""
+    speeds = tuple(map(float, text.split(",")))
+    if min(speeds) <= 0:
+        raise ValueError("a speed is greater than 0")
+    return speeds
+
+
+def write_speeds(speeds: Sequence[float]) -> str:
+    """Return the speeds in the form that `read_speeds` reads."""
+    return ",".join(f"{speed:g}" for speed in speeds)
+
+
+def read_slowdowns(text: str) -> tuple[Slowdown, ...]:
+    """Slowdowns such as `w000@60=4`, separated by commas; none for an empty text. Raises `ValueError`."""
+    return tuple(map(_read_slowdown, text.split(","))) if text else ()
+
+
+def _read_slowdown(text: str) -> Slowdown:
+    worker, at, rest = text.strip().partition("@")
+    at_s, equals, factor = rest.partition("=")
+    try:
+        found = Slowdown(worker, float(at_s), float(factor))
+    except ValueError:
+        found = None
+    if not (worker and at and equals and found) or found.at_s < 0 or found.factor <= 0:
+        raise ValueError(
+            f"{text.strip()!r} is no WORKER@SECONDS=FACTOR with seconds from 0 and a factor above 0"
+        )
+    return found
+
+
+def write_slowdowns(slowdowns: Sequence[Slowdown]) -> str:
+    """Return the slowdowns in the form that `read_slowdowns` reads."""
+    return ",".join(map(str, slowdowns))
 
 
 class RoutersSetup(NamedTuple):
@@ -223,3 +306,39 @@ class Setup(msgspec.Struct, frozen=True):
     def transfer_ns(self, tokens: int) -> int:
         """Duration of a KV transfer of this many tokens."""
         return round(tokens * self.kv_bytes_per_token / self.transfer_gb_per_s)
+
+
+Objective = Literal["ttft_mean", "ttft_p50", "ttft_p99", "itl_mean", "e2e_mean", "reuse"]
+
+
+class Runs(NamedTuple):
+    """The requests that are simulated, and how."""
+
+    requests: Annotated[int, Meta(ge=0, description="only the first N requests; 0: all")] = 0
+    jobs: Annotated[int, Meta(ge=1, description="columns simulated in parallel")] = 1
+    as_json: Annotated[bool, Flag("json"), Meta(description="print JSON")] = False
+
+
+class Search(NamedTuple):
+    """How `headwater tune` searches."""
+
+    objective: Annotated[Objective, Meta(description="figure to improve")] = "ttft_mean"
+    names: Annotated[tuple[str, ...], Flag("search"), Meta(description="weights to search")] = (
+        "crowding",
+        "queued",
+        "arrivals",
+        "memory",
+    )
+    trials: Annotated[int, Meta(ge=1, description="number of runs")] = 40
+    seed: Annotated[int, Meta(description="seed of the search")] = 0
+    share: Annotated[
+        float,
+        Meta(
+            ge=0.1,
+            le=0.9,
+            description="share of the requests to search on, the first ones; the rest evaluate",
+        ),
+    ] = 0.6
+    guard: Annotated[
+        float, Meta(ge=0, description="by which share each other latency figure may get worse")
+    ] = 0.02

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from headwater.router.index.hash_table import NONE, seek
 from headwater.router.index.prefix_index import WORD_BITS, PrefixIndex
 from headwater.router.index.update import TOP
-from headwater.schemas.events.kv import TIER_NAMES
+from headwater.schemas.events import TIER_NAMES
 from headwater.schemas.hashing import U64
 from headwater.schemas.jit import kernel
 

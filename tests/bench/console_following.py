@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 import httpx
 
 from headwater.ops.bench.report import machine
-from headwater.ops.start.temporary import temporary_fleet
+from headwater.ops.launch.up import temporary_fleet
 
 VIEWS: Final = {"fleet?": 0.9, "series?window_s=300&columns=200&": 3.0}
 """Views of a page that is live, and how many seconds after an answer it asks for the next one at the earliest."""

@@ -18,17 +18,25 @@ import numpy as np
 from headwater.events.jetstream import Connection
 from headwater.events.ports import Record
 from headwater.ops.nats.server import open_ports
-from headwater.router.decision.decide import DecisionContext, decide, prompt_of
-from headwater.router.fold.state import RouterState
+from headwater.router.decide import DecisionContext, decide, prompt_of
+from headwater.router.state import RouterState
 from headwater.schemas.clock import Clock, SystemClock
 from headwater.schemas.encoding import NO_DIGEST, SCHEMA_VERSION, Batch, Sealed, seal
-from headwater.schemas.events import Event
-from headwater.schemas.events.fleet import LoadReported, WorkerJoined
-from headwater.schemas.events.kv import BlocksCleared, BlocksRemoved, BlocksStored
-from headwater.schemas.events.request import RequestAccepted, RequestEnded, RequestRouted, RequestStarted
-from headwater.schemas.events.route import Decision, RouteQuery, Weights
+from headwater.schemas.events import (
+    BlocksCleared,
+    BlocksRemoved,
+    BlocksStored,
+    Event,
+    LoadReported,
+    RequestAccepted,
+    RequestEnded,
+    RequestRouted,
+    RequestStarted,
+    WorkerJoined,
+)
 from headwater.schemas.hashing import U64, pack_hashes
-from headwater.schemas.ids import unique_ids
+from headwater.schemas.names import unique_ids
+from headwater.schemas.routing import Decision, RouteQuery, Weights
 from headwater.schemas.subjects import PoolKind, pool_subject, request_subject
 
 POOL = "p"

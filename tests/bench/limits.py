@@ -8,8 +8,7 @@ import random
 from typing import Final, NamedTuple
 
 from headwater.actors.edge.admit.account import LimitHolder
-from headwater.actors.edge.admit.limiter import RateLimiter
-from headwater.actors.edge.admit.sharing import SHARE_S, UsageReports
+from headwater.actors.edge.admit.limiter import SHARE_S, RateLimiter, UsageReports
 from headwater.actors.edge.settings import RateLimits
 from headwater.actors.http.errors import ApiError
 from headwater.ops.bench.report import Measure, Report

@@ -25,7 +25,7 @@ import msgspec
 
 from headwater.actors.picker import messages as ext_proc
 from headwater.ops.bench.report import Measure, Report, cpu_seconds, percentile, show
-from headwater.ops.process.sockets import free_port
+from headwater.ops.start.sockets import free_port
 from tests.bench.ext_proc_client import Connection, framed
 from tests.gateway.stage import Stage, stage
 from tests.support.processes.fleet import FleetProcess, fleet

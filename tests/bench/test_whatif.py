@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from headwater.ops.whatif.trace import read
+from headwater.ops.bench.trace import read
 from tests.bench import whatif
 from tests.bench.whatif_peer import ROWS, TARGETS_ROW
 

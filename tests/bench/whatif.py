@@ -9,11 +9,11 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from headwater.ops.bench.report import machine
-from headwater.ops.process.text_table import table
+from headwater.ops.bench.trace import read
+from headwater.ops.terminal import table
 from headwater.ops.whatif.command import run_all, without_queue
 from headwater.ops.whatif.report import WhatifReport
 from headwater.ops.whatif.setup import Setup
-from headwater.ops.whatif.trace import read
 from tests.bench.bounds.bound import TraceBounds, bounds_of
 from tests.bench.bounds.ratios import HEADS, NOTE, bound_ratios
 from tests.bench.whatif_peer import (

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
-from headwater.ops.process.sockets import free_port
+from headwater.ops.start.sockets import free_port
 
 INSTALLED: Final = Path(__file__).parents[2] / ".buckets"
 

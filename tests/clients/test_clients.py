@@ -17,8 +17,8 @@ import pytest
 import pytest_asyncio
 from PIL import Image
 
-from headwater.engines.sim.defaults import AUDIO_RATE_HZ
-from headwater.schemas.messages.media import PromptMedia
+from headwater.engines.sim import AUDIO_RATE_HZ
+from headwater.schemas.media import PromptMedia
 from tests.clients.answers import recorded
 from tests.clients.conftest import MODEL
 from tests.clients.environments import CLIENTS, NODE, PROGRAMS

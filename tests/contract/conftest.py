@@ -13,7 +13,7 @@ import uvloop
 from nats.aio.client import Client
 
 from headwater.engines.engine import Engine, LoraAdapter
-from headwater.engines.sim.defaults import ZERO, StepTime
+from headwater.engines.sim import ZERO, StepTime
 from headwater.events.jetstream import connect
 from tests.support.engines import peft, tiny_model
 from tests.support.ports.buses import BusCase, memory_bus, nats_bus

@@ -19,8 +19,8 @@ from typing import Any
 import httpx
 
 from headwater.ops.nats.server import binary
-from headwater.ops.process.signals import die_with_parent
 from headwater.ops.start.children import child_environment
+from headwater.ops.start.signals import die_with_parent
 from tests.deploy.rendered import Object, of_kind
 from tests.support.processes import zygote
 from tests.support.processes.commands import kill_all

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from headwater.events.ports import AccessDenied
-from headwater.ops.config.nats import NatsSettings
+from headwater.ops.config.sections import NatsSettings
 from headwater.ops.nats.config import Wanted, kubernetes_secret
 from headwater.ops.nats.connect import open_connection
 from tests.deploy.kubelet import Node, Pod, installed

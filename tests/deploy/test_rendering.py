@@ -12,7 +12,7 @@ import yaml
 from docs._manifests.__main__ import KUSTOMIZE, all_files
 
 from headwater.ops.commands.application import parse
-from headwater.ops.diagnosis.server import MAX_PAYLOAD
+from headwater.ops.nats.server import MAX_PAYLOAD
 from headwater.schemas.permissions import KINDS
 from tests.deploy.definitions import known
 from tests.deploy.rendered import CHART as CHART_FOLDER

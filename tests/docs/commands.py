@@ -51,7 +51,7 @@ def serve() -> None:
     for package in ("headwater.ops.commands", "headwater.ops.whatif", "headwater.ops.sim"):
         for module in pkgutil.walk_packages(importlib.import_module(package).__path__, f"{package}."):
             importlib.import_module(module.name)
-    importlib.import_module("headwater.ops.process.actor").compile_kernels()
+    importlib.import_module("headwater.ops.start.actor").compile_kernels()
     for line in sys.stdin:
         arguments, folder, environment = json.loads(line)
         with tempfile.TemporaryFile() as output:

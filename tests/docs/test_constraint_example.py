@@ -4,9 +4,9 @@ import re
 from types import SimpleNamespace
 from typing import Any, cast
 
-from headwater.router.decision.candidates import Filter
-from headwater.router.fold.load import Loads
-from headwater.schemas.constraints import Constraints
+from headwater.router.candidates import Filter
+from headwater.router.load import Loads
+from headwater.schemas.routing import Constraints
 from tests.docs.pages import ROOT
 from tests.support.data.examples import joined
 

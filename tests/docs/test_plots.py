@@ -9,7 +9,7 @@ import pytest
 from docs._plots.__main__ import FOLDER, main
 from docs._plots.data import DOCS, Plot, Row, plots
 
-from headwater.ops.process.plot import number
+from headwater.ops.bench.plot import number
 
 PLOTS = plots()
 

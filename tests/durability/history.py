@@ -23,7 +23,7 @@ from typing import Literal, NamedTuple
 
 from headwater.events.ports import Slice
 from headwater.schemas.encoding import Batch, LogEvent
-from headwater.schemas.events.fleet import LoadReported
+from headwater.schemas.events import LoadReported
 from tests.faults.report import Violation
 
 Kind = Literal[

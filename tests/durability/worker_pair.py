@@ -14,9 +14,9 @@ from nats.aio.msg import Msg
 from headwater.events.jetstream import JetStreamTable
 from headwater.schemas import subjects
 from headwater.schemas.encoding import UnreadableBatch, decode_batch
-from headwater.schemas.events.fleet import WorkerJoined
+from headwater.schemas.events import WorkerJoined
 from headwater.schemas.hashing import pack_tokens
-from headwater.schemas.messages.inference import GenerateRequest, Sampling
+from headwater.schemas.inference import GenerateRequest, Sampling
 from headwater.schemas.names import pool_name
 from tests.durability.workload import NS
 from tests.support.processes import zygote

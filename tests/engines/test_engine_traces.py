@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from headwater.schemas.trace import span_id
+from headwater.schemas.names import span_id
 from tests.engines.cases import VLLM, Case, only
 from tests.support.clients.pictures import picture_url
 from tests.support.engines.multimodal import tiny_vision_model

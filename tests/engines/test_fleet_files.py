@@ -18,7 +18,7 @@ from msgspec import structs
 from PIL import Image
 
 from headwater.ops.launch.fleet_file import PoolOfModel, Workers, read_fleet
-from headwater.ops.process.sockets import free_range
+from headwater.ops.start.sockets import free_range
 from tests.support.clients.encoding import encode_legs
 from tests.support.clients.pictures import picture_url
 from tests.support.engines import peft, tiny_model

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from headwater.ops.process.sockets import free_port
 from headwater.ops.start.children import child_environment
+from headwater.ops.start.sockets import free_port
 from tests.engines.cases import SGLANG, VLLM, Case
 from tests.support.engines.multimodal import tiny_vision_model
 from tests.support.processes.loading import end_while_loading

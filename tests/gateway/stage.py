@@ -14,9 +14,9 @@ import msgspec
 import yaml
 from nats.js.errors import NotFoundError
 
-from headwater.ops.process.sockets import free_port
+from headwater.ops.start.sockets import free_port
 from headwater.schemas import subjects
-from headwater.schemas.messages.control import WeightsReply, WeightsRequest
+from headwater.schemas.control import WeightsReply, WeightsRequest
 from tests.support.processes.fleet import FleetProcess, fleet
 from tests.support.processes.restarted import (
     KeptProcess,

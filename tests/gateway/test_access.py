@@ -6,7 +6,7 @@ import pytest
 
 from headwater.ops.nats import config as nats_config
 from headwater.ops.nats.config import Wanted
-from headwater.ops.process.sockets import free_port
+from headwater.ops.start.sockets import free_port
 from tests.gateway.stage import stage
 from tests.support.servers.nats import NatsServer
 

@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 from websockets.asyncio.client import connect
 
-from headwater.ops.process.sockets import free_port
+from headwater.ops.start.sockets import free_port
 from tests.support.clients import raw_http
 from tests.support.processes.fleet import FleetProcess, fleet
 from tests.support.processes.restarted import kept_edge, until_healthy

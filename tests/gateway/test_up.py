@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from headwater.actors.picker import messages as ext_proc
-from headwater.ops.process.sockets import free_port
+from headwater.ops.start.sockets import free_port
 from tests.support.processes.fleet import fleet
 
 pytestmark = [pytest.mark.processes, pytest.mark.soak, pytest.mark.timeout(120)]

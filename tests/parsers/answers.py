@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from headwater.actors.edge.parsing.events import (
+from headwater.actors.edge.parsing.grammar import (
     OutputEvent,
     ReasoningDelta,
     TextDelta,

@@ -5,7 +5,7 @@ import random
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from typing import Any, NamedTuple, TypeVar
 
-from headwater.actors.runtime.persistence import Ports
+from headwater.actors.runtime.ports import Ports
 from headwater.ops.sim import loop
 from headwater.ops.sim.fleet import SimFleet
 from headwater.ops.sim.loop import VirtualLoop

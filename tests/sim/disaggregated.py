@@ -13,8 +13,8 @@ from headwater.engines.sim.engine import SimSettings
 from headwater.ops.sim.fleet import SETTINGS, SimFleet
 from headwater.ops.sim.loop import VirtualLoop
 from headwater.ops.sim.network import SimConnection
-from headwater.schemas.events.fleet import Role
-from headwater.schemas.messages.inference import Choreography
+from headwater.schemas.events import Role
+from headwater.schemas.inference import Choreography
 
 EDGE: Final = "edge-0"
 SPLIT: Final[tuple[Role, ...]] = ("prefill", "decode")

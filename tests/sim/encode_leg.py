@@ -10,15 +10,15 @@ import msgspec
 import pytest
 
 from headwater.actors.edge.saga import driver
-from headwater.actors.edge.saga.encoders import EncodeLeg, Encoders
+from headwater.actors.edge.saga.placement import EncodeLeg, Encoders
 from headwater.actors.edge.saga.saga import step
 from headwater.actors.edge.saga.types import Effect, Saga, SagaEvent
-from headwater.engines.sim.encoder import SimEncoder
 from headwater.engines.sim.engine import SimEngine
+from headwater.engines.sim.model import SimEncoder
 from headwater.engines.transfer.local import LocalTransfer, TransferFault
 from headwater.ops.sim.fleet import SimFleet
-from headwater.schemas.messages.encode import EncodeRequest
-from headwater.schemas.messages.inference import GenerateRequest
+from headwater.schemas.encode_requests import EncodeRequest
+from headwater.schemas.inference import GenerateRequest
 
 State = Literal[
     "asked", "accepted", "encoding", "stored", "dispatched", "claimed", "read", "prefill", "handoff", "decode"

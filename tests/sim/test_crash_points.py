@@ -5,7 +5,7 @@ import asyncio
 import numpy as np
 
 from headwater.actors.runtime import lease
-from headwater.actors.runtime.persistence import Ports
+from headwater.actors.runtime.ports import Ports
 from headwater.actors.worker.actor import WorkerActor
 from headwater.actors.worker.model_card import Served
 from headwater.engines.sim.engine import SimEngine
@@ -14,9 +14,9 @@ from headwater.events.snapshot_store import Snapshot, SnapshotStore
 from headwater.events.writer import Writer, WriterFenced, stored
 from headwater.ops.sim.checks import fences, folded, messages
 from headwater.ops.sim.fleet import FILES, MODEL, NAMESPACE, POOL, SETTINGS
-from headwater.router.fold.state import RouterState
+from headwater.router.state import RouterState
 from headwater.schemas import subjects
-from headwater.schemas.events.kv import KvGap
+from headwater.schemas.events import KvGap
 from headwater.schemas.subjects import pool_subject
 from tests.sim.crash import Scene, every_crash
 

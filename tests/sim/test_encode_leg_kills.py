@@ -18,8 +18,7 @@ from headwater.ops.sim import checks, clients, fleet, loop
 from headwater.ops.sim.clients import ClientEvent, Clients
 from headwater.ops.sim.fleet import SimFleet, names
 from headwater.ops.sim.loop import VirtualLoop
-from headwater.schemas.events.fleet import Role
-from headwater.schemas.events.request import RequestEnded
+from headwater.schemas.events import RequestEnded, Role
 from tests.sim.disaggregated import JOINED_S, serving
 from tests.sim.encode_leg import BEFORE_THE_ANSWER, PARTS, STATES, EncodeLegWatch, State
 from tests.support.marks import grid

@@ -10,8 +10,8 @@ from headwater.ops.sim import checks, clients, fleet
 from headwater.ops.sim.clients import Clients
 from headwater.ops.sim.fleet import SimFleet, names
 from headwater.ops.sim.loop import VirtualLoop
-from headwater.router.decision.encode_leg import WAIT_S_UNKNOWN
-from headwater.schemas.events.fleet import Role
+from headwater.router.encode_leg import WAIT_S_UNKNOWN
+from headwater.schemas.events import Role
 from tests.sim.disaggregated import serving
 from tests.support.worlds.virtual import virtual
 

@@ -20,9 +20,8 @@ from headwater.ops.sim import fleet
 from headwater.ops.sim.checks import messages
 from headwater.ops.sim.fleet import SimFleet
 from headwater.ops.sim.loop import VirtualLoop
-from headwater.schemas.events.fleet import Role
-from headwater.schemas.events.request import RequestRouted
-from headwater.schemas.messages.inference import Choreography
+from headwater.schemas.events import RequestRouted, Role
+from headwater.schemas.inference import Choreography
 from tests.sim.disaggregated import EDGE, answer, ask, fleet_of
 from tests.sim.test_saga_kills import Watch
 from tests.support.engines.mortal import MortalSim, Way

@@ -9,8 +9,8 @@ from headwater.engines.sim.scheduler import SimSettings
 from headwater.ops.sim import fleet, loop
 from headwater.ops.sim.fleet import BLOCK_SIZE, SETTINGS
 from headwater.ops.sim.loop import VirtualLoop
-from headwater.schemas.events.fleet import Role
-from headwater.schemas.messages.inference import Choreography
+from headwater.schemas.events import Role
+from headwater.schemas.inference import Choreography
 from tests.sim.disaggregated import SPLIT, ask, begin, cached_tokens, fleet_of
 from tests.support.worlds.virtual import virtual
 

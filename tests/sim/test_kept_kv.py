@@ -10,7 +10,7 @@ from headwater.engines.sim.handoff import SimHandoff
 from headwater.ops.sim import fleet
 from headwater.ops.sim.fleet import SimFleet
 from headwater.ops.sim.loop import VirtualLoop
-from headwater.schemas.messages.inference import Choreography
+from headwater.schemas.inference import Choreography
 from tests.sim.disaggregated import ask, begin, fleet_of
 from tests.support.worlds.virtual import virtual
 

@@ -8,20 +8,20 @@ from typing import Any
 
 import pytest
 
-from headwater.actors.runtime.persistence import Ports
-from headwater.engines.sim.defaults import StepTime
-from headwater.ops.rollout import plan
-from headwater.ops.rollout.gates import DEFAULT_GATES
-from headwater.ops.rollout.switch import Canned, Switch, shadow_record
+from headwater.actors.runtime.ports import Ports
+from headwater.engines.sim import StepTime
+from headwater.ops.operator import rollout
+from headwater.ops.operator.rollout import Canned, Switch, shadow_record
+from headwater.ops.operator.rollout_gates import DEFAULT_GATES
 from headwater.ops.sim.checks import messages
 from headwater.ops.sim.fleet import POOL, SETTINGS, SimFleet
 from headwater.ops.sim.loop import VirtualLoop
 from headwater.ops.sim.network import Process
-from headwater.router.fold.state import RouterState
 from headwater.router.replay import Recorded, Replay
-from headwater.schemas.events.fleet import Role, SplitSubject, TrafficSplit
-from headwater.schemas.events.route import Decision
-from headwater.schemas.events.splits import SplitReply
+from headwater.router.state import RouterState
+from headwater.schemas.control import SplitReply
+from headwater.schemas.events import Role, SplitSubject, TrafficSplit
+from headwater.schemas.routing import Decision
 from tests.sim.disaggregated import ask, fleet_of
 from tests.support.worlds.virtual import events_of, virtual
 
@@ -52,9 +52,9 @@ class World:
         process = self.fleet.processes[name] = Process(name, self.clock)
         return self.fleet.ports(process, name)
 
-    async def begin(self, switch: Switch, asked: plan.Asked) -> SplitReply:
+    async def begin(self, switch: Switch, asked: rollout.Asked) -> SplitReply:
         """The first step."""
-        return await switch.set(plan.begin(asked, await switch.present(), "id"))
+        return await switch.set(rollout.begin(asked, await switch.present(), "id"))
 
     async def load(self, seed: int) -> None:
         """One client after the other, each with a prompt of its own. Does not return."""
@@ -97,9 +97,9 @@ class World:
         return len(decisions)
 
 
-def asked(to: str = "new", **fields: Any) -> plan.Asked:
+def asked(to: str = "new", **fields: Any) -> rollout.Asked:
     """In two steps, the first of 10 seconds at least."""
-    wanted = plan.Asked("revision", to, (20.0, 100.0), 10.0, DEFAULT_GATES, 30, "me")
+    wanted = rollout.Asked("revision", to, (20.0, 100.0), 10.0, DEFAULT_GATES, 30, "me")
     return wanted._replace(**fields)
 
 
@@ -221,7 +221,7 @@ async def test_of_two_switches_each_step_is_taken_once(clock: VirtualLoop) -> No
         shares = [one.shares["new"] for one in await up.splits()]
         assert shares == [20.0, 50.0, 100.0]
         third = up.operator()
-        back = await third.set(plan.roll_back(await third.present(), "me", "by hand"))
+        back = await third.set(rollout.roll_back(await third.present(), "me", "by hand"))
         assert back.split is not None
         assert back.split.shares == {"old": 2.0, "new": 0.0}
 
@@ -257,7 +257,7 @@ async def test_the_old_workers_may_leave_after_the_last_step_and_the_new_ones_be
         assert up.answered > count
         up.fleet.start("both-2")
         await asyncio.sleep(5.0)
-        await switch.set(plan.promote(await switch.present(), "me", "by hand"))
+        await switch.set(rollout.promote(await switch.present(), "me", "by hand"))
         for name in ("both-0", "both-1"):
             up.fleet.worker(name).stop()
         await asyncio.sleep(8.0)

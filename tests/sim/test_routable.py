@@ -7,12 +7,12 @@ import pytest
 
 from headwater.actors.runtime.lease import TTL_S
 from headwater.engines.engine import EngineInfo
-from headwater.engines.sim.defaults import StepTime
+from headwater.engines.sim import StepTime
 from headwater.engines.sim.engine import SimEngine
 from headwater.ops.sim import fleet
 from headwater.ops.sim.fleet import SETTINGS, SimFleet
 from headwater.ops.sim.loop import VirtualLoop
-from headwater.schemas.events.fleet import Role
+from headwater.schemas.events import Role
 from tests.sim.disaggregated import SPLIT, ask, fleet_of, get
 from tests.support.worlds.virtual import virtual
 

@@ -14,9 +14,8 @@ from headwater.ops.sim import checks, loop
 from headwater.ops.sim.clients import ClientEvent, Clients
 from headwater.ops.sim.fleet import SimFleet
 from headwater.ops.sim.loop import VirtualLoop
-from headwater.schemas.events.fleet import Role
-from headwater.schemas.events.request import SagaState
-from headwater.schemas.messages.inference import Choreography
+from headwater.schemas.events import Role, SagaState
+from headwater.schemas.inference import Choreography
 from tests.sim.disaggregated import serving
 from tests.support.marks import grid
 

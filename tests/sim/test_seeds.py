@@ -145,7 +145,7 @@ def test_a_broken_system_is_found_shrunk_and_told(
         return known[key]
 
     monkeypatch.setattr(sim_run, "run_seed", run_once)
-    monkeypatch.setattr("headwater.actors.edge.saga.open_requests.OpenRequests._left_open", nobody)
+    monkeypatch.setattr("headwater.actors.edge.saga.record.OpenRequests._left_open", nobody)
     seeds = (seed for seed in range(200) if _crashes_an_edge(schedule(seed, *fleet_names(seed))))
     seed = next(seed for seed in seeds if sim_run.run_one(seed, trace=False, only="", as_json=False) == 1)
     told = capsys.readouterr().out

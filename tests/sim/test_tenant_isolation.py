@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import pytest
 
-from headwater.actors.edge.admit.keys import key_text
+from headwater.actors.edge.admit.control import key_text
 from headwater.actors.edge.settings import AccessSettings
 from headwater.actors.runtime.tables import ApiKeyTable
 from headwater.ops.operator.keys import WantedKey, new_key

@@ -12,8 +12,7 @@ from headwater.ops.sim import fleet
 from headwater.ops.sim.checks import messages
 from headwater.ops.sim.fleet import POOL
 from headwater.ops.sim.loop import VirtualLoop
-from headwater.schemas.events.fleet import WorkerChanged, WorkerDraining, WorkerLeft
-from headwater.schemas.events.request import RequestStepped
+from headwater.schemas.events import RequestStepped, WorkerChanged, WorkerDraining, WorkerLeft
 from tests.sim.disaggregated import ask, fleet_of, get
 from tests.support.worlds.virtual import virtual
 

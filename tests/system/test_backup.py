@@ -8,15 +8,15 @@ import pytest
 import pytest_asyncio
 
 from headwater.events.jetstream.api import api
-from headwater.events.jetstream.backup import restore_stream
+from headwater.events.jetstream.copies import restore_stream
 from headwater.events.ports import Entry, Log, Record
-from headwater.ops.config.nats import NatsSettings
+from headwater.ops.config.sections import NatsSettings
 from headwater.ops.config.setting import ConfigError
 from headwater.ops.nats.connect import connected, ports_of
 from headwater.ops.operator import backup as operator
 from headwater.schemas import subjects
 from headwater.schemas.encoding import SCHEMA_VERSION, Batch, seal
-from headwater.schemas.events.kv import KvGap
+from headwater.schemas.events import KvGap
 from tests.support.servers.nats import NatsServer
 
 pytestmark = [pytest.mark.processes]

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from headwater.ops.whatif.trace import Trace, TraceRequest, write
+from headwater.ops.bench.trace import Trace, TraceRequest, write
 from tests.support.processes import zygote
 from tests.support.processes.fleet import FleetProcess, shared_fleet
 

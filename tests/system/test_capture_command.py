@@ -14,10 +14,8 @@ from typing import Any
 
 import pytest
 
-from headwater.ops.captures.file import CaptureFile
-from headwater.ops.captures.ports import capture_ports
 from headwater.ops.commands.application import parse
-from headwater.ops.config.nats import NatsSettings
+from headwater.ops.config.sections import NatsSettings
 from headwater.ops.config.setting import ConfigError
 from headwater.ops.console.prefixes import tree_view
 from headwater.ops.console.query import Query
@@ -27,6 +25,8 @@ from headwater.ops.debug.stuck import stuck
 from headwater.ops.debug.tail import Wanted, tail
 from headwater.ops.debug.why_not import why_not
 from headwater.ops.history.history import History
+from headwater.ops.nats.capture_file import CaptureFile
+from headwater.ops.nats.capture_ports import capture_ports
 from headwater.ops.operator import capture as command
 from headwater.ops.operator.capture import Order, capture
 from headwater.ops.operator.explain import explain
@@ -34,7 +34,7 @@ from headwater.ops.operator.log import show_log, show_tree, snapshots
 from headwater.ops.operator.replay import replay
 from headwater.ops.whatif.command import recorded_run
 from headwater.schemas.encoding import SCHEMA_VERSION, Batch, seal
-from headwater.schemas.events.request import RequestAccepted
+from headwater.schemas.events import RequestAccepted
 from tests.bench.large_log import BLOCK, POOL
 from tests.support.ports.logs import append_one
 from tests.support.servers.nats import NatsServer

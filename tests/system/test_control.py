@@ -13,17 +13,17 @@ import msgspec
 import pytest
 
 from headwater.actors.edge.saga.types import PLACE_S_MAX
-from headwater.actors.runtime.persistence import Ports
+from headwater.actors.runtime.ports import Ports
 from headwater.actors.worker.actor import WorkerActor
-from headwater.actors.worker.control_client import worker_leases
+from headwater.actors.worker.control import worker_leases
 from headwater.engines.sim.engine import SimEngine
 from headwater.events.jetstream import Credentials
 from headwater.ops.config.processes import EngineProcess
 from headwater.ops.config.worker import WorkerSettings
 from headwater.ops.nats.config import Wanted
 from headwater.ops.nats.server import open_ports
-from headwater.ops.process.sockets import free_port
-from headwater.ops.start import make_engine
+from headwater.ops.start import plan
+from headwater.ops.start.sockets import free_port
 from headwater.schemas.clock import SystemClock
 from tests.support.engines.controlled import ControlledSim
 from tests.support.processes.commands import ended
@@ -54,7 +54,7 @@ class Guest:
 @contextlib.asynccontextmanager
 async def guest(up: FleetProcess, name: str = "guest", keys: Path | None = None) -> AsyncIterator[Guest]:
     """A guest that has joined; it leaves in an orderly way if it still lives at the end."""
-    made, served = make_engine.make(EngineProcess(worker=WorkerSettings(engine="sim")), name)
+    made, served = plan.make(EngineProcess(worker=WorkerSettings(engine="sim")), name)
     assert isinstance(made, SimEngine)
     login = Credentials(nkey_file=str(keys / "worker.nk")) if keys is not None else None
     async with open_ports(up.nats, "default", name, kind="worker", credentials=login) as world:
@@ -270,7 +270,7 @@ async def test_a_dead_engine_costs_no_request(tmp_path: Path) -> None:
 
 async def _left(up: FleetProcess) -> dict[str, str]:
     """Why workers left, by name."""
-    from headwater.schemas.events.fleet import WorkerLeft
+    from headwater.schemas.events import WorkerLeft
 
     found: dict[str, str] = {}
     async with open_ports(up.nats, "default", "eye") as world:

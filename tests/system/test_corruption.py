@@ -23,7 +23,7 @@ from headwater.events.jetstream import connect
 from headwater.events.jetstream.api import api
 from headwater.events.jetstream.streams import ensure_pool
 from headwater.ops.nats.server import open_ports
-from headwater.schemas.events.kv import BlocksStored
+from headwater.schemas.events import BlocksStored
 from headwater.schemas.subjects import pool_kind, pool_stream
 from tests.support.processes.fleet import FleetProcess, descendants, fleet, stream_text
 

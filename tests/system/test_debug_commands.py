@@ -12,7 +12,7 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from headwater.ops.debug.screen import ENTER, LEAVE
+from headwater.ops.debug.top import ENTER, LEAVE
 from headwater.ops.start.children import child_environment
 from tests.support.processes.fleet import FleetProcess, fleet, stream_text
 from tests.tidy.source import ROOT

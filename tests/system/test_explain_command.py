@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from headwater.ops.config.nats import NatsSettings
+from headwater.ops.config.sections import NatsSettings
 from headwater.ops.config.setting import ConfigError
 from headwater.ops.nats.server import open_ports
 from headwater.ops.operator.explain import explain

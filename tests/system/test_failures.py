@@ -111,7 +111,7 @@ async def _decisions(up: FleetProcess) -> set[str]:
     """Requests that have a decision in the log."""
     from headwater.actors.runtime.tables import CardTable
     from headwater.ops.nats.server import open_ports
-    from headwater.schemas.events.route import Decision
+    from headwater.schemas.routing import Decision
 
     found: set[str] = set()
     async with open_ports(up.nats, "default", "test") as world:

@@ -9,12 +9,12 @@ from pathlib import Path
 import httpx
 import pytest
 
-from headwater.ops.config.nats import NatsSettings
+from headwater.ops.config.sections import NatsSettings
 from headwater.ops.nats import config as nats_config
 from headwater.ops.nats.config import Wanted
 from headwater.ops.nats.connect import ports_of
-from headwater.ops.process.sockets import free_port
 from headwater.ops.start.children import child_environment
+from headwater.ops.start.sockets import free_port
 from headwater.schemas.subjects import InboxKind
 from tests.support.processes import zygote
 from tests.support.processes.commands import ended

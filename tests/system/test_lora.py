@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from headwater.actors.worker.lora import LoraManager
-from headwater.engines.lora_files import LoraError
-from headwater.schemas.events.fleet import WorkerChanged
-from headwater.schemas.events.route import Decision
+from headwater.engines.lora_cache import LoraError
+from headwater.schemas.events import WorkerChanged
+from headwater.schemas.routing import Decision
 from tests.support.worlds.lora_fleet import MODEL, Client, serving, until
 
 

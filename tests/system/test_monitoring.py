@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from headwater.actors import metrics
-from headwater.ops.process.sockets import free_range
+from headwater.ops.start.sockets import free_range
 from tests.support.processes.commands import ended, kill_all, spawn
 from tests.support.processes.fleet import FleetProcess, fleet
 from tests.support.servers.prometheus import Prometheus, board_queries, prometheus, until

@@ -8,7 +8,7 @@ import pytest
 
 from headwater.ops.nats import config as nats_config
 from headwater.ops.nats.config import Wanted
-from headwater.ops.process.sockets import free_port
+from headwater.ops.start.sockets import free_port
 from tests.support.processes.fleet import fleet, stream_text
 from tests.support.servers.nats import NatsServer
 

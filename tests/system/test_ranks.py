@@ -6,18 +6,18 @@ from pathlib import Path
 import pytest
 
 from headwater.actors.runtime.actor import Actor
-from headwater.actors.runtime.persistence import Ports
+from headwater.actors.runtime.ports import Ports
 from headwater.actors.worker.actor import WorkerActor
 from headwater.actors.worker.model_card import Served
 from headwater.actors.worker.settings import WorkerProfile
 from headwater.engines.engine import Engine
 from headwater.engines.model_files import byte_model_files
-from headwater.ops.config.nats import NatsSettings
 from headwater.ops.config.processes import MetricsSettings
+from headwater.ops.config.sections import NatsSettings
 from headwater.ops.nats.server import open_ports
-from headwater.ops.process import actor
+from headwater.ops.start import actor
 from headwater.ops.start.engine import rank_name, run_ranks
-from headwater.schemas.events.fleet import WorkerJoined
+from headwater.schemas.events import WorkerJoined
 from headwater.schemas.names import pool_name
 from tests.support.engines.sim_ranks import SETTINGS, SimRanks
 from tests.support.servers.nats import NatsServer

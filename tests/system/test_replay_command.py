@@ -11,9 +11,9 @@ from headwater.events.ports import Log
 from headwater.events.snapshot_store import SnapshotStore
 from headwater.ops.config.setting import ConfigError
 from headwater.ops.operator.replay import replay
-from headwater.router.fold.state import RouterState, in_order
+from headwater.router.state import RouterState, in_order
 from headwater.schemas.encoding import SCHEMA_VERSION, Batch
-from headwater.schemas.events.route import Decision
+from headwater.schemas.routing import Decision
 from headwater.schemas.subjects import pool_subject
 from tests.bench.large_log import POOL
 from tests.support.ports.logs import append_one

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 
-from headwater.engines.sim.defaults import StepTime
+from headwater.engines.sim import StepTime
+from headwater.ops.bench.trace import Trace, TraceRequest
 from headwater.ops.config.processes import LocalFleetSettings, with_settings
-from headwater.ops.load.replay import FIRST_TOKEN, TOKENS, prompt_of, simulated_settings
 from headwater.ops.whatif.recording import Recording
+from headwater.ops.whatif.replay_into import FIRST_TOKEN, TOKENS, prompt_of, simulated_settings
 from headwater.ops.whatif.setup import Setup
-from headwater.ops.whatif.trace import Trace, TraceRequest
-from headwater.schemas.events.route import Weights
+from headwater.schemas.routing import Weights
 from tests.support.processes.fleet import fleet
 
 FORKED = """

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from headwater.events.jetstream.api import api
-from headwater.events.jetstream.mirrors import SILENT_S, MirroredHere
+from headwater.events.jetstream.copies import SILENT_S, MirroredHere
 from headwater.events.ports import LogRefused, LogUnavailable
 from headwater.events.table import StreamSizes
-from headwater.ops.config.nats import NatsSettings, StreamSettings
+from headwater.ops.config.sections import NatsSettings, StreamSettings
 from headwater.ops.config.setting import ConfigError
 from headwater.ops.nats.connect import connected, ports_of
 from headwater.ops.operator import mirrors

@@ -6,14 +6,14 @@ from typing import NamedTuple
 
 import pytest
 
-from headwater.actors.runtime.persistence import Ports
+from headwater.actors.runtime.ports import Ports
 from headwater.events.snapshot_store import SnapshotStore
-from headwater.ops.config.nats import NatsSettings
+from headwater.ops.config.sections import NatsSettings
 from headwater.ops.config.setting import ConfigError
 from headwater.ops.nats.server import open_ports
 from headwater.ops.operator.log import name, snapshots
 from headwater.ops.operator.replay import replay
-from headwater.router.fold.state import RouterState
+from headwater.router.state import RouterState
 from headwater.schemas.subjects import snapshot_name
 from tests.support.data.story import fold, story
 from tests.support.ports.logs import append_one

@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
-from headwater.schemas.trace import span_id
+from headwater.schemas.names import span_id
 from tests.support.clients.pictures import picture_url
 from tests.support.processes.fleet import FleetProcess, fleet
 from tests.support.servers.otlp import Received, collector, otlp_receiver

@@ -5,12 +5,12 @@ import json
 import pytest
 
 from headwater.events.snapshot_store import SnapshotStore
-from headwater.ops.config.nats import NatsSettings
+from headwater.ops.config.sections import NatsSettings
 from headwater.ops.config.setting import ConfigError
 from headwater.ops.nats.server import open_ports
 from headwater.ops.operator.log import show_tree
-from headwater.router.fold.state import RouterState
 from headwater.router.index.tree import text, tree
+from headwater.router.state import RouterState
 from tests.support.data.story import fold, story
 from tests.support.ports.logs import append_one
 from tests.support.servers.nats import NatsServer

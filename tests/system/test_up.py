@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from headwater.ops.process.sockets import free_port
+from headwater.ops.start.sockets import free_port
 from tests.clients.model import make as make_model
 from tests.support.processes.fleet import FleetProcess, fleet, log_lines, shared_fleet, stream_text
 from tests.support.servers.hub import hub

@@ -30,9 +30,9 @@ from vllm.renderers.kimi_k3 import _apply_k3_thinking_kwargs, _normalize_k3_tool
 from vllm.tokenizers.deepseek_v4 import get_deepseek_v4_tokenizer
 from vllm.tokenizers.deepseek_v32 import get_deepseek_v32_tokenizer
 
-from headwater.actors.edge.model.chat_template import ChatTemplate
-from headwater.actors.edge.model.template_form import WHOLE
+from headwater.actors.edge.chat_template import ChatTemplate
 from headwater.actors.edge.prompt.conversation import _call_id
+from headwater.actors.edge.template_form import WHOLE
 from tests.templates.conversations import Conversation
 from tests.templates.judge import CONVERSATIONS, Render, judge, renders
 from tests.templates.vllm_prompt import CONFIG, asked, small_tokenizer

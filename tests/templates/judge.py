@@ -12,9 +12,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from headwater.actors.edge.model.chat_template import ChatTemplate, LiteralText
-from headwater.actors.edge.model.tokenizer import Tokenizer
+from headwater.actors.edge.chat_template import ChatTemplate, LiteralText
 from headwater.actors.edge.prompt.prompts import render
+from headwater.actors.edge.tokenizer import Tokenizer
 from headwater.engines.model_files import byte_tokenizer
 from tests.templates.conversations import OFFERED, PLAIN, Conversation, as_chat, request_of
 from tests.templates.sent_chats import CHATS

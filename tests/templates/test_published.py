@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from headwater.actors.edge.model.chat_template import ChatTemplate
-from headwater.actors.edge.model.template_form import TemplateForm
+from headwater.actors.edge.chat_template import ChatTemplate
 from headwater.actors.edge.parsing.selection import detect
 from headwater.actors.edge.prompt.conversation import template_messages, template_variables
 from headwater.actors.edge.prompt.messages import TextPart, Turn
 from headwater.actors.edge.prompt.prompts import tool_definition
 from headwater.actors.edge.prompt.request import GenerationRequest, Reasoning, Tool, ToolChoice
+from headwater.actors.edge.template_form import TemplateForm
 from tests.templates.judge import CONVERSATIONS, SPECIAL, cells, judge, renders
 
 FOLDER = Path(__file__).parents[2] / ".templates"

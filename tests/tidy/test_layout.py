@@ -23,12 +23,10 @@ LOG_METHODS = {"debug", "info", "warning", "error", "critical", "exception"}
 OUR_SUBJECTS = re.compile(r"hw\.|HW_|_INBOX_")
 NATS_SUBJECTS = re.compile(r"\$(KV|O|JS|SRV)\b")
 SPELLS_ENGINES = {
-    "ops.advise": "simulates",
-    "ops.load": "replays into simulated engines, and names in help and docstrings what is measured, and what defines the measures",
-    "ops.bench": "measures with the simulated engine",
+    "ops.bench": "measures with the simulated engine, and names in help and docstrings what is measured, and what defines the measures",
     "ops.sim": "simulates",
     "ops.whatif": "simulates",
-    "ops.start.temporary": "a fleet of simulated engines",
+    "ops.launch.up": "a fleet of simulated engines",
     "ops.commands": "the command `sim`, and an example in help",
     "ops.config.worker": "help: other names of formats of tool calls, and block sizes",
     "ops.diagnosis": "remedies name what operators change in an engine they run, and patterns are what its log says",

@@ -25,11 +25,11 @@ from tokenizers.decoders import DecodeStream
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from transformers.integrations.mistral import convert_tekken_tokenizer
 
-from headwater.actors.edge.model.chat_template import ChatTemplate, LiteralText
-from headwater.actors.edge.model.tokenizer import Tokenizer
+from headwater.actors.edge.chat_template import ChatTemplate, LiteralText
 from headwater.actors.edge.prompt.conversation import template_messages
 from headwater.actors.edge.prompt.prompts import render
 from headwater.actors.edge.prompt.request import GenerationRequest
+from headwater.actors.edge.tokenizer import Tokenizer
 from headwater.ops.start import model as start_model
 from tests.templates.conversations import CONVERSATIONS_OF_TEXT, request_of
 from tests.tokens.vocabularies import MISTRAL_DATA, names_of, real, settings, write_o200k

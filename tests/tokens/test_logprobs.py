@@ -6,10 +6,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from headwater.actors.edge.apis.openai.encoder import CompletionLogprobs, chat_logprobs
-from headwater.actors.edge.model.tokenizer import Tokenizer
+from headwater.actors.edge.apis.chat_encoder import CompletionLogprobs, chat_logprobs
 from headwater.actors.edge.prompt.request import PromptDetail, TokenDetail
-from headwater.schemas.messages.inference import TokenLogprob
+from headwater.actors.edge.tokenizer import Tokenizer
+from headwater.schemas.inference import TokenLogprob
 from tests.tokens.vocabularies import byte, number, small
 
 # The first test with SmolLM2 on a machine converts the model.

@@ -3,8 +3,8 @@
 import pytest
 from tokenizers.decoders import DecodeStream
 
-from headwater.actors.edge.model.chat_template import LiteralText
-from headwater.actors.edge.model.tokenizer import Tokenizer
+from headwater.actors.edge.chat_template import LiteralText
+from headwater.actors.edge.tokenizer import Tokenizer
 from tests.tokens.vocabularies import byte, number, small
 
 # The first test with SmolLM2 on a machine converts the model.

@@ -11,7 +11,7 @@ import mistral_common
 from tokenizers import AddedToken, decoders, models, normalizers
 from tokenizers import Tokenizer as Reference
 
-from headwater.actors.edge.model.tokenizer import Tokenizer, _unicode_to_byte
+from headwater.actors.edge.tokenizer import Tokenizer, _unicode_to_byte
 from headwater.ops.start import model
 
 MISTRAL_DATA: Final = Path(mistral_common.__file__).parent / "data"

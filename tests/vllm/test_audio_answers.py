@@ -13,7 +13,7 @@ from headwater.engines.conformance.case import EngineCase
 from headwater.engines.vllm import VllmOptions, forkserver
 from headwater.engines.vllm.encoder import VllmEncoder
 from headwater.schemas import hashing
-from headwater.schemas.messages.media import PromptMedia
+from headwater.schemas.media import PromptMedia
 from tests.support.engines.multimodal import audio_reference, tiny_audio_model
 from tests.support.engines.multimodal.audio_reference import ANSWERS, BEFORE, noise, prompt
 from tests.support.engines.settings import engine_settings

@@ -14,8 +14,8 @@ import httpx
 import pytest
 
 from headwater.engines.vllm.forkserver import ENVIRONMENT
-from headwater.ops.process.signals import die_with_parent
-from headwater.ops.process.sockets import free_port
+from headwater.ops.start.signals import die_with_parent
+from headwater.ops.start.sockets import free_port
 from tests.support.engines import tiny_model
 from tests.support.marks import VLLM
 from tests.support.processes import zygote

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from headwater.actors.edge.model.chat_template import ChatTemplate
+from headwater.actors.edge.chat_template import ChatTemplate
 from headwater.engines.model_files import CODED, coded_template
 from tests.templates.conversations import Conversation
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from headwater.ops.process.sockets import free_port
+from headwater.ops.start.sockets import free_port
 from tests.support.engines.multimodal import tiny_vision_model
 from tests.support.processes import zygote
 from tests.support.processes.fleet import fleet

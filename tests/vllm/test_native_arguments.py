@@ -9,9 +9,9 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from headwater.engines import metrics as engine_metrics
+from headwater.engines import traits as engine_metrics
 from headwater.engines.vllm import forkserver
-from headwater.ops.process.sockets import free_port
+from headwater.ops.start.sockets import free_port
 from tests.support.engines import tiny_model
 from tests.support.processes import zygote
 from tests.support.processes.fleet import fleet
@@ -225,7 +225,7 @@ async def test_a_prefill_and_a_decode_worker_with_arguments_of_vllms(tmp_path: P
             for label in (f'worker="{worker}"', f'role="{role}"', 'rank="0"', 'pool="small-one-'):
                 assert all(label in line for line in mine)
             assert "process_resident_memory_bytes{" in text
-            for one in engine_metrics.COMMON:
+            for one in engine_metrics.COMMON_METRICS:
                 assert f"# HELP {engine_metrics.PREFIX}{one.name}" in text
         counted = [
             float(line.rpartition(" ")[2])
@@ -241,7 +241,7 @@ async def test_a_prefill_and_a_decode_worker_with_arguments_of_vllms(tmp_path: P
 
 def _folders(pids: list[int]) -> list[Path]:
     """Metrics folders of these processes."""
-    from headwater.ops.process import metrics_folder
+    from headwater.ops.start import metrics_folder
 
     own = {str(pid) for pid in pids}
     return [entry for entry in metrics_folder.base().iterdir() if entry.name.partition("-")[0] in own]

@@ -13,7 +13,7 @@ import msgspec
 
 from headwater.actors.edge.admit.principal import NO_MODEL_LIMITS, Principal
 from headwater.actors.edge.settings import UNLIMITED, RateLimits
-from headwater.schemas.messages.inference import AccountUsage
+from headwater.schemas.inference import AccountUsage
 from headwater.schemas.tables import UsageLimits
 
 MINUTE_S: Final = 60.0

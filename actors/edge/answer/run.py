@@ -9,10 +9,17 @@ import structlog
 from msgspec.structs import replace
 
 from headwater.actors.edge.admit.limiter import TimeLimit
-from headwater.actors.edge.answer.choice import CallIds, ChoiceWriter, ParsedChoiceWriter, StopStringMatcher
-from headwater.actors.edge.answer.encoder import ByteSink, HttpSink, ResponseEncoder, routing_headers
-from headwater.actors.edge.prompt.detect_language import LanguageChoice
-from headwater.actors.edge.prompt.prepare import Prepared, prepare, with_seed
+from headwater.actors.edge.answer.choice import (
+    ByteSink,
+    CallIds,
+    ChoiceWriter,
+    HttpSink,
+    ParsedChoiceWriter,
+    ResponseEncoder,
+    StopStringMatcher,
+    routing_headers,
+)
+from headwater.actors.edge.prompt.prepare import LanguageChoice, Prepared, prepare, with_seed
 from headwater.actors.edge.prompt.request import (
     ChoiceEnd,
     GenerationRequest,
@@ -22,21 +29,25 @@ from headwater.actors.edge.prompt.request import (
     TokenUsage,
     written_tokens,
 )
-from headwater.actors.edge.saga.context import Call, Serving
-from headwater.actors.edge.saga.dispatch import ChoiceMessages
 from headwater.actors.edge.saga.driver import ChoiceDriver
-from headwater.actors.edge.saga.picked import Picked
-from headwater.actors.edge.saga.placement import Dispatcher
+from headwater.actors.edge.saga.http_call import (
+    NO_HINTS,
+    Call,
+    Picked,
+    RoutingHints,
+    Serving,
+    parse_routing_headers,
+)
+from headwater.actors.edge.saga.placement import ChoiceMessages, Dispatcher
 from headwater.actors.edge.saga.record import RequestLogWriter
-from headwater.actors.edge.saga.routing_hints import NO_HINTS, RoutingHints, parse_routing_headers
 from headwater.actors.edge.saga.types import ChoiceSpec
 from headwater.actors.edge.saga.workers import WorkerRegistry
 from headwater.actors.http.asgi import PING_S, Disconnect, Headers
 from headwater.actors.http.errors import ApiError, bad_request
-from headwater.schemas.constraints import Constraints
 from headwater.schemas.hashing import U32
-from headwater.schemas.messages.inference import TokenLogprob
-from headwater.schemas.messages.media import media_features
+from headwater.schemas.inference import TokenLogprob
+from headwater.schemas.media import media_features
+from headwater.schemas.routing import Constraints
 from headwater.schemas.tables import required_capabilities
 
 OMITTED_TOOLS: Final = b"x-headwater-omitted-tools"

@@ -14,39 +14,35 @@ from headwater.actors.edge.admit.control import AccessControl
 from headwater.actors.edge.admit.limiter import NO_QUOTA, RateLimiter, RequestQuota
 from headwater.actors.edge.admit.principal import Principal, permitted_model, permitted_models
 from headwater.actors.edge.answer.run import Generator
-from headwater.actors.edge.apis.anthropic.endpoints import AnthropicApi
+from headwater.actors.edge.apis.anthropic import AnthropicApi, respond_error
 from headwater.actors.edge.apis.audio import FORMS, AudioApi
-from headwater.actors.edge.apis.error_formats import respond_error
-from headwater.actors.edge.apis.image_edits import FILES_PATH as IMAGE_FILES
-from headwater.actors.edge.apis.image_edits import PATH as IMAGE_EDITS
-from headwater.actors.edge.apis.image_endpoints import VARIATIONS, ImagesApi, variations_unsupported
-from headwater.actors.edge.apis.openai.endpoints import OpenAiApi
+from headwater.actors.edge.apis.chat import OpenAiApi, TokensApi
+from headwater.actors.edge.apis.images import FILES_PATH as IMAGE_FILES
+from headwater.actors.edge.apis.images import PATH as IMAGE_EDITS
+from headwater.actors.edge.apis.images import VARIATIONS, ImagesApi, variations_unsupported
 from headwater.actors.edge.apis.openapi import openapi_document
 from headwater.actors.edge.apis.pooling import PoolingApi
-from headwater.actors.edge.apis.responses.endpoints import PREFIXES, ResponsesRoutes
-from headwater.actors.edge.apis.tokens import TokensApi
-from headwater.actors.edge.apis.video_endpoints import PATH as VIDEOS
-from headwater.actors.edge.apis.video_endpoints import VideosApi
-from headwater.actors.edge.apis.video_work import VIDEO_BYTES_MAX
+from headwater.actors.edge.apis.responses_endpoints import PREFIXES, ResponsesRoutes
+from headwater.actors.edge.apis.video_jobs import VIDEO_BYTES_MAX
+from headwater.actors.edge.apis.videos import PATH as VIDEOS
+from headwater.actors.edge.apis.videos import VideosApi
+from headwater.actors.edge.catalog import Model, ModelCatalog
 from headwater.actors.edge.history import TenantObjects
-from headwater.actors.edge.model.catalog import Model, ModelCatalog
-from headwater.actors.edge.saga.context import Call, Serving, trace_of
 from headwater.actors.edge.saga.fields import FieldChecker
-from headwater.actors.edge.saga.open_requests import OpenRequests
-from headwater.actors.edge.saga.picked import DecisionSeal
-from headwater.actors.edge.saga.routing_hints import tenant_of
+from headwater.actors.edge.saga.http_call import Call, DecisionSeal, Serving, tenant_of, trace_of
+from headwater.actors.edge.saga.record import OpenRequests
 from headwater.actors.edge.saga.workers import WorkerRegistry
 from headwater.actors.edge.settings import UNLIMITED, EdgeSettings, HistorySettings, VideoSettings
 from headwater.actors.http.asgi import ClientGone, HeaderAdder, Headers, Receive, Scope, Send, respond
 from headwater.actors.http.body import Bodies
+from headwater.actors.http.connection import WebSocket, refuse
 from headwater.actors.http.decoding import LARGE_BYTES, check_shape, require_method, shorten
 from headwater.actors.http.errors import ApiError
-from headwater.actors.http.limits import BodyLimits
-from headwater.actors.http.websocket import WebSocket, refuse
+from headwater.actors.limits import BodyLimits
 from headwater.actors.media.intake import MediaIntake
-from headwater.actors.runtime.persistence import Persistence, Ports
+from headwater.actors.runtime.ports import Persistence, Ports
 from headwater.actors.runtime.tables import Requests
-from headwater.schemas.failure import failure_place
+from headwater.engines.logs import failure_place
 
 DEFAULTS: Final = EdgeSettings(request_timeout_s=0.0)
 """Without a time limit of requests, which an operator has."""

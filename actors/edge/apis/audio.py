@@ -7,12 +7,11 @@ from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar
 
 import msgspec
 
-from headwater.actors.edge.answer.encoder import HttpSink
+from headwater.actors.edge.answer.choice import HttpSink
 from headwater.actors.edge.answer.run import Generator
-from headwater.actors.edge.apis.openai.encoder import event
-from headwater.actors.edge.apis.openai.types import Priority, Seed
-from headwater.actors.edge.model.tokenizer import Tokenizer
-from headwater.actors.edge.parsing.events import OutputEvent
+from headwater.actors.edge.apis.chat_encoder import event
+from headwater.actors.edge.apis.chat_types import Priority, Seed
+from headwater.actors.edge.parsing.grammar import OutputEvent
 from headwater.actors.edge.prompt.request import (
     AudioPlace,
     ChoiceEnd,
@@ -26,8 +25,9 @@ from headwater.actors.edge.prompt.request import (
     TokenUsage,
 )
 from headwater.actors.edge.prompt.speech import ENGLISH, AudioRecording, require_speech
-from headwater.actors.edge.saga.context import Call, Serving
 from headwater.actors.edge.saga.fields import refuse_rejected, rejected
+from headwater.actors.edge.saga.http_call import Call, Serving
+from headwater.actors.edge.tokenizer import Tokenizer
 from headwater.actors.http.asgi import PING, Headers, respond
 from headwater.actors.http.body import FORM, UploadForm, read_form
 from headwater.actors.http.decoding import invalid_field

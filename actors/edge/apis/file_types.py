@@ -7,12 +7,11 @@ from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 
-from headwater.actors.edge.apis.openai.types import Priority
-from headwater.actors.edge.model.catalog import Model, endpoint_of
+from headwater.actors.edge.apis.chat_types import Priority
+from headwater.actors.edge.catalog import Model, endpoint_of
 from headwater.actors.edge.prompt.prompts import tokens_of
-from headwater.actors.edge.saga.context import Call, Serving
 from headwater.actors.edge.saga.fields import UnsupportedFields
-from headwater.actors.edge.saga.routing_hints import RoutingHints, parse_routing_headers
+from headwater.actors.edge.saga.http_call import Call, RoutingHints, Serving, parse_routing_headers
 from headwater.actors.http.decoding import invalid_field
 from headwater.actors.http.errors import bad_request
 from headwater.schemas.tables import Capability, ImageGenerationSupport, ModelCard, VideoGenerationSupport

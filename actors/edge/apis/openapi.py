@@ -5,25 +5,19 @@ from typing import Any, Final, get_type_hints
 import msgspec
 
 from headwater import __version__
-from headwater.actors.edge.apis.anthropic.types import CountTokensRequest, MessagesRequest
+from headwater.actors.edge.apis.anthropic_types import CountTokensRequest, MessagesRequest
 from headwater.actors.edge.apis.audio import FORM, TranscriptionForm, TranslationForm
-from headwater.actors.edge.apis.image_edits import ImageEditForm
-from headwater.actors.edge.apis.image_types import ImagesRequest
-from headwater.actors.edge.apis.openai.types import ChatRequest, CompletionRequest
-from headwater.actors.edge.apis.pooling_types import (
-    ClassifyRequest,
-    EmbeddingRequest,
-    RerankRequest,
-    ScoreRequest,
-)
-from headwater.actors.edge.apis.responses.types import (
+from headwater.actors.edge.apis.chat import DetokenizeRequest, TokenizeRequest
+from headwater.actors.edge.apis.chat_types import ChatRequest, CompletionRequest
+from headwater.actors.edge.apis.images import ImageEditForm, ImagesRequest
+from headwater.actors.edge.apis.pooling import ClassifyRequest, EmbeddingRequest, RerankRequest, ScoreRequest
+from headwater.actors.edge.apis.responses_types import (
     CompactFields,
     ConversationFields,
     CreateFields,
     InputFields,
 )
-from headwater.actors.edge.apis.tokens import DetokenizeRequest, TokenizeRequest
-from headwater.actors.edge.apis.video_types import VideoFields
+from headwater.actors.edge.apis.videos import VideoFields
 from headwater.actors.edge.saga.fields import ApiEndpoint, field_rows
 
 ENDPOINTS: Final = (

@@ -3,14 +3,19 @@
 from collections.abc import Mapping
 from typing import Final
 
-from headwater.actors.edge.parsing import forced, markup_formats
-from headwater.actors.edge.parsing.context import ReasoningFormat, ToolFormat
-from headwater.actors.edge.parsing.gemma_calls import GemmaCalls
-from headwater.actors.edge.parsing.headed_calls import ByFirstCharacter, Harmony, HeadedCalls, Header
-from headwater.actors.edge.parsing.json_calls import JsonCalls, KeyedCalls
-from headwater.actors.edge.parsing.pythonic_calls import PythonicCalls
+from headwater.actors.edge.parsing import markup_calls, regions
+from headwater.actors.edge.parsing.grammar import ReasoningFormat, ToolFormat
+from headwater.actors.edge.parsing.json_calls import (
+    ByFirstCharacter,
+    Harmony,
+    HeadedCalls,
+    Header,
+    JsonCalls,
+    KeyedCalls,
+)
+from headwater.actors.edge.parsing.markup_calls import XmlCalls
 from headwater.actors.edge.parsing.reader import WHITESPACE
-from headwater.actors.edge.parsing.xml_calls import XmlCalls
+from headwater.actors.edge.parsing.rewritten_calls import GemmaCalls, PythonicCalls
 
 _DEEPSEEK_FRAMING: Final = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁end｜>")
 
@@ -434,12 +439,12 @@ TOOL_FORMATS: Final[Mapping[str, ToolFormat]] = {
     "mistral": MISTRAL,
     "deepseek_v3": DEEPSEEK_V3,
     "deepseek_v31": DEEPSEEK_V31,
-    "deepseek_v32": markup_formats.DEEPSEEK_V32,
-    "qwen3_coder": markup_formats.QWEN3_CODER,
-    "glm": markup_formats.GLM,
+    "deepseek_v32": markup_calls.DEEPSEEK_V32,
+    "qwen3_coder": markup_calls.QWEN3_CODER,
+    "glm": markup_calls.GLM,
     "kimi_k2": KIMI_K2,
-    "kimi_k3": markup_formats.KIMI_K3,
-    "minimax_m2": markup_formats.MINIMAX_M2,
+    "kimi_k3": markup_calls.KIMI_K3,
+    "minimax_m2": markup_calls.MINIMAX_M2,
     "gemma4": GEMMA4,
     "harmony": HARMONY,
     "apertus": APERTUS,
@@ -459,16 +464,16 @@ TOOL_FORMATS: Final[Mapping[str, ToolFormat]] = {
     "nemotron_nano_v2": NEMOTRON_NANO_V2,
     "command_r": COMMAND_R,
     "functionary_v31": FUNCTIONARY_V31,
-    "minicpm5": markup_formats.MINICPM5,
+    "minicpm5": markup_calls.MINICPM5,
     "solar_open": SOLAR_OPEN,
-    "mimo": markup_formats.MIMO,
+    "mimo": markup_calls.MIMO,
     "phi4_mini_json": PHI4_MINI,
     "plamo3": PLAMO3,
-    "seed_oss": markup_formats.SEED_OSS,
+    "seed_oss": markup_calls.SEED_OSS,
     "step3": STEP3,
     "xlam": XLAM,
-    "forced_call": forced.FORCED_CALL,
-    "forced_calls": forced.FORCED_CALLS,
+    "forced_call": regions.FORCED_CALL,
+    "forced_calls": regions.FORCED_CALLS,
 }
 
 REASONING_FORMATS: Final[Mapping[str, ReasoningFormat]] = {

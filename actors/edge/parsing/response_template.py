@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import regex
 
-from headwater.actors.edge.parsing.context import Context, ReasoningFormat
+from headwater.actors.edge.parsing.grammar import Context, ReasoningFormat
 from headwater.actors.edge.parsing.json_calls import is_object
 from headwater.actors.edge.parsing.json_value import cast, types_of_parameter
 from headwater.actors.edge.parsing.reader import WHITESPACE, Steps, Write

@@ -10,9 +10,8 @@ import difflib
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
-from headwater.actors.edge.parsing.context import Context, Output
-from headwater.actors.edge.parsing.events import OutputParser, offered_tools
 from headwater.actors.edge.parsing.formats import REASONING_FORMATS, TOOL_FORMATS
+from headwater.actors.edge.parsing.grammar import Context, Output, OutputParser, offered_tools
 from headwater.actors.edge.parsing.reader import WHITESPACE, Reader
 from headwater.actors.edge.parsing.regions import GrammarParser, Regions
 from headwater.actors.edge.parsing.response_template import ResponseTemplate, TemplateRegions

@@ -7,15 +7,15 @@ from typing import Any, Final
 
 import msgspec
 
-from headwater.actors.edge.model.template_form import (
+from headwater.actors.edge.prompt.messages import MediaPart, Part, TextPart, ToolCall, Turn, shown_as
+from headwater.actors.edge.prompt.request import GenerationRequest
+from headwater.actors.edge.template_form import (
     ID_CHARACTERS,
     REASONING_NAMES,
     WHOLE,
     TemplateForm,
     call_message,
 )
-from headwater.actors.edge.prompt.messages import MediaPart, Part, TextPart, ToolCall, Turn, shown_as
-from headwater.actors.edge.prompt.request import GenerationRequest
 
 SEPARATOR: Final = "\n\n"
 """The text between messages that are joined."""

@@ -21,7 +21,7 @@ import msgspec
 
 from headwater.actors.edge.saga.fields import UnsupportedFields, is_reserved, without_reserved
 from headwater.actors.http.errors import ApiError, bad_request
-from headwater.schemas.messages.inference import Guide
+from headwater.schemas.inference import Guide
 
 BYTES_MAX: Final = 4_096
 STATES_MAX: Final = 10_000

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from headwater.actors import metrics
-from headwater.actors.edge.model.catalog import Model
+from headwater.actors.edge.catalog import Model
 from headwater.actors.http.errors import ApiError, bad_request
 from headwater.actors.media.intake import DEFAULT_TARGET, MediaFetcher
 from headwater.actors.media.item import MediaItem
@@ -26,9 +26,7 @@ from headwater.actors.media.request import (
     MediaTarget,
     TensorType,
 )
-from headwater.schemas.media_kind import SEVERAL, PromptMediaKind
-from headwater.schemas.messages.media import ClientEmbedding
-from headwater.schemas.messages.transfer import DType
+from headwater.schemas.media import SEVERAL, ClientEmbedding, DType, PromptMediaKind
 from headwater.schemas.tables import (
     EmbeddingSupport,
     ImageSupport,

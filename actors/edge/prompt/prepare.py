@@ -1,4 +1,8 @@
-"""The preparation of a request for a model: everything that is known before a worker is asked for."""
+"""The preparation of a request for a model: everything that is known before a worker is asked for.
+
+Only the language of a recording is asked of a worker before its pieces are transcribed (`LanguageChoice`): one more choice of the request, of one
+token, on any worker.
+"""
 
 import asyncio
 from collections.abc import Iterable, Mapping
@@ -6,8 +10,8 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from headwater.actors.edge.admit.salts import NO_SALT, CacheSalt
-from headwater.actors.edge.model.catalog import Model, endpoint_of
+from headwater.actors.edge.admit.principal import NO_SALT, CacheSalt
+from headwater.actors.edge.catalog import Model, endpoint_of
 from headwater.actors.edge.prompt.guides import processors_of
 from headwater.actors.edge.prompt.messages import (
     NO_MEDIA,
@@ -36,13 +40,18 @@ from headwater.actors.edge.prompt.speech import (
     speech_prompt,
     with_language,
 )
-from headwater.actors.http.errors import bad_request
+from headwater.actors.edge.saga.driver import ChoiceDriver
+from headwater.actors.edge.saga.placement import ChoiceMessages, Dispatcher
+from headwater.actors.edge.saga.record import RequestLogWriter
+from headwater.actors.edge.saga.types import ChoiceSpec
+from headwater.actors.http.errors import ApiError, bad_request
 from headwater.actors.media.intake import MediaFetcher
 from headwater.actors.media.item import MediaItem
 from headwater.schemas.hashing import U32
-from headwater.schemas.messages.inference import Guide, Sampling, TokenLogprob
-from headwater.schemas.messages.media import PromptMedia
-from headwater.schemas.tables import Capability, ModelCard, needs_of
+from headwater.schemas.inference import Guide, Sampling, TokenLogprob
+from headwater.schemas.media import PromptMedia, media_features
+from headwater.schemas.routing import Constraints
+from headwater.schemas.tables import Capability, ModelCard, needs_of, required_capabilities
 
 REPETITION_PENALTY_MAX: Final = 10.0
 """Engines take any positive number, but a value far from 1 destroys the distribution."""
@@ -392,3 +401,49 @@ async def _transcription(
         detection=detection,
         media_s=media_s,
     )
+
+
+class LanguageChoice:
+    """The choice, numbered after those of the `prepared` request. `driver` carries it out; this is its `ChoiceOutput`."""
+
+    def __init__(
+        self, request: str, prepared: Prepared, dispatcher: Dispatcher, record: RequestLogWriter
+    ) -> None:
+        detection = prepared.detection
+        assert detection is not None
+        self._detection = detection
+        self._ended = asyncio.Event()
+        card, sampling = prepared.model.card, detection.sampling
+        media = (prepared.chunks[0].media(len(detection.prompt)),)
+        needs = required_capabilities(sampling, **media_features(media))
+        spec = ChoiceSpec(
+            request,
+            len(prepared.prompts) * prepared.per_prompt,
+            sampling,
+            Constraints(needs=needs),
+            cache_salt=prepared.salt.value,
+            tokenizer=card.tokenizer,
+            migrations_max=card.migrations_max,
+        )
+        messages = ChoiceMessages(spec, detection.prompt, card.block_size, dispatcher, media)
+        self.driver = ChoiceDriver(spec, messages, dispatcher.workers, record, self)
+
+    async def language(self) -> str:
+        """The code of the language. Raises `ApiError`. May be cancelled: then `driver` is the caller's to cancel."""
+        await self.driver.place()
+        await self._ended.wait()
+        if self.driver.error is not None:
+            raise self.driver.error
+        found = self._detection.language_of(self.driver.emitted[0]) if self.driver.emitted else ""
+        if not found:
+            raise ApiError(
+                502, "The engine detected no language; name it.", kind="server_error", param="language"
+            )
+        return found
+
+    def write_tokens(self, index: int, tokens: tuple[int, ...], logprobs: tuple[TokenLogprob, ...]) -> None:
+        """See `ChoiceOutput.write_tokens`: they are read at the end."""
+
+    def write_end(self, index: int) -> None:
+        """See `ChoiceOutput.write_end`."""
+        self._ended.set()

@@ -13,12 +13,11 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import numpy as np
 
-from headwater.actors.edge.model.catalog import Model
-from headwater.actors.edge.model.chat_template import ChatTemplate, LiteralText, fill_in_middle
-from headwater.actors.edge.model.template_form import described
-from headwater.actors.edge.parsing.events import OutputParser
-from headwater.actors.edge.parsing.forced import forced_schema
+from headwater.actors.edge.catalog import Model
+from headwater.actors.edge.chat_template import ChatTemplate, LiteralText, fill_in_middle
 from headwater.actors.edge.parsing.formats import REASONING_FORMATS, TOOL_FORMATS
+from headwater.actors.edge.parsing.grammar import OutputParser
+from headwater.actors.edge.parsing.regions import forced_schema
 from headwater.actors.edge.parsing.response_template import ResponseTemplate
 from headwater.actors.edge.parsing.selection import RESPONSE_TEMPLATE, make_parser, starts_in_reasoning
 from headwater.actors.edge.prompt.conversation import (
@@ -37,12 +36,12 @@ from headwater.actors.edge.prompt.messages import (
     shown_as,
 )
 from headwater.actors.edge.prompt.request import GenerationRequest, Tool
+from headwater.actors.edge.template_form import described
 from headwater.actors.http.errors import ApiError, bad_request
 from headwater.actors.media.item import ID_BYTES
 from headwater.schemas.hashing import U32
-from headwater.schemas.media_kind import ONE, SEVERAL, PromptMediaKind
-from headwater.schemas.messages.inference import Guide
-from headwater.schemas.messages.media import PromptMedia
+from headwater.schemas.inference import Guide
+from headwater.schemas.media import ONE, SEVERAL, PromptMedia, PromptMediaKind
 from headwater.schemas.tables import ModelCard
 
 

@@ -5,7 +5,7 @@ Completions  ─┤
 Responses    ─┼─▶ GenerationRequest ─▶ prompts, sampling, parser ─▶ engines
 Anthropic    ─┘
 
-For each choice, in order: any number of deltas, then one `ChoiceEnd`. `headwater.actors.edge.parsing.events` has the
+For each choice, in order: any number of deltas, then one `ChoiceEnd`. `headwater.actors.edge.parsing.grammar` has the
 deltas that parsers find in text: text, reasoning, tool calls.
 """
 
@@ -16,7 +16,7 @@ import msgspec
 
 from headwater.actors.edge.prompt.messages import MediaPart, TextPart, Turn
 from headwater.actors.edge.prompt.speech import AudioRecording
-from headwater.schemas.messages.inference import Guide, TokenLogprob
+from headwater.schemas.inference import Guide, TokenLogprob
 
 ToolMode = Literal["auto", "none", "required", "named"]
 
@@ -79,7 +79,7 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Hints(msgspec.Struct, frozen=True, kw_only=True):
-    """What a body says about routing; headers say more (`headwater.actors.edge.saga.routing_hints`)."""
+    """What a body says about routing; headers say more (`headwater.actors.edge.saga.http_call`)."""
 
     user: str | None = None
     session: str | None = None

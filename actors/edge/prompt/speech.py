@@ -9,14 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headwater.actors import metrics
-from headwater.actors.edge.model.catalog import Model
+from headwater.actors.edge.catalog import Model
 from headwater.actors.http.errors import ApiError, bad_request
 from headwater.actors.media.intake import MediaFetcher
 from headwater.actors.media.item import ID_BYTES, MediaItem
 from headwater.actors.media.request import MediaSource, MediaTarget
 from headwater.schemas.hashing import U32
-from headwater.schemas.messages.inference import Sampling
-from headwater.schemas.messages.media import VALUE_BYTES, PromptMedia
+from headwater.schemas.inference import Sampling
+from headwater.schemas.media import VALUE_BYTES, PromptMedia
 from headwater.schemas.tables import SpeechSupport
 
 

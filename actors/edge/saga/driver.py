@@ -7,9 +7,8 @@ import structlog
 from msgspec.structs import replace
 
 from headwater.actors import metrics
-from headwater.actors.bus import BusError, NoResponder
-from headwater.actors.edge.saga.dispatch import ChoiceMessages
-from headwater.actors.edge.saga.picked import Picked
+from headwater.actors.edge.saga.http_call import Picked
+from headwater.actors.edge.saga.placement import ChoiceMessages
 from headwater.actors.edge.saga.record import RequestLogWriter
 from headwater.actors.edge.saga.saga import step
 from headwater.actors.edge.saga.types import (
@@ -42,12 +41,9 @@ from headwater.actors.edge.saga.types import (
 )
 from headwater.actors.edge.saga.workers import UNANSWERED_MAX, WorkerRegistry
 from headwater.actors.http.errors import ENDED_WORKERS, ApiError, rejected
-from headwater.schemas.events.request import RequestStepped
-from headwater.schemas.messages.inference import (
-    FrameEntry,
-    StatusQuery,
-    TokenLogprob,
-)
+from headwater.actors.runtime.ports import BusError, NoResponder
+from headwater.schemas.events import RequestStepped
+from headwater.schemas.inference import FrameEntry, StatusQuery, TokenLogprob
 
 PREFILL_S_MAX = 300.0
 """Seconds that a prefill leg may take, its queue at the worker included, before it moves to another worker."""

@@ -1,36 +1,64 @@
-"""The placement of what a request has workers do: queries to the router, and the search for a worker that answers a message.
+"""The placement of what a request has workers do: queries to the router, and the messages to the workers that it names.
 
-Choices of a request, whose tokens are streamed, are placed by their saga. Prompts to pool, media to encode and files to generate are messages
-that a worker answers as a whole: `MessagePlacement` finds their workers, by the same rules (`Placement`).
+Choices of a request, whose tokens are streamed, are placed by their saga; `ChoiceMessages` are its route queries, and the request itself. Prompts to
+pool, media to encode and files to generate are messages that a worker answers as a whole: `MessagePlacement` finds their workers, by the same
+rules (`Placement`).
+
+Images of a request are sent to encode workers (`Encoders`) before the request is dispatched. The encode leg can only save time: where no encode
+worker takes an image, or one dies with it, the worker that serves the request encodes it itself. So it is no state of a request's saga, and its
+failure is no setback.
 """
 
-from collections.abc import Awaitable, Callable
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from math import inf
 from typing import Final, Generic, NamedTuple, TypeVar
 
+import numpy as np
 import structlog
 from msgspec.structs import replace
 
-from headwater.actors.bus import BusError, NoResponder
-from headwater.actors.edge.saga.routing_hints import RoutingHints
+from headwater.actors import metrics
+from headwater.actors.edge.saga.http_call import Picked, RoutingHints
 from headwater.actors.edge.saga.saga import DEATHS_MAX
 from headwater.actors.edge.saga.types import (
     MOVE_S_MAX,
     PLACE_S_MAX,
     AskRouter,
+    Attempt,
+    ChoiceSpec,
+    Dispatch,
+    LegAccepted,
+    LegRefused,
+    LegUnanswered,
     Placement,
     RouteAnswer,
     Routed,
     RouterRefused,
     RouterUnanswered,
+    attempt_name,
 )
 from headwater.actors.edge.saga.workers import WorkerRegistry
-from headwater.actors.http.errors import ended_workers, overloaded, rejected
+from headwater.actors.http.errors import ApiError, ended_workers, overloaded, rejected
+from headwater.actors.runtime.ports import BusError, MessageTooLarge, NoResponder
+from headwater.router.encode_leg import NOT_APART, LegEstimate, weigh_encoding
 from headwater.schemas import hashing
-from headwater.schemas.constraints import Constraints
-from headwater.schemas.events.route import Decision, RouteQuery, RouteRefused
-from headwater.schemas.messages.inference import Refused
-from headwater.schemas.trace import NO_TRACE, TraceContext
+from headwater.schemas.encode_requests import (
+    Declined,
+    Encoded,
+    EncodeRequest,
+    embedding_blocks,
+    embedding_hashes,
+)
+from headwater.schemas.events import EncodeOutcome, RequestEncoded
+from headwater.schemas.hashing import U32, pack_hashes
+from headwater.schemas.inference import Accepted, GenerateRequest, Refused, Sampling
+from headwater.schemas.media import PromptMedia
+from headwater.schemas.names import NO_TRACE, TraceContext
+from headwater.schemas.routing import NO_CONSTRAINTS, Constraints, Decision, RouteQuery, RouteRefused
+from headwater.schemas.tables import ENCODE_NEEDS
 
 T = TypeVar("T")
 
@@ -209,3 +237,329 @@ class MessagePlacement(Generic[T]):
             decision.worker, decision.epoch, refused.reason, gone=refused.gone
         )
         self._decision = None
+
+
+DECLINE_S_MAX: Final = 1.0
+"""The longest time that an encode worker may take to note an image that it should not encode. Nothing waits for it."""
+
+_encode_log = structlog.get_logger("headwater.edge.encode")
+
+
+class EncodeLeg(NamedTuple):
+    """What identifies the request of an encode leg: the `decision`, and the `attempt` that it belongs to."""
+
+    request: str
+    choice: int
+    attempt: str
+    decision: Decision
+
+
+class Encoders:
+    """The encode legs of one request."""
+
+    def __init__(self, dispatcher: Dispatcher, block_size: int) -> None:
+        self._dispatcher = dispatcher
+        self._workers = dispatcher.workers
+        self._clock = dispatcher.clock
+        self._block_size = block_size
+
+    async def encode(
+        self, leg: EncodeLeg, media: Sequence[PromptMedia], wanted: Constraints = NO_CONSTRAINTS
+    ) -> tuple[tuple[PromptMedia, ...], list[RequestEncoded]]:
+        """The images, with the embeddings that encode workers offer, and the events to record. May be cancelled.
+
+        `wanted` are the constraints of the request: its encode workers tolerate the same, and process images with the same settings.
+        """
+        decision = leg.decision
+        form = self._workers.embedding_format(
+            self._dispatcher.pool, decision.worker, {item.kind for item in media}
+        )
+        if not form or self._workers.encode_legs == "never":
+            return tuple(media), []
+        allowed = Constraints(
+            pairs_with=form,
+            tolerates=wanted.tolerates,
+            media_processor=wanted.media_processor,
+        )
+        cached = decision.chosen.cached_blocks * self._block_size
+        images = [
+            self._image(leg, number, item, replace(allowed, needs=ENCODE_NEEDS[item.kind]))
+            for number, item in enumerate(media)
+            # The KV or the embedding of others is there.
+            if item.given is None and item.start + item.tokens > cached
+        ]
+        await asyncio.gather(*(self._find_worker(image) for image in images))
+        routed = [(image, image.decision) for image in images if image.decision is not None]
+        if routed:
+            tokens = [image.item.tokens for image, _ in routed]
+            estimate = weigh_encoding(leg.attempt, tokens, [answer for _, answer in routed], decision)
+            if self._workers.encode_legs == "always":
+                estimate = estimate.forced()
+            pairs = zip(routed, estimate.ahead_max, strict=True)
+            await asyncio.gather(*(self._encode(image, estimate, ahead) for (image, _), ahead in pairs))
+        found = list(media)
+        for image in images:
+            found[image.number] = image.item
+            metrics.ENCODE_LEGS.labels(image.outcome).inc()
+        return tuple(found), [image.event() for image in images]
+
+    def _image(self, leg: EncodeLeg, number: int, item: PromptMedia, constraints: Constraints) -> "_Image":
+        tokens = embedding_blocks(item, self._block_size) * self._block_size
+        hashes = pack_hashes(embedding_hashes(item, self._block_size))
+        reader = leg.decision.worker
+        message = Addressed(
+            leg.attempt, f"e{number}", tokens, constraints, hashes, reader, first=0, waits=False
+        )
+        return _Image(
+            leg, number, item, MessagePlacement(self._dispatcher, message), self._clock.monotonic_s()
+        )
+
+    async def _find_worker(self, image: "_Image") -> None:
+        """Query the router for an encode worker."""
+        try:
+            image.decision = await image.placement.find()
+        except ApiError:
+            image.reason = "no encode worker takes it"
+            image.ended_s = self._clock.monotonic_s()
+
+    async def _encode(self, image: "_Image", estimate: LegEstimate, ahead_max: int) -> None:
+        image.estimate, image.ahead_max = estimate, ahead_max
+        if ahead_max == NOT_APART:
+            image.outcome, image.reason = "local", "encoding it there is not expected to be faster"
+            self._decline(image)
+        else:
+            until_s = self._clock.monotonic_s() + estimate.wait_s
+            # Where none takes it, the worker that serves the request encodes it: `image` says why.
+            with contextlib.suppress(ApiError):
+                await image.placement.deliver(partial(self._ask, image, until_s), until_s=until_s)
+        image.ended_s = self._clock.monotonic_s()
+
+    async def _ask(
+        self, image: "_Image", until_s: float, decision: Decision, attempt: str
+    ) -> Encoded | Declined | Refused:
+        """Ask an encode worker, and note its answer."""
+        image.worker, image.epoch = worker, epoch = decision.worker, decision.epoch
+        left_s = until_s - self._clock.monotonic_s()
+        try:
+            with self._workers.waiting() as waiter:
+                request = EncodeRequest(attempt, self._workers.edge, image.item, image.ahead_max, waiter)
+                reply = await self._workers.encode(worker, epoch, request, left_s)
+        except BusError as error:
+            reply = Refused(str(error), True)
+        match reply:
+            case Encoded():
+                image.item = replace(image.item, embedding=reply.embedding)
+                image.outcome = "cached" if reply.cached else "computed"
+            case Declined():
+                image.outcome = "local"
+                image.reason = f"{reply.ahead} tokens of other images were ahead of it"
+            case Refused():
+                image.reason = reply.reason
+                _encode_log.info(
+                    "image_not_encoded",
+                    request=image.leg.request,
+                    worker=worker,
+                    epoch=epoch,
+                    reason=image.reason,
+                )
+        return reply
+
+    def _decline(self, image: "_Image") -> None:
+        """Have the encode worker report that it does not encode the image, which ends what the router counted for it. Does not wait."""
+        answer = image.decision
+        assert answer is not None
+        image.worker, image.epoch = answer.worker, answer.epoch
+        request = EncodeRequest(image.placement.attempt, self._workers.edge, image.item, NOT_APART)
+
+        async def send() -> None:
+            with contextlib.suppress(BusError):
+                await self._workers.encode(answer.worker, answer.epoch, request, DECLINE_S_MAX)
+
+        # An edge that ends sends nothing more.
+        with contextlib.suppress(ApiError):
+            self._workers.spawn(send(), "decline")
+
+
+class _Image:
+    """An image of a request on its way to an encode worker. `decision` is the first one, which the estimate is for."""
+
+    def __init__(
+        self,
+        leg: EncodeLeg,
+        number: int,
+        item: PromptMedia,
+        placement: "MessagePlacement[Encoded | Declined]",
+        now_s: float,
+    ) -> None:
+        self.leg = leg
+        self.number = number
+        self.item = item
+        self.placement = placement
+        self.decision: Decision | None = None
+        self.estimate: LegEstimate | None = None
+        self.ahead_max = 0
+        self.outcome: EncodeOutcome = "failed"
+        self.worker, self.epoch, self.reason = "", 0, ""
+        self.began_s = self.ended_s = now_s
+
+    def event(self) -> RequestEncoded:
+        """Return the event for the request log: what came of the leg."""
+        known = self.estimate
+        return RequestEncoded(
+            self.leg.request,
+            self.leg.choice,
+            self.leg.attempt,
+            self.item.id,
+            self.item.tokens,
+            self.outcome,
+            self.worker,
+            self.epoch,
+            round((self.ended_s - self.began_s) * 1000, 3),
+            self.reason,
+            self.ahead_max,
+            round(known.apart_ms, 3) if known is not None else 0.0,
+            round(known.here_ms, 3) if known is not None else 0.0,
+        )
+
+
+class TokenSequence:
+    """A prompt and what was generated for it, with the hashes of its full blocks, computed once per length."""
+
+    def __init__(
+        self,
+        prompt: U32,
+        block_size: int,
+        lora_name: str,
+        cache_salt: str,
+        media: Sequence[PromptMedia] = (),
+    ) -> None:
+        self._media: list[hashing.MultimodalDigest] = []
+        if media:
+            places = [(item.id, item.start, item.tokens) for item in media]
+            self._media = hashing.media_digests(places, block_size)
+        self._prompt = prompt
+        self.block_size = block_size
+        self._root = hashing.seed(lora_name, cache_salt)
+        self._tokens = prompt
+        self._hashes = self._hash()
+
+    def extend(self, emitted: list[int]) -> tuple[U32, bytes]:
+        """Tokens of the prompt followed by all `emitted`, and the packed hashes of their full blocks."""
+        if len(self._tokens) != len(self._prompt) + len(emitted):
+            self._tokens = np.concatenate([self._prompt, np.array(emitted, np.uint32)])
+            self._hashes = self._hash()
+        return self._tokens, self._hashes
+
+    def _hash(self) -> bytes:
+        hashes = hashing.sequence_hashes(
+            self._tokens, self.block_size, parent=self._root, multimodal=self._media
+        )
+        return hashing.pack_hashes(hashes)
+
+
+class ChoiceMessages:
+    """The messages of one choice's saga: carries out `AskRouter` and `Dispatch`, and returns the event of the answer."""
+
+    def __init__(
+        self,
+        spec: ChoiceSpec,
+        prompt: U32,
+        block_size: int,
+        dispatcher: Dispatcher,
+        media: tuple[PromptMedia, ...] = (),
+    ) -> None:
+        self._spec = spec
+        self._media = self._sent_media = media
+        self._decision: Decision | None = None
+        """The last one: the worker that the next leg goes to."""
+        self._sequence = TokenSequence(prompt, block_size, spec.constraints.lora_name, spec.cache_salt, media)
+        self._dispatcher = dispatcher
+        self._workers = dispatcher.workers
+        self._clock = dispatcher.clock
+
+    def fits(self, picked: Picked) -> bool:
+        """Was it decided for this choice, and for the same prompt? The hash of the last full block covers all before it, and the cache salt."""
+        decision = picked.decision
+        tokens, packed = self._sequence.extend([])
+        hashes = hashing.unpack_hashes(packed)
+        own = (
+            self._dispatcher.pool,
+            attempt_name(self._spec, picked.attempt),
+            len(tokens),
+            len(hashes),
+            int(hashes[-1]) if len(hashes) else 0,
+        )
+        made_for = decision.request, decision.prompt_tokens, decision.blocks, decision.last
+        return own == (picked.pool, *made_for)
+
+    async def query_router(self, ask: AskRouter, emitted: list[int]) -> RouteAnswer:
+        """Query the router for a worker that generates what follows `emitted`."""
+        tokens, hashes = self._sequence.extend(emitted)
+        max_tokens = self._spec.sampling.max_tokens - len(emitted)
+        answer = await self._dispatcher.route(ask, len(tokens), max_tokens, hashes)
+        if isinstance(answer, Routed):
+            self._decision = answer.decision
+        return answer
+
+    async def send_leg(
+        self, effect: Dispatch, handle: int, emitted: list[int]
+    ) -> LegAccepted | LegRefused | LegUnanswered:
+        """Send a worker its leg, whose frames will carry `handle`."""
+        attempt, spec = effect.attempt, self._spec
+        tokens, _ = self._sequence.extend(emitted)
+        request = GenerateRequest(
+            request=attempt.name,
+            edge=self._workers.edge,
+            handle=handle,
+            tokens=hashing.pack_tokens(tokens),
+            sampling=_remaining_sampling(spec.sampling, len(emitted), decodes=attempt.leg == "decode"),
+            emitted=len(emitted),
+            lora_name=spec.constraints.lora_name,
+            cache_salt=spec.cache_salt,
+            priority=spec.priority,
+            leg=attempt.leg,
+            handoff=effect.handoff,
+            media=self._sent_media,
+            edge_epoch=self._workers.epoch,
+            tenant=self._dispatcher.tenant,
+            trace=self._dispatcher.trace,
+        )
+        try:
+            reply = await self._workers.generate(attempt.worker, attempt.epoch, request)
+        except MessageTooLarge as error:
+            refused = attempt.number, str(error), False, effect.handoff is not None, ""
+            return LegRefused(*refused, self._clock.monotonic_s())
+        except BusError as error:
+            delivered = not isinstance(error, NoResponder)
+            return LegUnanswered(attempt.number, str(error), delivered, self._clock.monotonic_s())
+        now_s = self._clock.monotonic_s()
+        if isinstance(reply, Accepted):
+            return LegAccepted(attempt.number, now_s)
+        refused = attempt.number, reply.reason, reply.retryable, reply.spent, reply.param
+        return LegRefused(*refused, now_s, reply.gone)
+
+    async def encode_images(self, attempt: Attempt) -> list[RequestEncoded]:
+        """Have encode workers encode the images of a leg that is going to be sent; returns the events to record."""
+        self._sent_media = self._media
+        decision = self._decision
+        if not self._media or attempt.leg == "decode" or decision is None:
+            return []
+        spec = self._spec
+        encoders = Encoders(self._dispatcher, self._sequence.block_size)
+        leg = EncodeLeg(spec.request, spec.index, attempt.name, decision)
+        self._sent_media, events = await encoders.encode(leg, self._media, spec.constraints)
+        return events
+
+
+def _remaining_sampling(sampling: Sampling, emitted: int, *, decodes: bool) -> Sampling:
+    """The sampling of what follows the tokens `emitted`. The prompt's log probabilities are computed once."""
+    if decodes and sampling.prompt_logprobs is not None:
+        sampling = replace(sampling, prompt_logprobs=None)
+    if not emitted:
+        return sampling
+    return replace(
+        sampling,
+        max_tokens=sampling.max_tokens - emitted,
+        min_tokens=max(0, sampling.min_tokens - emitted),
+        prompt_logprobs=None,
+    )

@@ -60,8 +60,8 @@ from headwater.actors.edge.saga.types import (
     attempt_name,
 )
 from headwater.actors.http import errors
-from headwater.schemas.events.request import RequestPrefilled, RequestRouted, RequestStepped
-from headwater.schemas.messages.inference import FrameEntry, Handoff, Leg, Sampling
+from headwater.schemas.events import RequestPrefilled, RequestRouted, RequestStepped
+from headwater.schemas.inference import FrameEntry, Handoff, Leg, Sampling
 
 DEATHS_MAX: Final = 3
 """Incarnations of workers that may end with a request; then it counts as the cause."""

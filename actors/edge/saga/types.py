@@ -22,10 +22,9 @@ from typing import Final, Literal, Self
 import msgspec
 
 from headwater.actors.http.errors import ApiError, overloaded, refused_by_router
-from headwater.schemas.constraints import NO_CONSTRAINTS, Constraints
-from headwater.schemas.events.request import RequestEvent, SagaState
-from headwater.schemas.events.route import Decision, RouteRefused
-from headwater.schemas.messages.inference import FrameEntry, Handoff, Leg, Sampling, TokenLogprob
+from headwater.schemas.events import RequestEvent, SagaState
+from headwater.schemas.inference import FrameEntry, Handoff, Leg, Sampling, TokenLogprob
+from headwater.schemas.routing import NO_CONSTRAINTS, Constraints, Decision, RouteRefused
 from headwater.schemas.tables import MIGRATIONS_MAX
 
 PLACE_S_MAX = 10.0

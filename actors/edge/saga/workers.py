@@ -11,34 +11,22 @@ import msgspec
 import numpy as np
 import structlog
 
-from headwater.actors.bus import Bus, BusError, Message, NoResponder, ReplyTimeout
 from headwater.actors.http.errors import ApiError, overloaded
 from headwater.actors.runtime.actor import Spawn
-from headwater.actors.runtime.persistence import Ports
+from headwater.actors.runtime.ports import Bus, BusError, Message, NoResponder, Ports, ReplyTimeout
 from headwater.actors.runtime.tables import LeaseTable
 from headwater.engines.transfer.port import TensorTransfer, TransferError
 from headwater.schemas import subjects
-from headwater.schemas.events.request import EncodeLegs
-from headwater.schemas.events.route import (
-    Decision,
-    RouteQuery,
-    RouteQueued,
-    RouteRefused,
-    RouteReply,
-    RouteWait,
-)
-from headwater.schemas.media_kind import PromptMediaKind
-from headwater.schemas.messages.encode import EncodeReply, EncodeRequest
-from headwater.schemas.messages.file_generation import (
+from headwater.schemas.encode_requests import EncodeReply, EncodeRequest
+from headwater.schemas.events import EncodeLegs
+from headwater.schemas.inference import (
     STATE_WAIT_S,
-    FilePieceQuery,
-    FileRequest,
-    FileStateQuery,
-)
-from headwater.schemas.messages.inference import (
     Cancel,
     EmbedReply,
     EmbedRequest,
+    FilePieceQuery,
+    FileRequest,
+    FileStateQuery,
     FrameEntry,
     GenerateReply,
     GenerateRequest,
@@ -50,8 +38,8 @@ from headwater.schemas.messages.inference import (
     TokenFrame,
     WaitingEdge,
 )
-from headwater.schemas.messages.media import MediaPiece, MediaQuery
-from headwater.schemas.messages.transfer import Offer
+from headwater.schemas.media import MediaPiece, MediaQuery, Offer, PromptMediaKind
+from headwater.schemas.routing import Decision, RouteQuery, RouteQueued, RouteRefused, RouteReply, RouteWait
 from headwater.schemas.subjects import EngineVerb
 from headwater.schemas.tables import Lease
 

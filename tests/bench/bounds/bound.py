@@ -36,8 +36,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from headwater.ops.bench.trace import Trace, TraceRequest
 from headwater.ops.whatif.setup import Setup
-from headwater.ops.whatif.trace import Trace, TraceRequest
 from headwater.ops.whatif.workers import WorkerShape, shapes
 from tests.bench.bounds.fluid import FleetCapacity, shortest_first
 from tests.bench.bounds.price import PricedFleet, priced_mean_ms

@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from headwater.engines.sim.defaults import StepTime
+from headwater.engines.sim import StepTime
 from tests.bench.bounds.fluid import FleetCapacity
 from tests.bench.bounds.work import LeastWork, Prompts, least_decode_ms
 

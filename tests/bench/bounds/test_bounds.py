@@ -8,13 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headwater.engines.sim.defaults import StepTime
+from headwater.engines.sim import StepTime
+from headwater.ops.bench.trace import Trace, TraceRequest
 from headwater.ops.config.setting import ConfigError
 from headwater.ops.whatif.report import report_of
 from headwater.ops.whatif.run import run
-from headwater.ops.whatif.setup import Setup
-from headwater.ops.whatif.speed import Slowdown
-from headwater.ops.whatif.trace import Trace, TraceRequest
+from headwater.ops.whatif.setup import Setup, Slowdown
 from headwater.ops.whatif.workers import shapes
 from tests.bench.bounds.bound import bounds_of, capacity_of
 from tests.bench.bounds.fluid import FleetCapacity, shortest_first

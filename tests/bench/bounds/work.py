@@ -11,10 +11,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from headwater.engines.sim.defaults import StepTime
+from headwater.engines.sim import StepTime
+from headwater.ops.bench.trace import TraceRequest, all_hashes
 from headwater.ops.config.setting import ConfigError
 from headwater.ops.whatif.setup import Setup
-from headwater.ops.whatif.trace import TraceRequest, all_hashes
 
 Values = NDArray[np.float64]
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from headwater.ops.bench.report import machine
-from headwater.ops.process.text_table import table
+from headwater.ops.terminal import table
 from tests.bench.gpu import model as gpu_model
 from tests.bench.gpu.rounds import RoundRow, arguments, measure, parsed
 from tests.bench.gpu.serving_systems import FleetUnderTest

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from headwater.ops.process.signals import die_with_parent
-from headwater.ops.process.sockets import free_port
-from headwater.schemas.addresses import host_port
+from headwater.ops.start.signals import die_with_parent
+from headwater.ops.start.sockets import free_port
+from headwater.schemas.names import host_port
 from tests.bench.gpu import load as gpu_load
 from tests.bench.gpu.engine_arguments import ENGINES, flags
 from tests.bench.gpu.load import Load, LoadResult

@@ -20,10 +20,10 @@ from typing import Any
 
 import msgspec
 
-from headwater.ops.process.signals import die_with_parent
-from headwater.ops.process.text_table import table
 from headwater.ops.start.children import headwater_command
-from headwater.schemas.addresses import host_port
+from headwater.ops.start.signals import die_with_parent
+from headwater.ops.terminal import table
+from headwater.schemas.names import host_port
 from tests.bench.gpu import model as gpu_model
 from tests.bench.gpu.serving_systems import READY, UP_S
 

@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from typing import Any, NamedTuple
 
-from headwater.ops.process.text_table import table
+from headwater.ops.terminal import table
 from tests.bench.images.pictures import data_url
 
 

@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from headwater.ops.bench.report import machine
-from headwater.ops.process.text_table import table
+from headwater.ops.terminal import table
 from tests.bench.gpu import model as models
 from tests.bench.live.up import FleetProcess
 

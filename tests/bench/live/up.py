@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from headwater.ops.process.sockets import free_port
+from headwater.ops.start.sockets import free_port
 
 READY: Final = re.compile(r"ready at (https?://[^/]+)/v1 ")
 READY_S: Final = 400.0

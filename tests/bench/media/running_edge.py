@@ -19,11 +19,11 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from headwater.ops.bench.report import Measure, percentile
-from headwater.ops.config.nats import NatsSettings
 from headwater.ops.config.processes import EdgeProcess, with_settings
-from headwater.ops.process.edge import run_edge
-from headwater.ops.process.sockets import free_port
-from headwater.ops.start.temporary import temporary_fleet
+from headwater.ops.config.sections import NatsSettings
+from headwater.ops.launch.up import temporary_fleet
+from headwater.ops.start.edge import run_edge
+from headwater.ops.start.sockets import free_port
 from tests.bench.media.event_loop import GAP_MS_TARGET, LoopProbe
 from tests.bench.media.picture import large_png
 

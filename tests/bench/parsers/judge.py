@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from headwater.actors.edge.parsing.events import ParsedOutput
+from headwater.actors.edge.parsing.grammar import ParsedOutput
 from tests.bench.parsers.recorded import RecordedOutput, cuts_of
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any, Final, NamedTuple
 
-from headwater.actors.edge.parsing.events import ParsedOutput, collect
+from headwater.actors.edge.parsing.grammar import ParsedOutput, collect
 from headwater.actors.edge.parsing.selection import make_parser, starts_in_reasoning
 from headwater.ops.config.setting import ConfigError
 

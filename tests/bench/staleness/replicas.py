@@ -12,12 +12,12 @@ import msgspec
 import numpy as np
 
 from headwater.ops.bench.report import machine
-from headwater.ops.process.actor import compile_kernels
-from headwater.ops.process.text_table import table
+from headwater.ops.bench.trace import Trace
+from headwater.ops.start.actor import compile_kernels
+from headwater.ops.terminal import table
 from headwater.ops.whatif.report import report_of
 from headwater.ops.whatif.run import run
 from headwater.ops.whatif.setup import Setup
-from headwater.ops.whatif.trace import Trace
 from tests.bench.staleness.traffic import traces
 
 DELAY_MS: Final = 5.0

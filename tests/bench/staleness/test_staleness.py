@@ -5,8 +5,8 @@ import json
 import msgspec
 import pytest
 
+from headwater.ops.bench.trace import Trace, TraceRequest
 from headwater.ops.whatif.setup import Setup
-from headwater.ops.whatif.trace import Trace, TraceRequest
 from tests.bench.staleness import replicas, signal_age
 
 pytestmark = pytest.mark.soak

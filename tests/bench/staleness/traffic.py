@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Final
 
-from headwater.engines.sim.defaults import StepTime
+from headwater.engines.sim import StepTime
+from headwater.ops.bench.trace import Trace, read
 from headwater.ops.whatif.setup import Setup
-from headwater.ops.whatif.trace import Trace, read
 from tests.bench.whatif import TRACE
 from tests.bench.zoo.load import demand_of, requests_per_s, trace_at
 from tests.bench.zoo.traffic import generate

@@ -5,7 +5,7 @@ See `ops.whatif.bounds.bound` for why no policy can beat the first and the last.
 
 from collections.abc import Sequence
 
-from headwater.ops.process.text_table import table
+from headwater.ops.terminal import table
 from tests.bench.bounds.ratios import HEADS, bound_ratios, show_ratio
 from tests.bench.zoo.compare import OURS, Cell, Row
 

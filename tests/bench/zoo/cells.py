@@ -10,13 +10,12 @@ from typing import Final, NamedTuple, get_args
 
 import msgspec
 
-from headwater.engines.sim.defaults import StepTime
+from headwater.engines.sim import StepTime
+from headwater.ops.bench.trace import Trace, read, write
 from headwater.ops.config.setting import ConfigError
-from headwater.ops.process.actor import compile_kernels
+from headwater.ops.start.actor import compile_kernels
 from headwater.ops.whatif.command import run_one
-from headwater.ops.whatif.trace import Trace, read, write
-from headwater.router.decision.names import PolicyName
-from headwater.schemas.events.route import Weights
+from headwater.schemas.routing import PolicyName, Weights
 from tests.bench.bounds.bound import TraceBounds, bounds_of
 from tests.bench.zoo.compare import OURS, REFERENCE, Cell, Row
 from tests.bench.zoo.figures import Figures, figures_of

@@ -7,9 +7,9 @@ from typing import Final
 import msgspec
 
 from headwater.ops.bench.report import machine
-from headwater.ops.process.text_table import table
+from headwater.ops.terminal import table
 from headwater.ops.whatif.report import GOODPUT_ITL_MS, GOODPUT_TTFT_MS
-from headwater.router.decision.names import DEFAULT_POLICY
+from headwater.schemas.routing import DEFAULT_POLICY
 from tests.bench.bounds.ratios import NOTE
 from tests.bench.zoo.bounds import bound_table, to_queueing
 from tests.bench.zoo.cells import Plan, plan_of, run_cells

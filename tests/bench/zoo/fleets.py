@@ -4,12 +4,11 @@ from typing import Final
 
 import msgspec
 
-from headwater.engines.sim.defaults import StepTime
+from headwater.engines.sim import StepTime
 from headwater.ops.config.setting import ConfigError
 from headwater.ops.whatif.command import without_queue
-from headwater.ops.whatif.setup import Setup
-from headwater.ops.whatif.speed import Slowdown, write_speeds
-from headwater.schemas.events.route import Weights
+from headwater.ops.whatif.setup import Setup, Slowdown, write_speeds
+from headwater.schemas.routing import Weights
 from tests.bench.zoo.compare import REFERENCE
 from tests.bench.zoo.load import Demand, decodes_per_s, prefills_per_s, requests_per_s
 

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from headwater.engines.sim.defaults import StepTime
+from headwater.engines.sim import StepTime
+from headwater.ops.bench.trace import TRACE_BLOCK, Trace, TraceRequest
 from headwater.ops.config.setting import ConfigError
-from headwater.ops.whatif.trace import TRACE_BLOCK, Trace, TraceRequest
 from tests.bench.zoo.traffic import Arrival
 
 LOADS: Final = {"light": 0.15, "medium": 0.45, "heavy": 0.8}

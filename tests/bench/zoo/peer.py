@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from headwater.engines.sim.defaults import KV_BYTES_PER_TOKEN, TRANSFER_GB_PER_S
+from headwater.engines.sim import KV_BYTES_PER_TOKEN, TRANSFER_GB_PER_S
+from headwater.ops.bench.trace import TRACE_BLOCK
 from headwater.ops.config.setting import ConfigError
 from headwater.ops.whatif.report import GOODPUT_ITL_MS, GOODPUT_TTFT_MS
-from headwater.ops.whatif.trace import TRACE_BLOCK
 from tests.bench.zoo import peer_replay
 from tests.bench.zoo.figures import Figures
 

@@ -6,7 +6,7 @@ Two prompts share a block if their text is equal up to its end, as in an engine'
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from headwater.ops.whatif.trace import TRACE_BLOCK
+from headwater.ops.bench.trace import TRACE_BLOCK
 
 
 class TextSegment(NamedTuple):

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from headwater.ops.bench.trace import Trace, TraceRequest
 from headwater.ops.config.setting import ConfigError
 from headwater.ops.whatif.report import report_of
 from headwater.ops.whatif.run import run
 from headwater.ops.whatif.setup import Setup
-from headwater.ops.whatif.trace import Trace, TraceRequest
 from tests.bench.zoo import command
 from tests.bench.zoo.cells import plan_of
 from tests.bench.zoo.compare import OURS, Cell, Row, behind, compared

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from headwater.engines.sim.defaults import StepTime
+from headwater.engines.sim import StepTime
 from headwater.ops.config.setting import ConfigError
-from headwater.schemas.events.route import Weights
+from headwater.schemas.routing import Weights
 from tests.bench.zoo import command
 from tests.bench.zoo.cells import PlannedCell, _replayed, plan_of
 from tests.bench.zoo.compare import OURS, Cell

@@ -2,8 +2,8 @@
 
 import pytest
 
-from headwater.engines.sim.defaults import StepTime
-from headwater.ops.whatif.trace import TRACE_BLOCK
+from headwater.engines.sim import StepTime
+from headwater.ops.bench.trace import TRACE_BLOCK
 from tests.bench.zoo.load import Demand, demand_of, requests_per_s, trace_at
 from tests.bench.zoo.prompts import BlockIds, length_of
 from tests.bench.zoo.traffic import CLASSES, PROMPT_MAX, generate

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from headwater.engines.sim.defaults import StepTime
+from headwater.engines.sim import StepTime
+from headwater.ops.bench.trace import TRACE_BLOCK, read, write
 from headwater.ops.whatif.run import run
 from headwater.ops.whatif.setup import Setup
-from headwater.ops.whatif.trace import TRACE_BLOCK, read, write
 from tests.bench.zoo.load import LOADS, demand_of, requests_per_s, trace_at
 from tests.bench.zoo.traffic import CLASSES, Arrival, generate
 

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from headwater.actors.bus import Message
+from headwater.actors.runtime.ports import Message
 from tests.support.ports.buses import BusCase, keep
 from tests.support.ports.waiting import eventually
 

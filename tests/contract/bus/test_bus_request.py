@@ -5,8 +5,8 @@ import asyncio
 import pytest
 from nats.aio.client import Client
 
-from headwater.actors.bus import BusClosed, Message, NoResponder, ReplyTimeout
-from headwater.actors.core_nats import NatsBus
+from headwater.actors.runtime.core_nats import NatsBus
+from headwater.actors.runtime.ports import BusClosed, Message, NoResponder, ReplyTimeout
 from tests.support.ports.buses import BusCase, answer, keep
 from tests.support.ports.waiting import eventually
 

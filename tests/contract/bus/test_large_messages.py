@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headwater.actors.bus import BusError, Message
+from headwater.actors.runtime.ports import BusError, Message
 from tests.support.ports.buses import BusCase, answer, keep, memory_bus, nats_bus
 from tests.support.ports.waiting import eventually
 from tests.support.servers.nats import NatsServer, running

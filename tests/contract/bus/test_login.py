@@ -15,7 +15,7 @@ from headwater.events.jetstream.streams import ensure_namespace
 from headwater.events.ports import AccessDenied, LogError, LogUnavailable
 from headwater.ops.nats import config as nats_config
 from headwater.ops.nats.config import Wanted, new_seed
-from headwater.ops.process.sockets import free_port, free_range
+from headwater.ops.start.sockets import free_port, free_range
 from headwater.schemas import subjects
 from tests.support.ports.guarded import NS, Guarded
 from tests.support.servers.nats import NatsServer

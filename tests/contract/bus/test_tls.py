@@ -14,7 +14,7 @@ from headwater.events.jetstream.streams import ensure_namespace
 from headwater.events.ports import AccessDenied
 from headwater.ops.nats import config as nats_config
 from headwater.ops.nats.config import Wanted
-from headwater.ops.process.sockets import free_port
+from headwater.ops.start.sockets import free_port
 from headwater.schemas import subjects
 from tests.support.servers.nats import NatsServer
 

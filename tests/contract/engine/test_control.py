@@ -11,7 +11,7 @@ from headwater.engines.conformance.case import Check
 from headwater.engines.engine import RequestRejected
 from headwater.engines.vllm.engine import VllmEngine
 from headwater.schemas import hashing
-from headwater.schemas.messages.inference import EmbedRequest, Guide, GuideKind
+from headwater.schemas.inference import EmbedRequest, Guide, GuideKind
 from tests.support.engines import tiny_model
 from tests.support.ports.conformance import hold, parametrized
 from tests.support.ports.engines import EngineCase, rebuilt

@@ -29,8 +29,8 @@ from headwater.engines.engine import (
     RequestRejected,
 )
 from headwater.engines.sglang_diffusion.engine import SglangDiffusionEngine, SglangDiffusionOptions
-from headwater.schemas.messages.file_generation import FINAL, FileRequest, ImageRequest, VideoRequest
-from headwater.schemas.messages.media import PromptMedia
+from headwater.schemas.inference import FINAL, FileRequest, ImageRequest, VideoRequest
+from headwater.schemas.media import PromptMedia
 from tests.support.engines.diffusion import sglang_double, tiny_image_pipeline, tiny_video_pipeline
 from tests.support.marks import VLLM
 from tests.support.sglang.diffusion import INSTALLED, SERVER_ARGUMENTS, python_on_cpu

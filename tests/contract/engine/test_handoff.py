@@ -8,9 +8,8 @@ import pytest
 
 from headwater.engines.conformance import handoff
 from headwater.engines.conformance.case import Check
-from headwater.engines.engine import EngineError, Pinned, Transfer
-from headwater.engines.handoff_params import seal, unseal
-from headwater.schemas.messages.inference import Leg
+from headwater.engines.engine import EngineError, Pinned, Transfer, seal, unseal
+from headwater.schemas.inference import Leg
 from tests.support.ports.conformance import hold, parametrized
 from tests.support.ports.engines import Answer, EngineCase, free_port
 from tests.support.ports.waiting import POLL_S

@@ -13,13 +13,13 @@ from headwater.engines.custom import CustomEngine, EngineInfo, EngineRequest, En
 from headwater.engines.engine import Emit, Engine, KvEvent, PauseMode, Transfer
 from headwater.engines.model_files import byte_model_files
 from headwater.engines.process import BLOCKED_S
-from headwater.engines.sim.defaults import StepTime
+from headwater.engines.sim import StepTime
 from headwater.engines.sim.engine import SimEngine, SimSettings
 from headwater.ops.commands.application import main
 from headwater.schemas import hashing
 from headwater.schemas.clock import SystemClock
-from headwater.schemas.events.kv import BlocksCleared, BlocksStored
-from headwater.schemas.messages.inference import EmbedRequest, GenerateRequest
+from headwater.schemas.events import BlocksCleared, BlocksStored
+from headwater.schemas.inference import EmbedRequest, GenerateRequest
 from tests.support.engines import peft, tiny_model
 
 pytestmark = pytest.mark.timeout(120)

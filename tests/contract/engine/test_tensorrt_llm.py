@@ -14,10 +14,10 @@ from headwater.engines.conformance.case import rebuilt, started
 from headwater.engines.conformance.suite import ConformanceRun
 from headwater.engines.engine import Engine, LoraAdapter, RequestRejected, Transfer
 from headwater.engines.model_files import byte_model_files, byte_tokenizer
-from headwater.engines.sim.defaults import ZERO
+from headwater.engines.sim import ZERO
 from headwater.engines.tensorrt_llm import HandoffMode, TensorRtOptions
 from headwater.engines.tensorrt_llm.engine import TensorRtEngine
-from headwater.ops.process.metrics import Labelled
+from headwater.ops.start.metrics import Labelled
 from tests.support.engines.settings import engine_settings
 from tests.support.ports.waiting import eventually
 from tests.support.tensorrt_llm.double import World, installed

@@ -11,12 +11,12 @@ from structlog.testing import capture_logs
 from headwater.engines.conformance.case import Answer, EngineCase, started
 from headwater.engines.engine import RequestRejected
 from headwater.engines.model_files import NO_FILES
-from headwater.engines.sim.defaults import ZERO
+from headwater.engines.sim import ZERO
 from headwater.engines.tensorrt_llm import TensorRtOptions
 from headwater.engines.tensorrt_llm.engine import TensorRtEngine
 from headwater.schemas import hashing
-from headwater.schemas.events.fleet import Role
-from headwater.schemas.messages.media import PromptMedia
+from headwater.schemas.events import Role
+from headwater.schemas.media import PromptMedia
 from headwater.schemas.tables import MediaSupport
 from tests.support.engines.settings import engine_settings
 from tests.support.tensorrt_llm.double import World, installed

@@ -6,8 +6,8 @@ import pytest
 from nats.aio.msg import Msg
 from structlog.testing import capture_logs
 
-from headwater.actors.bus import Message
-from headwater.actors.core_nats import NatsBus
+from headwater.actors.runtime.core_nats import NatsBus
+from headwater.actors.runtime.ports import Message
 from headwater.events.jetstream import JetStreamTable
 from headwater.events.jetstream.api import api, publish
 from headwater.events.jetstream.cursor import Cursor

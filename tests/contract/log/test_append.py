@@ -30,7 +30,7 @@ from headwater.events.ports import (
     Unknown,
 )
 from headwater.schemas.encoding import SCHEMA_VERSION, Batch, Sealed, seal
-from headwater.schemas.events.kv import BlocksStored
+from headwater.schemas.events import BlocksStored
 from headwater.schemas.subjects import pool_stream, pool_subject
 from tests.support.ports.logs import POOL, LogCase, batch, connected, records_of
 from tests.support.servers.nats import NatsServer

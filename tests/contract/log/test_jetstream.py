@@ -14,10 +14,10 @@ from headwater.events.jetstream.cursor import Cursor, RawMessage
 from headwater.events.jetstream.stream_spec import log_stream
 from headwater.events.jetstream.streams import ensure, ensure_pool
 from headwater.events.ports import Fenced, LogFull, LogRefused, Slice, Stored, StreamMissing
-from headwater.ops.diagnosis.server import MAX_PAYLOAD
+from headwater.ops.nats.server import MAX_PAYLOAD
 from headwater.schemas import subjects
 from headwater.schemas.encoding import SCHEMA_VERSION, Batch, encode_batch
-from headwater.schemas.events.kv import BlocksStored
+from headwater.schemas.events import BlocksStored
 from tests.support.ports.logs import (
     POOL,
     append_one,

@@ -6,7 +6,7 @@ import pytest
 
 from headwater.events.ports import Gap, Stored, Unreadable
 from headwater.schemas.encoding import SCHEMA_VERSION, Batch
-from headwater.schemas.events.kv import BlocksStored
+from headwater.schemas.events import BlocksStored
 from tests.support.ports.logs import LogCase, append_one, batch, read_all, reading, records_of, stored, take
 
 pytestmark = pytest.mark.ack_formats

@@ -15,7 +15,7 @@ from headwater.events.jetstream.streams import ensure_pool
 from headwater.events.ports import Slice, StreamMissing
 from headwater.schemas import subjects
 from headwater.schemas.encoding import SCHEMA_VERSION, Batch, encode_batch
-from headwater.schemas.events.kv import BlocksStored
+from headwater.schemas.events import BlocksStored
 from tests.support.ports.logs import (
     POOL,
     append_surely,

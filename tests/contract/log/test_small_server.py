@@ -11,7 +11,7 @@ from headwater.events.ports import Entry, LogError, LogRefused, Stored
 from headwater.ops.nats.server import open_ports
 from headwater.schemas import subjects
 from headwater.schemas.encoding import SCHEMA_VERSION, Batch, seal
-from headwater.schemas.events.kv import BlocksStored
+from headwater.schemas.events import BlocksStored
 from tests.support.ports.logs import POOL, append_one, batch, jetstream_case
 from tests.support.processes.commands import ended
 from tests.support.servers.nats import NatsServer, running

@@ -13,7 +13,7 @@ from headwater.events.jetstream.api import api
 from headwater.events.jetstream.streams import ensure_namespace, stream_names
 from headwater.events.ports import LogError
 from headwater.events.table import StreamSizes
-from headwater.ops.process.actor import keep_namespace, keep_pools
+from headwater.ops.start.actor import keep_namespace, keep_pools
 from headwater.schemas import subjects
 from tests.support.worlds.clock import running
 from tests.unit.engines.vllm.test_checks import card

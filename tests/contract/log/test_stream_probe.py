@@ -8,7 +8,7 @@ from headwater.events.jetstream.api import api
 from headwater.events.jetstream.stream_spec import StreamSpec
 from headwater.events.jetstream.streams import ensure_namespace, ensure_pool, probe, wanted_streams
 from headwater.events.ports import Record
-from headwater.router.fold.state import RouterState
+from headwater.router.state import RouterState
 from headwater.schemas import subjects
 from headwater.schemas.clock import SystemClock
 from headwater.schemas.names import PROBE

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from headwater.events.jetstream.api import api
-from headwater.ops.process.sockets import free_port
+from headwater.ops.start.sockets import free_port
 from tests.support.ports.available import when_available
 from tests.support.ports.logs import connected
 from tests.support.ports.tables import TTL_S, TableCase, jetstream_table, watching

@@ -12,7 +12,7 @@ import pytest
 from headwater.engines.transfer.local import TransferFault
 from headwater.engines.transfer.nixl import NixlTransfer
 from headwater.engines.transfer.port import PeerGone, ReadTimedOut, TransferError
-from headwater.schemas.messages.transfer import Offer
+from headwater.schemas.media import Offer
 from tests.support.ports.transfers import Case, MakeCase, expected, local_case, nixl_case
 
 pytestmark = [pytest.mark.xdist_group("nixl")]

@@ -21,7 +21,7 @@ from headwater.engines.transfer.port import (
     TransferClosed,
     TransferFailed,
 )
-from headwater.schemas.messages.transfer import ClaimRefused, Offer, OfferClaim, OfferReleased
+from headwater.schemas.media import ClaimRefused, Offer, OfferClaim, OfferReleased
 from tests.support.ports.transfers import (
     CLAIM_S,
     QUARANTINE_S,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from headwater.ops.process.sockets import free_port
+from headwater.ops.start.sockets import free_port
 from tests.support.processes import zygote
 from tests.support.servers.nats import running
 

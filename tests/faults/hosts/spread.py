@@ -15,7 +15,7 @@ import httpx
 import msgspec
 
 from headwater.ops.nats.server import binary
-from headwater.schemas.addresses import NATS_PORT
+from headwater.schemas.names import NATS_PORT
 from tests.faults.answers import client_of
 from tests.faults.kills.victims import Victim
 from tests.support.engines import tiny_model

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from headwater.schemas.addresses import NATS_PORT
+from headwater.schemas.names import NATS_PORT
 from tests.faults.hosts.several_hosts import HOSTS, Shape, several_hosts
 from tests.support.engines import tiny_model
 from tests.support.network.hosts import Network, needs_hosts, network
@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(240), needs_hosts]
 
 TRY = """
 import asyncio, sys
-from headwater.actors.worker.reach import Reach
+from headwater.actors.worker.handoffs import Reach
 from headwater.schemas.clock import SystemClock
 reach = Reach(SystemClock())
 for place in sys.argv[1:]:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import httpx
 
-from headwater.actors.runtime.settings import DRAIN_TIMEOUT_S
+from headwater.actors.limits import DRAIN_TIMEOUT_S
 from tests.faults.answers import PACE, Answer, client_of, succeeds
 from tests.faults.kills.victims import Victim, gone, victim_of, worker_names
 from tests.faults.report import Report, Violation, command

@@ -9,7 +9,7 @@ import pytest
 
 from headwater.ops.nats import config as nats_config
 from headwater.ops.nats.config import Wanted
-from headwater.ops.process.sockets import free_port
+from headwater.ops.start.sockets import free_port
 from tests.support.clients.traffic import answer, until_async, until_health
 from tests.support.processes.fleet import FleetProcess, fleet
 from tests.support.servers.nats import NatsServer

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from headwater.actors.edge.saga.types import PLACE_S_MAX
-from headwater.ops.process.sockets import free_range
+from headwater.ops.start.sockets import free_range
 from tests.support.processes.commands import Ended, ended, launched
 from tests.support.processes.fleet import FleetProcess, shared_fleet
 

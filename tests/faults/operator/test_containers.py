@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from headwater.ops.process.sockets import free_range
+from headwater.ops.start.sockets import free_range
 from tests.support.processes.fleet import descendants
 from tests.support.processes.surroundings import container, environment, has_namespaces
 from tests.support.servers.nats import NatsServer

@@ -8,7 +8,7 @@ import pytest
 import pytest_asyncio
 
 from headwater.ops.commands import COMMANDS
-from headwater.ops.process.sockets import free_range
+from headwater.ops.start.sockets import free_range
 from tests.support.processes.commands import Ended
 from tests.support.processes.fleet import FleetProcess, shared_fleet
 from tests.support.processes.surroundings import (

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import httpx
 
-from headwater.ops.process.sockets import free_port
+from headwater.ops.start.sockets import free_port
 from tests.faults.answers import PACE, Answer, client_of, settle, start, under_way
 from tests.faults.kills.rolling_restart import DRAIN_S, READY, SLOWEST_S_MAX, STALLED_S_MAX, WORKERS, Balancer
 from tests.faults.report import Report, Violation, command

@@ -8,7 +8,7 @@ import nats
 from nats.aio.client import Client
 
 from headwater.schemas.hashing import unpack_tokens
-from headwater.schemas.messages.inference import GenerateRequest
+from headwater.schemas.inference import GenerateRequest
 from tests.support.processes.fleet import FleetProcess
 
 _generate = msgspec.msgpack.Decoder(GenerateRequest)

@@ -8,9 +8,9 @@ from numpy.typing import NDArray
 from headwater.actors.media.item import media_id
 from headwater.engines.model_files import byte_tokenizer
 from headwater.engines.sim import model
-from headwater.engines.sim.encoder import content_of, embedding_of
+from headwater.engines.sim.model import content_of, embedding_of
 from headwater.engines.sim.scheduler import image_offset, token_at
-from headwater.schemas.messages.media import PromptMedia
+from headwater.schemas.media import PromptMedia
 from tests.support.clients.pictures import HEIGHT, WIDTH, picture_url
 
 TOKENS: Final = 56

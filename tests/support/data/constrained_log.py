@@ -12,14 +12,19 @@ from typing import Any, Final
 import msgspec
 
 from headwater.events.ports import Record
-from headwater.router.decision.decide import DecisionContext, decide, prompt_of
-from headwater.router.fold.state import RouterState
+from headwater.router.decide import DecisionContext, decide, prompt_of
+from headwater.router.state import RouterState
 from headwater.schemas.encoding import NO_DIGEST, SCHEMA_VERSION, Batch, decode_batch, seal
-from headwater.schemas.events import Event
-from headwater.schemas.events.fleet import LORA_ON_DEMAND, LoadReported, WorkerChanged, WorkerJoined
-from headwater.schemas.events.kv import BlocksStored
-from headwater.schemas.events.route import Decision, RouteQuery, Weights
+from headwater.schemas.events import (
+    LORA_ON_DEMAND,
+    BlocksStored,
+    Event,
+    LoadReported,
+    WorkerChanged,
+    WorkerJoined,
+)
 from headwater.schemas.hashing import pack_hashes, tenant_digest
+from headwater.schemas.routing import Decision, RouteQuery, Weights
 from headwater.schemas.subjects import pool_subject
 from tests.support.data.queries import route_query
 from tests.support.data.story import BLOCK_SIZE, prompt

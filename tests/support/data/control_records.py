@@ -2,8 +2,8 @@
 
 import asyncio
 
-from headwater.router.fold.state import RouterState
-from headwater.schemas.events.fleet import WorkerChanged, WorkerControlled
+from headwater.router.state import RouterState
+from headwater.schemas.events import WorkerChanged, WorkerControlled
 from tests.support.worlds.virtual import Stage, events_of
 
 

@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 
 from headwater.events.ports import Record
 from headwater.schemas.encoding import SCHEMA_VERSION, Batch, LogEvent
-from headwater.schemas.events import Event
-from headwater.schemas.events.fleet import WorkerJoined
-from headwater.schemas.events.route import Candidate, Decision
+from headwater.schemas.events import Event, WorkerJoined
 from headwater.schemas.hashing import U64, pack_hashes
+from headwater.schemas.routing import Candidate, Decision
 from tests.support.worlds.clock import WALL_NS
 
 U64_MAX = (1 << 64) - 1

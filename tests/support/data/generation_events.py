@@ -1,7 +1,7 @@
 """A request's events as generation produces them, of every type: what each API's encoder translates in its golden transcripts."""
 
-from headwater.actors.edge.answer.encoder import ResponseEncoder
-from headwater.actors.edge.parsing.events import (
+from headwater.actors.edge.answer.choice import ResponseEncoder
+from headwater.actors.edge.parsing.grammar import (
     OutputEvent,
     ReasoningDelta,
     TextDelta,

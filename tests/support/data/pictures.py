@@ -6,7 +6,7 @@ from typing import Any
 
 from headwater.engines.engine import EmitFile, EngineInfo, FileStep
 from headwater.engines.sim.engine import SimEngine
-from headwater.schemas.messages.file_generation import ImageRequest
+from headwater.schemas.inference import ImageRequest
 from headwater.schemas.tables import Capability, ImageGenerationSupport
 
 SUPPORT = ImageGenerationSupport(

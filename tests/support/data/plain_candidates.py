@@ -5,22 +5,16 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from headwater.router.decision import cost
-from headwater.router.decision.candidates import allows, weighted_workers
-from headwater.router.decision.context import ScoringContext
-from headwater.router.decision.cost import (
-    WorkEstimate,
-    cost_weights,
-    estimate_computed,
-    estimate_times,
-    weights_at,
-)
-from headwater.router.fold.columns import LATE_MS
-from headwater.router.fold.estimates import StepModel, longer_ms
-from headwater.router.fold.load import Loads
-from headwater.router.fold.worker import Worker
-from headwater.schemas.events.route import Candidate
-from headwater.schemas.messages.inference import Leg
+from headwater.router import cost
+from headwater.router.candidates import allows, weighted_workers
+from headwater.router.columns import LATE_MS
+from headwater.router.context import ScoringContext
+from headwater.router.cost import WorkEstimate, cost_weights, estimate_computed, estimate_times, weights_at
+from headwater.router.estimates import StepModel, longer_ms
+from headwater.router.load import Loads
+from headwater.router.worker import Worker
+from headwater.schemas.inference import Leg
+from headwater.schemas.routing import Candidate
 
 
 def score_candidates(scoring: ScoringContext) -> list[Candidate]:

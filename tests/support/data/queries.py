@@ -4,8 +4,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from headwater.schemas.constraints import Constraints, FlowControl, Preferences
-from headwater.schemas.events.route import Decision, RouteQuery
+from headwater.schemas.routing import Constraints, Decision, FlowControl, Preferences, RouteQuery
 
 Routed = TypeVar("Routed", RouteQuery, Decision)
 

@@ -9,14 +9,21 @@ import sys
 import numpy as np
 
 from headwater.events.ports import Record
-from headwater.router.decision.decide import DecisionContext, decide, prompt_of
-from headwater.router.decision.policies import POLICIES
-from headwater.router.fold.state import RouterState
-from headwater.schemas.events import Event
-from headwater.schemas.events.fleet import LoadReported, WorkerDraining, WorkerLeft
-from headwater.schemas.events.kv import BlocksCleared, BlocksRemoved, BlocksStored, KvGap
-from headwater.schemas.events.route import Decision, RouteQuery, Weights
+from headwater.router.decide import DecisionContext, decide, prompt_of
+from headwater.router.policies import POLICIES
+from headwater.router.state import RouterState
+from headwater.schemas.events import (
+    BlocksCleared,
+    BlocksRemoved,
+    BlocksStored,
+    Event,
+    KvGap,
+    LoadReported,
+    WorkerDraining,
+    WorkerLeft,
+)
 from headwater.schemas.hashing import U64, chain_plain, pack_hashes, seed
+from headwater.schemas.routing import Decision, RouteQuery, Weights
 from tests.support.data.examples import joined, record
 from tests.support.data.queries import route_query
 from tests.support.worlds.clock import WALL_NS

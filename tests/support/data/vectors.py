@@ -11,7 +11,7 @@ from headwater.engines.engine import RequestRejected
 from headwater.engines.sim.engine import SimEngine
 from headwater.ops.sim.network import SimConnection, SimHttpServer
 from headwater.schemas.hashing import unpack_tokens
-from headwater.schemas.messages.inference import EmbedRequest
+from headwater.schemas.inference import EmbedRequest
 from headwater.schemas.tables import Capability
 from tests.support.worlds.virtual import Stage, until
 

@@ -8,7 +8,7 @@ import msgspec
 
 from headwater.engines.engine import EmitFile, EngineInfo, FileStep
 from headwater.engines.sim.engine import SimEngine
-from headwater.schemas.messages.file_generation import VideoRequest
+from headwater.schemas.inference import VideoRequest
 from headwater.schemas.tables import Capability, VideoGenerationSupport
 
 SUPPORT = VideoGenerationSupport(

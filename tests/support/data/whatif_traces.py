@@ -4,7 +4,7 @@ import json
 import random
 from pathlib import Path
 
-from headwater.ops.whatif.trace import TRACE_BLOCK, Trace, TraceRequest
+from headwater.ops.bench.trace import TRACE_BLOCK, Trace, TraceRequest
 
 
 def conversations(seed: int, count: int, *, gap_ms: int = 300) -> Trace:

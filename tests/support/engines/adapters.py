@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from headwater.engines.engine import Emit, EngineError, EngineInfo, LoraAdapter, RequestRejected, Transfer
-from headwater.engines.lora_files import LoraCache, LoraPolicy
-from headwater.engines.lora_files.sources import CONFIG, WEIGHTS, parse_networks, parse_sources
+from headwater.engines.lora_cache import LoraCache, LoraPolicy
+from headwater.engines.lora_sources import CONFIG, WEIGHTS, parse_networks, parse_sources
 from headwater.engines.sim.engine import SimEngine
-from headwater.schemas.messages.inference import GenerateRequest
+from headwater.schemas.inference import GenerateRequest
 from headwater.schemas.tables import Capability
 
 SMALL = {"base_model.model.model.layers.0.self_attn.v_proj": (8, 8)}

@@ -18,8 +18,8 @@ from headwater.engines.engine import (
 )
 from headwater.engines.sim.engine import SimEngine, SimSettings
 from headwater.schemas.clock import Clock
-from headwater.schemas.events.kv import BlocksStored
-from headwater.schemas.messages.inference import EmbedRequest, GenerateRequest
+from headwater.schemas.events import BlocksStored
+from headwater.schemas.inference import EmbedRequest, GenerateRequest
 from headwater.schemas.tables import Capability
 
 

@@ -7,7 +7,7 @@ from headwater.engines.engine import Emit, EngineDied, EngineError, EngineInfo, 
 from headwater.engines.sim.engine import SimEngine, SimSettings
 from headwater.engines.sim.handoff import SimHandoff
 from headwater.schemas.clock import Clock
-from headwater.schemas.messages.inference import EmbedRequest, GenerateRequest
+from headwater.schemas.inference import EmbedRequest, GenerateRequest
 
 Way = Literal["killed", "killed in silence", "broken by a request", "failing", "stopped"]
 """killed: what runs ends with "died", and `check` says it too (vLLM's core or a rank that was killed or raised, SGLang's scheduler

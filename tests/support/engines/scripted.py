@@ -25,8 +25,8 @@ from headwater.engines.sim.scheduler import SimSequence, SimSettings
 from headwater.ops import cli
 from headwater.schemas import hashing
 from headwater.schemas.clock import SystemClock
-from headwater.schemas.messages.inference import GenerateRequest, Guide
-from headwater.schemas.messages.media import PromptMedia
+from headwater.schemas.inference import GenerateRequest, Guide
+from headwater.schemas.media import PromptMedia
 from headwater.schemas.tables import Capability, MediaSupport
 from tests.support.engines.instances import instance_of
 

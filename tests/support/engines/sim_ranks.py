@@ -3,11 +3,11 @@
 from collections.abc import AsyncIterator
 
 from headwater.engines.engine import Emit, EngineDied, EngineInfo, EngineLoad, KvEvent, Transfer
-from headwater.engines.sim.defaults import ZERO
+from headwater.engines.sim import ZERO
 from headwater.engines.sim.engine import SimEngine, SimSettings
 from headwater.schemas.clock import SystemClock
-from headwater.schemas.events.kv import BlocksStored
-from headwater.schemas.messages.inference import GenerateRequest
+from headwater.schemas.events import BlocksStored
+from headwater.schemas.inference import GenerateRequest
 
 SETTINGS = SimSettings(total_blocks=64, step_time=ZERO, context_length=512)
 

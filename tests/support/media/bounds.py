@@ -7,8 +7,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Final
 from unittest.mock import patch
 
-from headwater.actors.media.intake import MediaIntake
-from headwater.actors.media.process import IntakeProcess
+from headwater.actors.media.intake import IntakeProcess, MediaIntake
 
 SAMPLE_S: Final = 0.005
 

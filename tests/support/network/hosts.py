@@ -20,7 +20,7 @@ from typing import IO, Final
 import msgspec
 import pytest
 
-from headwater.ops.process.signals import die_with_parent
+from headwater.ops.start.signals import die_with_parent
 from tests.support.network.switch import Ready, Rules
 from tests.support.processes import zygote
 

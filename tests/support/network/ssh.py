@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Final
 
 from headwater.ops.nats import config as nats_config
-from headwater.ops.process.sockets import free_port
 from headwater.ops.start.children import child_environment, headwater_command
+from headwater.ops.start.sockets import free_port
 
 NO_SSHD: Final = shutil.which("sshd", path="/usr/sbin:/usr/bin") is None
 

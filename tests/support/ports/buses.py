@@ -4,8 +4,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import NamedTuple
 
-from headwater.actors.bus import Bus, Handler, MemoryBus, Message
-from headwater.actors.core_nats import NatsBus
+from headwater.actors.runtime.core_nats import NatsBus
+from headwater.actors.runtime.ports import Bus, Handler, MemoryBus, Message
 from tests.support.ports.logs import connected
 from tests.support.servers.nats import NatsServer
 

@@ -20,10 +20,10 @@ from headwater.engines.conformance.case import (
 from headwater.engines.engine import Engine, EngineDied
 from headwater.engines.native_arguments import tokens_of
 from headwater.engines.sglang import SglangOptions
-from headwater.engines.sim.defaults import StepTime
+from headwater.engines.sim import StepTime
 from headwater.engines.sim.engine import SimEngine, SimSettings
 from headwater.engines.vllm import VllmOptions
-from headwater.ops.process.sockets import free_range
+from headwater.ops.start.sockets import free_range
 from headwater.schemas.clock import SystemClock
 from tests.support.engines.settings import engine_settings, with_fields
 from tests.support.sglang import environment

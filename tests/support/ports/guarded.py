@@ -8,7 +8,7 @@ from headwater.events.jetstream import Connection, Credentials, connect
 from headwater.events.jetstream.streams import ensure_namespace, ensure_pool
 from headwater.ops.nats import config as nats_config
 from headwater.ops.nats.config import Wanted
-from headwater.ops.process.sockets import free_port
+from headwater.ops.start.sockets import free_port
 from headwater.schemas import subjects
 from headwater.schemas.permissions import Kind
 from tests.support.servers.nats import NatsServer

@@ -14,7 +14,7 @@ from headwater.events.ports import AppendResult, Entry, Log, Record, Slice, Stor
 from headwater.schemas import subjects
 from headwater.schemas.clock import SystemClock
 from headwater.schemas.encoding import SCHEMA_VERSION, Batch, encode_batch, seal
-from headwater.schemas.events.fleet import LoadReported
+from headwater.schemas.events import LoadReported
 from tests.support.servers.nats import NatsServer
 from tests.support.servers.nats_cluster import NatsCluster
 

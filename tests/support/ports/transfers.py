@@ -24,11 +24,10 @@ import msgspec
 import numpy as np
 
 from headwater.engines.transfer.local import LocalFabric, LocalTransfer, SharedMemory, SharedTransfer
-from headwater.engines.transfer.memory import HostMemory
 from headwater.engines.transfer.nixl import NixlTransfer
-from headwater.engines.transfer.port import PeerGone, Stats, TensorTransfer
-from headwater.ops.process.signals import die_with_parent
-from headwater.schemas.messages.transfer import (
+from headwater.engines.transfer.port import HostMemory, PeerGone, Stats, TensorTransfer
+from headwater.ops.start.signals import die_with_parent
+from headwater.schemas.media import (
     ClaimGranted,
     ClaimReply,
     LeaseId,

@@ -13,7 +13,7 @@ from nats.aio.client import Client
 
 from headwater.schemas import subjects
 from headwater.schemas.hashing import pack_tokens
-from headwater.schemas.messages.inference import (
+from headwater.schemas.inference import (
     Accepted,
     Cancel,
     GenerateReply,

@@ -20,10 +20,10 @@ from nats.aio.msg import Msg
 from headwater.actors.runtime.tables import LeaseTable
 from headwater.actors.worker.encoding import OFFER_S
 from headwater.engines.transfer.slab import CLAIM_S, QUARANTINE_S
-from headwater.events.jetstream.table import JetStreamTable
+from headwater.events.jetstream.buckets import JetStreamTable
 from headwater.schemas import subjects
-from headwater.schemas.messages.inference import GenerateRequest, TokenFrame
-from headwater.schemas.messages.transfer import OfferClaim, OfferReleased
+from headwater.schemas.inference import GenerateRequest, TokenFrame
+from headwater.schemas.media import OfferClaim, OfferReleased
 from headwater.schemas.subjects import ANY
 from tests.support.processes.fleet import FleetProcess, descendants
 from tests.support.processes.stopped import StoppedProcesses

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from headwater.ops.launch.fleet_file import FleetFile, PoolOfModel
-from headwater.ops.process.sockets import free_port
+from headwater.ops.start.sockets import free_port
 
 ChangePool = Callable[[str, PoolOfModel], PoolOfModel]
 

@@ -13,8 +13,8 @@ import httpx
 import msgspec
 
 from headwater.events.jetstream import connect
-from headwater.ops.process.sockets import free_port
 from headwater.ops.start.children import child_environment
+from headwater.ops.start.sockets import free_port
 from tests.support.network.hosts import Host
 from tests.support.processes import zygote
 

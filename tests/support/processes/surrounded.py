@@ -26,7 +26,6 @@ POLL_S = 0.02
 PACKAGES = (
     "headwater.ops.commands",
     "headwater.ops.start",
-    "headwater.ops.process",
     "headwater.ops.sim",
     "headwater.ops.whatif",
 )
@@ -76,7 +75,7 @@ def _import() -> None:
     for package in PACKAGES:
         for module in pkgutil.walk_packages(importlib.import_module(package).__path__, f"{package}."):
             importlib.import_module(module.name)
-    importlib.import_module("headwater.ops.process.actor").compile_kernels()
+    importlib.import_module("headwater.ops.start.actor").compile_kernels()
 
 
 def _code(pid: int, port: int) -> int:

@@ -151,11 +151,11 @@ def main(descriptor: int, engine: str) -> None:
     from headwater.engines.process import freeze_heap
     from headwater.engines.vllm import forkserver
     from headwater.ops import cli  # noqa: F401
-    from headwater.ops.process import edge, router  # noqa: F401
-    from headwater.ops.process.actor import compile_kernels
-    from headwater.ops.process.signals import die_with_parent
+    from headwater.ops.start import edge, router  # noqa: F401
     from headwater.ops.start import engine as engine_process  # noqa: F401
+    from headwater.ops.start.actor import compile_kernels
     from headwater.ops.start.machine import Machine
+    from headwater.ops.start.signals import die_with_parent
 
     die_with_parent()
     if engine == "vllm":

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from headwater.ops.nats.server import binary, wait_until_up, write_config
-from headwater.ops.process.signals import die_with_parent
-from headwater.ops.process.sockets import free_port
+from headwater.ops.start.signals import die_with_parent
+from headwater.ops.start.sockets import free_port
 
 
 class NatsServer:

@@ -8,7 +8,7 @@ from nats.aio.client import Client
 
 from headwater.events.jetstream.api import api
 from headwater.events.ports import LogError
-from headwater.ops.process.sockets import free_port
+from headwater.ops.start.sockets import free_port
 from tests.support.servers.nats import NatsServer
 
 SIZE = 3

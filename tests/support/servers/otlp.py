@@ -11,7 +11,7 @@ import rotel
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from oteltap import OtelTapHttpProtobufReceiver, OtelTapHttpProtobufReceiverSettings
 
-from headwater.ops.process.sockets import free_port
+from headwater.ops.start.sockets import free_port
 
 WITHIN_S = 30.0
 

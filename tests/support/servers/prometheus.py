@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import httpx
 
-from headwater.ops.process.sockets import free_range
+from headwater.ops.start.sockets import free_range
 
 WITHIN_S = 60.0
 PAUSE_S = 0.1

@@ -7,7 +7,7 @@ from multiprocessing.connection import Connection
 
 from headwater.engines.engine import EncodedImage, EngineInfo
 from headwater.engines.sglang import SglangOptions
-from headwater.schemas.messages.media import PromptMedia
+from headwater.schemas.media import PromptMedia
 from tests.support.engines.multimodal import tiny_vision_model
 from tests.support.engines.settings import engine_settings
 

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from headwater.ops.process.signals import die_with_parent
+from headwater.ops.start.signals import die_with_parent
 
 PRELOADS: Final = (
     "sglang.srt.entrypoints.engine",

@@ -11,13 +11,13 @@ from typing import Any
 from zlib import crc32
 
 from headwater.engines.engine import LoraAdapter, RequestRejected, Step, Transfer
-from headwater.engines.sim.defaults import StepTime
+from headwater.engines.sim import StepTime
 from headwater.engines.sim.engine import SimEngine, SimSettings
 from headwater.engines.sim.handoff import SimFabric, SimHandoff
-from headwater.engines.tensorrt_llm import recorded
+from headwater.engines.tensorrt_llm import config
 from headwater.schemas import hashing
 from headwater.schemas.clock import Clock, SystemClock
-from headwater.schemas.messages.inference import GenerateRequest, Leg, Sampling
+from headwater.schemas.inference import GenerateRequest, Leg, Sampling
 from tests.support.tensorrt_llm import images, signatures
 from tests.support.tensorrt_llm.events import EventBuffer
 from tests.support.tensorrt_llm.faults import Faults
@@ -26,7 +26,7 @@ from tests.support.tensorrt_llm.outputs import Logprob, Output
 from tests.support.tensorrt_llm.tensors import Tensor, logits_of, picked
 
 VERSION = "1.2.1"
-GENERATES = signatures.signature_of(recorded.GENERATE_ASYNC, first="inputs")
+GENERATES = signatures.signature_of(config.GENERATE_ASYNC, first="inputs")
 
 _numbers = count(1)
 
@@ -130,8 +130,8 @@ class LLM:
     world: World
 
     def __init__(self, **given: Any) -> None:
-        signatures.check_arguments(recorded.LLM_ARGUMENTS, given, "LLM")
-        for name, known in recorded.NESTED_ARGUMENTS.items():
+        signatures.check_arguments(config.LLM_ARGUMENTS, given, "LLM")
+        for name, known in config.NESTED_ARGUMENTS.items():
             signatures.check_arguments(known, given.get(name) or {}, name)
         world, self.args = self.world, given
         world.arguments.append(given)
@@ -347,9 +347,9 @@ class LLM:
                 engine._loop.get_loop().call_soon_threadsafe(engine._loop.cancel)
 
 
-LLM.__init__.__signature__ = signatures.signature_of(sorted(recorded.LLM_ARGUMENTS))  # type: ignore[attr-defined]
+LLM.__init__.__signature__ = signatures.signature_of(sorted(config.LLM_ARGUMENTS))  # type: ignore[attr-defined]
 LLM.generate_async.__signature__ = signatures.signature_of(  # type: ignore[attr-defined]
-    recorded.GENERATE_ASYNC
+    config.GENERATE_ASYNC
 )
 
 

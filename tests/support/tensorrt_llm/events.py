@@ -9,8 +9,8 @@ import numpy as np
 from headwater.engines.engine import KvEvent, Step
 from headwater.engines.sim.engine import SimEngine
 from headwater.schemas import hashing
-from headwater.schemas.events.kv import BlocksCleared, BlocksRemoved, BlocksStored
-from headwater.schemas.messages.inference import GenerateRequest
+from headwater.schemas.events import BlocksCleared, BlocksRemoved, BlocksStored
+from headwater.schemas.inference import GenerateRequest
 from tests.support.tensorrt_llm.images import with_keys
 
 WINDOW, SLIDING_WINDOW = 4_096, 512

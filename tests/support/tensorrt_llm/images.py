@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from headwater.engines.tensorrt_llm import recorded
-from headwater.schemas.messages.inference import GenerateRequest
-from headwater.schemas.messages.media import PromptMedia
+from headwater.engines.tensorrt_llm import config
+from headwater.schemas.inference import GenerateRequest
+from headwater.schemas.media import PromptMedia
 from headwater.schemas.tables import ImageSupport, count_image_tokens
 from tests.support.tensorrt_llm.signatures import check_arguments
 
@@ -58,7 +58,7 @@ def expanded(inputs: Any, processor: Any) -> tuple[list[int], tuple[PromptMedia,
             "an image token without an image ends the engine"
         )
         return inputs, ()
-    check_arguments(recorded.PROMPT_INPUTS, inputs, "TokensPrompt")
+    check_arguments(config.PROMPT_INPUTS, inputs, "TokensPrompt")
     images = inputs["multi_modal_data"]["image"]
     ids = inputs["multi_modal_uuids"]["image"]
     if len(ids) != len(images):

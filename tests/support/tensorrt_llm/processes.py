@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from headwater.engines.engine import Transfer
-from headwater.engines.sim.defaults import StepTime
+from headwater.engines.sim import StepTime
 from tests.support.tensorrt_llm.double import World, modules_of
 
 FOLDER: Final = "TEST_TENSORRT_LLM_MEETINGS"

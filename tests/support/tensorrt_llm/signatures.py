@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from enum import IntEnum
 from typing import Any
 
-from headwater.engines.tensorrt_llm import recorded
+from headwater.engines.tensorrt_llm import config
 
 
 def signature_of(names: Iterable[str], *, first: str = "self") -> inspect.Signature:
@@ -43,13 +43,13 @@ def generated(name: str, fields: Iterable[str], defaults: dict[str, Any] | None 
 
 SamplingParams = generated(
     "SamplingParams",
-    sorted(recorded.SAMPLING_PARAMS),
+    sorted(config.SAMPLING_PARAMS),
     {"max_tokens": 32, "n": 1, "return_context_logits": False},
 )
-GuidedDecodingParams = generated("GuidedDecodingParams", sorted(recorded.GUIDED_DECODING_PARAMS))
-DisaggregatedParams = generated("DisaggregatedParams", recorded.DISAGGREGATED_PARAMS)
-SchedulingParams = generated("SchedulingParams", recorded.SCHEDULING_PARAMS, {"attention_dp_relax": True})
-LoRARequest = generated("LoRARequest", recorded.LORA_REQUEST)
+GuidedDecodingParams = generated("GuidedDecodingParams", sorted(config.GUIDED_DECODING_PARAMS))
+DisaggregatedParams = generated("DisaggregatedParams", config.DISAGGREGATED_PARAMS)
+SchedulingParams = generated("SchedulingParams", config.SCHEDULING_PARAMS, {"attention_dp_relax": True})
+LoRARequest = generated("LoRARequest", config.LORA_REQUEST)
 
 
 class DisaggScheduleStyle(IntEnum):

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from headwater.schemas import hashing
-from headwater.schemas.messages.inference import GenerateRequest
+from headwater.schemas.inference import GenerateRequest
 
 VOCABULARY = 512
 

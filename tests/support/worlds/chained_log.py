@@ -5,11 +5,16 @@ from typing import Any, NamedTuple
 
 from headwater.events.chain import Break
 from headwater.events.ports import Record, Unreadable
-from headwater.router.fold.state import RouterState
+from headwater.router.state import RouterState
 from headwater.schemas.encoding import NO_DIGEST, SCHEMA_VERSION, Batch, UnreadableBatch, decode_batch, seal
-from headwater.schemas.events import Event
-from headwater.schemas.events.fleet import LoadReported, RequestsHeld
-from headwater.schemas.events.kv import BlocksCleared, BlocksRemoved, BlocksStored
+from headwater.schemas.events import (
+    BlocksCleared,
+    BlocksRemoved,
+    BlocksStored,
+    Event,
+    LoadReported,
+    RequestsHeld,
+)
 from headwater.schemas.subjects import pool_subject, writer_of
 from tests.support.data.examples import joined, packed
 from tests.support.worlds.clock import WALL_NS

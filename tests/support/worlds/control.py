@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from headwater.actors.runtime.persistence import Ports
+from headwater.actors.runtime.ports import Ports
 from headwater.actors.worker.actor import WorkerActor
 from headwater.actors.worker.control_commands import LoraOperations
 from headwater.actors.worker.model_card import Served
@@ -14,9 +14,9 @@ from headwater.events.memory import MemoryLog
 from headwater.events.ports import AppendResult, Entry
 from headwater.ops.sim.fleet import FILES, MODEL, NAMESPACE, SETTINGS
 from headwater.schemas import subjects
+from headwater.schemas.control import Command, ControlReply, ControlRequest
 from headwater.schemas.hashing import pack_tokens
-from headwater.schemas.messages.control import Command, ControlReply, ControlRequest
-from headwater.schemas.messages.inference import (
+from headwater.schemas.inference import (
     EmbedReply,
     EmbedRequest,
     GenerateReply,

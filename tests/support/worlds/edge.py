@@ -6,16 +6,14 @@ from typing import Any, NamedTuple, Self
 
 import msgspec
 
-from headwater.actors.bus import Message, Subscription
-from headwater.actors.edge.admit.control import AccessServices
-from headwater.actors.edge.admit.keys import key_text
+from headwater.actors.edge.admit.control import AccessServices, key_text
 from headwater.actors.edge.apis.app import DEFAULTS, App
-from headwater.actors.edge.model.catalog import ModelCatalog
-from headwater.actors.edge.saga.open_requests import OpenRequests
+from headwater.actors.edge.catalog import ModelCatalog
+from headwater.actors.edge.saga.record import OpenRequests
 from headwater.actors.edge.saga.workers import WorkerRegistry
 from headwater.actors.edge.settings import AccessSettings
 from headwater.actors.media.intake import MediaIntake
-from headwater.actors.runtime.persistence import Ports
+from headwater.actors.runtime.ports import Message, Ports, Subscription
 from headwater.actors.runtime.tables import ApiKeyTable
 from headwater.actors.worker.model_card import Served, publish_card
 from headwater.engines.engine import EngineInfo
@@ -24,12 +22,11 @@ from headwater.engines.sim.engine import SimEngine, SimSettings
 from headwater.events.ports import Record
 from headwater.events.writer import DELAY_S
 from headwater.ops.operator.keys import WantedKey, new_key
-from headwater.ops.process.actor import compile_kernels
+from headwater.ops.start.actor import compile_kernels
 from headwater.schemas import subjects
-from headwater.schemas.events.request import PayloadKind
-from headwater.schemas.events.route import Decision, RouteQuery, RouteRefused
+from headwater.schemas.events import PayloadKind
 from headwater.schemas.hashing import unpack_tokens
-from headwater.schemas.messages.inference import (
+from headwater.schemas.inference import (
     Accepted,
     Cancel,
     EmbedReply,
@@ -40,6 +37,7 @@ from headwater.schemas.messages.inference import (
     TokenFrame,
     TokenLogprob,
 )
+from headwater.schemas.routing import Decision, RouteQuery, RouteRefused
 from headwater.schemas.tables import Capability
 from tests.support.data.examples import joined, record
 from tests.support.data.queries import changed

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from headwater.actors.runtime.persistence import Ports
+from headwater.actors.runtime.ports import Ports
 from headwater.schemas.subjects import lease_key
 from headwater.schemas.tables import Lease
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from headwater.actors.runtime.persistence import Ports
+from headwater.actors.runtime.ports import Ports
 from headwater.actors.worker.inflight import WorkerStatus
 from headwater.actors.worker.lora import LoraManager, LoraSettings
 from headwater.actors.worker.lora_slots import RestartList

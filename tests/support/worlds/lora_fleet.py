@@ -17,7 +17,7 @@ import httpx
 from headwater.actors.edge.actor import EdgeActor
 from headwater.actors.http.server import UvicornServer
 from headwater.actors.router.actor import RouterActor
-from headwater.actors.runtime.persistence import Ports
+from headwater.actors.runtime.ports import Ports
 from headwater.actors.worker.actor import WorkerActor
 from headwater.actors.worker.lora import LoraManager, LoraSettings
 from headwater.actors.worker.lora_slots import RestartList
@@ -25,12 +25,12 @@ from headwater.actors.worker.model_card import Served
 from headwater.actors.worker.settings import LoraLoading
 from headwater.engines.engine import Engine
 from headwater.engines.model_files import byte_model_files
-from headwater.engines.sim.defaults import StepTime
+from headwater.engines.sim import StepTime
 from headwater.engines.sim.engine import SimSettings
 from headwater.engines.sim.model import script
 from headwater.events.ports import Record
 from headwater.ops.nats.server import open_ports
-from headwater.ops.process.actor import compile_kernels
+from headwater.ops.start.actor import compile_kernels
 from headwater.schemas.clock import SystemClock
 from headwater.schemas.events import Event
 from headwater.schemas.names import pool_name

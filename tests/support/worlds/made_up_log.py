@@ -4,10 +4,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
-from headwater.actors.runtime.persistence import Ports
+from headwater.actors.runtime.ports import Ports
 from headwater.events.ports import Log
 from headwater.events.snapshot_store import SnapshotStore
-from headwater.ops.config.nats import NatsSettings
+from headwater.ops.config.sections import NatsSettings
 from headwater.ops.nats.server import open_ports
 from headwater.schemas.clock import SystemClock
 from tests.bench.large_log import POOL, MadeUpFleet, write

@@ -2,8 +2,7 @@
 
 from itertools import count
 
-from headwater.actors.bus import MemoryBus
-from headwater.actors.runtime.persistence import Ports
+from headwater.actors.runtime.ports import MemoryBus, Ports
 from headwater.events.memory import MemoryBlobs, MemoryLog, MemoryTable
 from headwater.events.ports import Log
 from tests.support.worlds.clock import ManualClock

@@ -5,13 +5,13 @@ import asyncio
 import msgspec
 
 from headwater.actors.edge.saga.workers import RouterClient
-from headwater.actors.runtime.persistence import Ports
+from headwater.actors.runtime.ports import Ports
 from headwater.ops.sim.fleet import NAMESPACE, POOL
-from headwater.router.queue.limits import BusyLimits, QueueLimits, QueueSettings
+from headwater.router.queue import BusyLimits, QueueLimits, QueueSettings
 from headwater.schemas import subjects
-from headwater.schemas.events.route import Decision, RouteRefused
 from headwater.schemas.hashing import pack_tokens
-from headwater.schemas.messages.inference import Accepted, Cancel, GenerateReply, GenerateRequest, Sampling
+from headwater.schemas.inference import Accepted, Cancel, GenerateReply, GenerateRequest, Sampling
+from headwater.schemas.routing import Decision, RouteRefused
 from tests.support.data.examples import packed
 from tests.support.data.queries import route_query
 from tests.support.worlds.virtual import Stage, until

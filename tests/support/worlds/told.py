@@ -6,14 +6,14 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from headwater.actors.runtime.persistence import Ports
+from headwater.actors.runtime.ports import Ports
 from headwater.events.ports import Record
 from headwater.ops.history.history import History
 from headwater.ops.sim.checks import messages
 from headwater.ops.sim.fleet import NAMESPACE, POOL, SimFleet
 from headwater.ops.sim.loop import VirtualLoop
 from headwater.ops.sim.network import Process
-from headwater.schemas.events.fleet import Role
+from headwater.schemas.events import Role
 from tests.sim.disaggregated import ask, fleet_of
 
 ROLES: tuple[Role, ...] = ("both", "both", "both")

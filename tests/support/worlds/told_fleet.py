@@ -2,15 +2,13 @@
 
 from typing import Any
 
-from headwater.actors.runtime.persistence import Ports
+from headwater.actors.runtime.ports import Ports
 from headwater.events.ports import Entry, Log, Record, Stored
-from headwater.router.decision.decide import DecisionContext, decide, prompt_of
-from headwater.router.fold.state import RouterState
+from headwater.router.decide import DecisionContext, decide, prompt_of
+from headwater.router.state import RouterState
 from headwater.schemas.encoding import NO_DIGEST, SCHEMA_VERSION, Batch, decode_batch, seal
-from headwater.schemas.events import Event
-from headwater.schemas.events.fleet import LoadReported
-from headwater.schemas.events.kv import BlocksCleared
-from headwater.schemas.events.route import Decision, RouteQuery, Weights
+from headwater.schemas.events import BlocksCleared, Event, LoadReported
+from headwater.schemas.routing import Decision, RouteQuery, Weights
 from headwater.schemas.subjects import PoolKind, pool_subject, request_subject
 from tests.support.data.examples import joined
 from tests.support.worlds.clock import ManualClock

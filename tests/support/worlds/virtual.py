@@ -12,7 +12,7 @@ import msgspec
 from headwater.actors.router.actor import RouterActor
 from headwater.actors.runtime import lease
 from headwater.actors.runtime.actor import Actor
-from headwater.actors.runtime.persistence import Ports
+from headwater.actors.runtime.ports import Ports
 from headwater.actors.worker.actor import WorkerActor
 from headwater.actors.worker.model_card import Served
 from headwater.actors.worker.settings import WorkerProfile
@@ -24,7 +24,7 @@ from headwater.ops.sim.checks import messages
 from headwater.ops.sim.fleet import FILES, MODEL, POOL, SETTINGS, SimFleet
 from headwater.ops.sim.loop import VirtualLoop
 from headwater.ops.sim.network import Process
-from headwater.router.queue.limits import QueueSettings
+from headwater.router.queue import QueueSettings
 from headwater.schemas import subjects
 from headwater.schemas.tables import Lease
 

@@ -21,9 +21,7 @@ from headwater.events.jetstream.api import api
 from headwater.events.ports import Entry, Stored
 from headwater.schemas import subjects
 from headwater.schemas.encoding import SCHEMA_VERSION, Batch, seal
-from headwater.schemas.events import Event
-from headwater.schemas.events.fleet import WorkerJoined, WorkerLeft
-from headwater.schemas.events.kv import KvGap
+from headwater.schemas.events import Event, KvGap, WorkerJoined, WorkerLeft
 from headwater.schemas.tables import Lease, ModelCard
 from tests.support.engines import ailing
 from tests.support.processes.commands import ended, kill_all, launched, spawn

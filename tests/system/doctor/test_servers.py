@@ -16,9 +16,9 @@ from headwater.events.jetstream import JetStreamBlobs, connect
 from headwater.events.jetstream.api import SECOND_NS, api, publish
 from headwater.events.jetstream.stream_spec import namespace_streams
 from headwater.events.jetstream.streams import ensure_namespace, ensure_pool
-from headwater.ops.diagnosis.finding import KINDS
+from headwater.ops.diagnosis import KINDS
 from headwater.ops.nats.config import new_seed
-from headwater.ops.process.sockets import free_port
+from headwater.ops.start.sockets import free_port
 from headwater.schemas import subjects
 from tests.support.processes.commands import ended
 from tests.support.processes.fleet import fleet

@@ -15,7 +15,7 @@ from headwater.engines.sim.engine import SimEngine
 from headwater.ops.config.processes import EngineProcess
 from headwater.ops.config.worker import WorkerSettings
 from headwater.ops.nats.server import open_ports
-from headwater.ops.start import make_engine
+from headwater.ops.start import plan
 from headwater.schemas.clock import SystemClock
 from tests.support.processes.fleet import FleetProcess, fleet
 
@@ -33,7 +33,7 @@ class OtherEngine(SimEngine):
 @contextlib.asynccontextmanager
 async def other_worker(up: FleetProcess) -> AsyncIterator[None]:
     """A worker of the other engine, in the test's own process, that has joined the fleet's pool."""
-    made, served = make_engine.make(EngineProcess(worker=WorkerSettings(engine="sim")), "other-0")
+    made, served = plan.make(EngineProcess(worker=WorkerSettings(engine="sim")), "other-0")
     assert isinstance(made, SimEngine)
     async with open_ports(up.nats, "default", "other-0", kind="worker") as ports:
         engine = OtherEngine(made._settings, SystemClock())

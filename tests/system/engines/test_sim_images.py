@@ -13,8 +13,8 @@ import numpy as np
 import openai
 import pytest
 
-from headwater.engines.sim.encoder import embedding_of
-from headwater.schemas.messages.media import PromptMedia
+from headwater.engines.sim.model import embedding_of
+from headwater.schemas.media import PromptMedia
 from tests.support.clients.media_chat import MediaAnswer, content
 from tests.support.clients.pictures import HEIGHT, WIDTH, picture_url
 from tests.support.clients.sim_images import ANSWER_TOKENS, SEED, TOKENS, expected, question

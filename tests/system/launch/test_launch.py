@@ -12,7 +12,7 @@ from msgspec import structs
 
 from headwater.engines import registry
 from headwater.ops.launch.fleet_file import PoolOfModel, read_fleet
-from headwater.ops.process.sockets import free_port
+from headwater.ops.start.sockets import free_port
 from tests.support.processes.commands import kill_all, launched, spawn
 from tests.support.processes.fleet_files import written
 from tests.support.servers.nats import NatsServer

@@ -14,8 +14,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from headwater.ops.process.sockets import free_port, free_range
 from headwater.ops.start.children import child_environment, headwater_command
+from headwater.ops.start.sockets import free_port, free_range
 from tests.support.network.ssh import NO_SSHD, running, sshd, until_logged, write_keys
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(240)]

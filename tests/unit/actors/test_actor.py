@@ -6,21 +6,20 @@ from collections import Counter
 import msgspec
 import pytest
 
-from headwater.actors.bus import Message
+from headwater.actors.runtime.ports import Message
 from headwater.actors.shadow import HOLD_S, ShadowActor
 from headwater.events.ports import Record
 from headwater.ops.sim.fleet import NAMESPACE, POOL
-from headwater.router.decision.decide import Evaluation, reevaluate, with_policy
-from headwater.router.fold.load import Loads
-from headwater.router.fold.state import RouterState
+from headwater.router.decide import Evaluation, reevaluate, with_policy
 from headwater.router.index.prefix_index import PrefixIndex
-from headwater.router.shadow import ShadowFold
+from headwater.router.load import Loads
+from headwater.router.replay import ShadowFold
+from headwater.router.state import RouterState
 from headwater.schemas import subjects
-from headwater.schemas.events.fleet import LoadReported
-from headwater.schemas.events.kv import BlocksStored
-from headwater.schemas.events.route import Decision, RouteQuery, RouteRefused, Shadowed
+from headwater.schemas.events import BlocksStored, LoadReported
 from headwater.schemas.hashing import pack_tokens
-from headwater.schemas.messages.inference import GenerateRequest, Sampling
+from headwater.schemas.inference import GenerateRequest, Sampling
+from headwater.schemas.routing import Decision, RouteQuery, RouteRefused, Shadowed
 from tests.support.data.examples import joined, packed, record
 from tests.support.data.story import decided, fold, story
 from tests.support.worlds.clock import WALL_NS

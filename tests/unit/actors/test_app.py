@@ -16,7 +16,7 @@ from headwater.actors.admin import (
     WeakToken,
     parse_tokens,
 )
-from headwater.schemas.events.fleet import WorkerControlled
+from headwater.schemas.events import WorkerControlled
 from tests.support.worlds.control import Worker, ready
 from tests.support.worlds.virtual import Stage, events_of, staged
 

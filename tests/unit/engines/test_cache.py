@@ -4,10 +4,10 @@ import numpy as np
 
 from headwater.engines.embeddings import EmbeddingCache
 from headwater.engines.engine import EncodedImage, KvEvent
-from headwater.schemas.events.kv import BlocksCleared, BlocksRemoved, BlocksStored
+from headwater.schemas.encode_requests import embedding_hashes
+from headwater.schemas.events import BlocksCleared, BlocksRemoved, BlocksStored
 from headwater.schemas.hashing import unpack_hashes
-from headwater.schemas.messages.encode import embedding_hashes
-from headwater.schemas.messages.media import PromptMedia
+from headwater.schemas.media import PromptMedia
 
 BLOCK = 16
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from headwater.engines.engine import KvEvent
 from headwater.engines.kv_events import KvTranslator, decode
-from headwater.schemas.events.kv import CPU, DISK, GPU, BlocksCleared, BlocksRemoved, BlocksStored, KvGap
+from headwater.schemas.events import CPU, DISK, GPU, BlocksCleared, BlocksRemoved, BlocksStored, KvGap
 from headwater.schemas.hashing import chain_plain, seed, sequence_hashes, unpack_hashes
 
 SIZE = 4

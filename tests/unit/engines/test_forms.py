@@ -8,9 +8,9 @@ import pytest
 
 from headwater.engines.embeddings import ModelEmbeddings, patches_per_token
 from headwater.engines.engine import EncodedImage, EngineError, EngineUnavailable
-from headwater.engines.sim.encoder import FORM, embedding_of
+from headwater.engines.sim.model import FORM, embedding_of
 from headwater.engines.vllm.encoder import EmbeddingInput, form_of
-from headwater.schemas.messages.media import PromptMedia
+from headwater.schemas.media import PromptMedia
 from headwater.schemas.tables import EmbeddingSupport
 
 TOKENS, WIDTH = 64, 8

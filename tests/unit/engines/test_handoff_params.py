@@ -2,9 +2,9 @@
 
 import pytest
 
-from headwater.engines.handoff_params import Unusable, seal, unseal
+from headwater.engines.engine import Unusable, seal, unseal
 from headwater.schemas.hashing import pack_tokens
-from headwater.schemas.messages.inference import GenerateRequest, Sampling
+from headwater.schemas.inference import GenerateRequest, Sampling
 
 PARAMS = b'{"remote_block_ids": [[1, 2, 3]]}'
 

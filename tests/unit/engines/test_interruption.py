@@ -16,7 +16,7 @@ PROGRAM = """
 import asyncio, subprocess, sys, threading, time
 from headwater.engines import process as interruption
 from headwater.engines.process import EngineInterrupted
-from headwater.ops.process import signals
+from headwater.ops.start import signals
 
 interruption.CLEAN_UP_S = 0.3
 

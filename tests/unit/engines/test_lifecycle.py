@@ -6,7 +6,7 @@ import pytest
 
 from headwater.engines.engine import KvEvent
 from headwater.engines.kv_events import KvTranslator
-from headwater.schemas.events.kv import CPU, DISK, GPU, BlocksCleared, BlocksRemoved, BlocksStored, KvGap
+from headwater.schemas.events import CPU, DISK, GPU, BlocksCleared, BlocksRemoved, BlocksStored, KvGap
 from headwater.schemas.hashing import chain_plain, unpack_hashes
 from tests.unit.engines.test_events import NAMES, SIZE, TOKENS, removed, stored
 

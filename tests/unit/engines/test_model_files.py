@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from headwater.actors.edge.model.chat_template import ChatTemplate
+from headwater.actors.edge.chat_template import ChatTemplate
 from headwater.engines.engine import EngineUnavailable
 from headwater.engines.model_files import read_chat_template, read_model_files
 

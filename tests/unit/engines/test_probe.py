@@ -13,7 +13,7 @@ from headwater.engines.engine import EngineUnavailable
 from headwater.engines.media import PROBE_ID, probe_image
 from headwater.engines.sglang import embedding_input as sglang_input
 from headwater.engines.vllm import encoder as vllm_input
-from headwater.schemas.messages.media import PromptMedia
+from headwater.schemas.media import PromptMedia
 from headwater.schemas.tables import ImageSupport, MediaSupport
 
 SUPPORT = MediaSupport(images=ImageSupport(placeholder=7, per_prompt=1, tokens=4))

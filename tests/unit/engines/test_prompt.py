@@ -5,7 +5,7 @@ import pytest
 
 from headwater.engines.engine import RequestRejected
 from headwater.engines.media import check_media, image_of, values_of
-from headwater.schemas.messages.media import PromptMedia
+from headwater.schemas.media import PromptMedia
 from headwater.schemas.tables import AudioSupport, ImageSupport, MediaSupport, VideoSupport
 
 FIXED = MediaSupport(images=ImageSupport(placeholder=9, per_prompt=2, tokens=3))

@@ -18,7 +18,7 @@ from headwater.engines import kv_socket as kv_socket
 from headwater.engines.engine import KvEvent
 from headwater.engines.kv_events import KvTranslator
 from headwater.engines.kv_socket import KvSocket
-from headwater.schemas.events.kv import BlocksCleared, BlocksStored, KvGap
+from headwater.schemas.events import BlocksCleared, BlocksStored, KvGap
 from headwater.schemas.hashing import chain_plain, pack_hashes, sequence_hashes, unpack_tokens
 from tests.support.worlds.clock import running
 

@@ -13,7 +13,7 @@ from headwater.engines import embeddings as embedding_files
 from headwater.engines.embeddings import LINGER_S, PROMISED_S, EmbeddingGone, EmbeddingStore, StoreFull
 from headwater.engines.engine import EngineError
 from headwater.engines.vllm.engine import VllmEngine
-from headwater.schemas.messages.media import PromptMedia
+from headwater.schemas.media import PromptMedia
 
 ROWS, WIDTH = 5, 8
 NBYTES = ROWS * WIDTH * 4

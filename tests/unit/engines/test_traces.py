@@ -4,15 +4,15 @@ import os
 
 import pytest
 
-from headwater.engines import traces
+from headwater.engines import traits
 from headwater.engines.sglang import SglangOptions
 from headwater.engines.sglang.config import keyword_arguments as sglang_arguments
 from headwater.engines.tensorrt_llm import TensorRtOptions
 from headwater.engines.tensorrt_llm.config import arguments as tensorrt_llm_arguments
-from headwater.engines.traces import EngineTraces
+from headwater.engines.traits import EngineTraces
+from headwater.ops.config.sections import TraceSettings, engine_traces, receiver_of
 from headwater.ops.config.setting import ConfigError
-from headwater.ops.config.trace import TraceSettings, engine_traces, receiver_of
-from headwater.schemas.trace import NO_TRACE, TraceContext, span_id
+from headwater.schemas.names import NO_TRACE, TraceContext, span_id
 from tests.support.engines.settings import engine_settings
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
@@ -63,7 +63,7 @@ def test_an_environment_without_opentelemetry_costs_the_engines_spans_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It would not start with them."""
-    monkeypatch.setattr(traces, "find_spec", lambda name: None if name.endswith("exporter") else object())
+    monkeypatch.setattr(traits, "find_spec", lambda name: None if name.endswith("exporter") else object())
     assert SENT.announced("sglang", "w1") == SENT._replace(endpoint="")
     assert "OTEL_SERVICE_NAME" not in os.environ
 

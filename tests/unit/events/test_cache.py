@@ -11,8 +11,7 @@ import pytest
 
 from headwater.events.memory import MemoryBlobs
 from headwater.events.ports import sha256
-from headwater.events.snapshot_cache import FolderCache, MemoryCache, SnapshotCache
-from headwater.events.snapshot_format import Chunk
+from headwater.events.snapshot_bytes import Chunk, FolderCache, MemoryCache, SnapshotCache
 from headwater.events.snapshot_store import NEAR_RECORDS, SnapshotStore
 from tests.unit.events.test_store import CHUNK_BYTES, everything, same, snapshot
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from headwater.events.chain import Break, Chains, Head
 from headwater.events.ports import Record
-from headwater.router.fold.state import RouterState
 from headwater.router.replay import Replay
+from headwater.router.state import RouterState
 from headwater.schemas.encoding import (
     DIGEST_BYTES,
     NO_DIGEST,
@@ -21,7 +21,7 @@ from headwater.schemas.encoding import (
     decode_batch,
     seal,
 )
-from headwater.schemas.events.kv import BlocksStored, KvGap
+from headwater.schemas.events import BlocksStored, KvGap
 from tests.support.data.examples import joined, packed
 from tests.support.worlds.chained_log import Folded, Teller, Told, a_log, read, subject
 

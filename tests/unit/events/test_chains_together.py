@@ -3,9 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.router.fold.state import RouterState, StoredChains, merge_stored
-from headwater.schemas.events import Event
-from headwater.schemas.events.kv import BlocksCleared, BlocksRemoved, BlocksStored
+from headwater.router.state import RouterState, StoredChains, merge_stored
+from headwater.schemas.events import BlocksCleared, BlocksRemoved, BlocksStored, Event
 from tests.support.data.examples import joined, packed, record
 
 blocks = st.lists(st.integers(1, 12), max_size=5).map(lambda names: packed(*names))

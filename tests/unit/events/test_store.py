@@ -14,7 +14,7 @@ from hypothesis.extra import numpy as npst
 
 from headwater.events.memory import MemoryBlobs
 from headwater.events.ports import Bounds, LogRefused, LogUnavailable
-from headwater.events.snapshot_format import Manifest, decode_manifest, encode_manifest
+from headwater.events.snapshot_bytes import Manifest, decode_manifest, encode_manifest
 from headwater.events.snapshot_store import (
     KEEP,
     LADDER_MAX,

@@ -30,7 +30,7 @@ from headwater.events.writer import (
     stored,
 )
 from headwater.schemas.encoding import EVENT_BYTES, NO_DIGEST, Batch, Sealed, decode_batch
-from headwater.schemas.events.kv import BlocksRemoved, KvGap
+from headwater.schemas.events import BlocksRemoved, KvGap
 from tests.support.data.examples import batch
 from tests.support.worlds.clock import ManualClock, SkippingClock, running, settle
 

@@ -9,7 +9,8 @@ import pytest
 
 from headwater.events.memory import MemoryLog
 from headwater.events.ports import Entry
-from headwater.ops.compare import (
+from headwater.ops.config.setting import ConfigError
+from headwater.ops.operator.compare import (
     AnswerToken,
     EdgeClient,
     GreedyAnswer,
@@ -26,9 +27,8 @@ from headwater.ops.compare import (
     summarize,
     tokens_of,
 )
-from headwater.ops.config.setting import ConfigError
 from headwater.schemas.encoding import SCHEMA_VERSION, Batch, seal
-from headwater.schemas.events.request import RequestAccepted
+from headwater.schemas.events import RequestAccepted
 from headwater.schemas.subjects import request_subject
 from tests.support.worlds.clock import ManualClock
 

@@ -2,11 +2,10 @@
 
 import pytest
 
-from headwater.router.decision.decide import DecisionContext, decide, prompt_of
-from headwater.router.fold.state import RouterState
-from headwater.schemas.constraints import Constraints
-from headwater.schemas.events.fleet import WorkerJoined
-from headwater.schemas.events.route import Decision, RouteQuery, RouteRefused, Weights
+from headwater.router.decide import DecisionContext, decide, prompt_of
+from headwater.router.state import RouterState
+from headwater.schemas.events import WorkerJoined
+from headwater.schemas.routing import Constraints, Decision, RouteQuery, RouteRefused, Weights
 from tests.support.data.examples import packed, record
 from tests.support.data.story import fold
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from headwater.schemas.media_kind import PromptMediaKind
+from headwater.schemas.media import PromptMediaKind
 from headwater.schemas.tables import Capability, kinds_encoded
 
 

@@ -19,8 +19,7 @@ from headwater.schemas.encoding import (
     encode_batch,
     seal,
 )
-from headwater.schemas.events import Event
-from headwater.schemas.events.kv import BlocksStored
+from headwater.schemas.events import BlocksStored, Event
 from tests.support.data.examples import EVENT_TYPES, any_event, batch, packed, structs, texts
 
 FIELDS = {kind: msgspec.structs.fields(kind) for kind in EVENT_TYPES}

@@ -14,10 +14,9 @@ import pytest
 
 import tests
 from headwater.events.ports import Record
-from headwater.router.decision.decide import seed_of
-from headwater.router.fold.state import RouterState
+from headwater.router.decide import seed_of
 from headwater.router.replay import Recorded, Replay
-from headwater.schemas.constraints import Constraints, Preferences
+from headwater.router.state import RouterState
 from headwater.schemas.encoding import (
     SCHEMA_VERSION,
     Batch,
@@ -26,21 +25,14 @@ from headwater.schemas.encoding import (
     encode_batch,
     reader_of,
 )
-from headwater.schemas.events import Event, UnknownEvent
-from headwater.schemas.events.fleet import (
+from headwater.schemas.events import (
+    BlocksCleared,
+    BlocksRemoved,
+    BlocksStored,
     EnginesWeighted,
+    Event,
+    KvGap,
     LoadReported,
-    RequestsHeld,
-    Rollout,
-    TrafficSplit,
-    WorkerChanged,
-    WorkerControlled,
-    WorkerDraining,
-    WorkerJoined,
-    WorkerLeft,
-)
-from headwater.schemas.events.kv import BlocksCleared, BlocksRemoved, BlocksStored, KvGap
-from headwater.schemas.events.request import (
     MediaPlace,
     RequestAccepted,
     RequestCheckpoint,
@@ -48,12 +40,29 @@ from headwater.schemas.events.request import (
     RequestEnded,
     RequestPrefilled,
     RequestRouted,
+    RequestsHeld,
     RequestsOpen,
     RequestStarted,
     RequestStepped,
+    Rollout,
+    TrafficSplit,
+    UnknownEvent,
+    WorkerChanged,
+    WorkerControlled,
+    WorkerDraining,
+    WorkerJoined,
+    WorkerLeft,
 )
-from headwater.schemas.events.route import Candidate, Decision, DecisionVoided, Shadowed, Weights
 from headwater.schemas.hashing import chain_plain, seed, sequence_hashes
+from headwater.schemas.routing import (
+    Candidate,
+    Constraints,
+    Decision,
+    DecisionVoided,
+    Preferences,
+    Shadowed,
+    Weights,
+)
 from tests.support.data.constrained_log import constrained_log
 from tests.support.data.examples import EVENT_TYPES, packed
 

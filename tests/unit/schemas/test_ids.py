@@ -2,7 +2,7 @@
 
 import pytest
 
-from headwater.schemas.ids import SECOND_NS, request_of, time_of, unique_ids
+from headwater.schemas.names import SECOND_NS, request_of, time_of, unique_ids
 from tests.support.worlds.clock import WALL_NS, ManualClock
 
 NOW_S = WALL_NS // SECOND_NS

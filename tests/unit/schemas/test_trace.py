@@ -2,7 +2,7 @@
 
 import pytest
 
-from headwater.schemas.trace import NO_TRACE, TraceContext, span_id
+from headwater.schemas.names import NO_TRACE, TraceContext, span_id
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 SENT = TraceContext(TRACE, "00f067aa0ba902b7", True, "vendor=1")

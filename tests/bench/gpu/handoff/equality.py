@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from headwater.ops.bench.report import machine
-from headwater.ops.process.text_table import table
+from headwater.ops.terminal import table
 from tests.bench.gpu import model as gpu_model
 from tests.bench.gpu.engine import EngineAnswer
 from tests.bench.gpu.handoff.pair import Answers, Pair

@@ -34,7 +34,7 @@ import msgspec
 
 from headwater.ops.bench.report import machine
 from headwater.ops.monitoring.files import TARGETS
-from headwater.ops.process.text_table import table
+from headwater.ops.terminal import table
 from tests.bench.gpu import load as gpu_load
 from tests.bench.gpu import model as gpu_model
 from tests.bench.gpu.load import SYMBOLS, Sample

@@ -28,7 +28,7 @@ from pathlib import Path
 import msgspec
 
 from headwater.ops.bench.report import machine
-from headwater.ops.process.text_table import table
+from headwater.ops.terminal import table
 from tests.bench.gpu import model as gpu_model
 from tests.bench.gpu.handoff.pair import TOKENS, HandOff, Pair
 from tests.bench.gpu.handoff.settings import chosen

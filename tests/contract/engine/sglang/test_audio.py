@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from tokenizers import Tokenizer
 
 from headwater.engines.engine import RequestRejected
-from headwater.schemas.messages.media import PromptMedia
+from headwater.schemas.media import PromptMedia
 from tests.support.engines.multimodal import audio_reference, tiny_audio_model
 from tests.support.engines.multimodal.media_requests import answer, answer_from_cache, rejection
 from tests.support.engines.multimodal.tiny_audio_model import RATE_HZ

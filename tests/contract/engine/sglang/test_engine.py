@@ -15,8 +15,8 @@ from headwater.engines.engine import RequestRejected
 from headwater.engines.sglang import SglangOptions, launcher
 from headwater.engines.sglang.sampling import Stream
 from headwater.schemas import hashing
-from headwater.schemas.events.kv import CPU, GPU
-from headwater.schemas.messages.inference import EmbedRequest
+from headwater.schemas.events import CPU, GPU
+from headwater.schemas.inference import EmbedRequest
 from tests.support.engines import tiny_diffusion_model, tiny_model
 from tests.support.engines.settings import engine_settings
 from tests.support.marks import SGLANG_HERE

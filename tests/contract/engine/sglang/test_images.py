@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from headwater.engines.engine import EncodedImage, EngineError, RequestRejected
 from headwater.engines.sglang.embedding_input import SglangEmbeddings
-from headwater.schemas.messages.media import PromptMedia
+from headwater.schemas.media import PromptMedia
 from tests.support.engines.multimodal import tiny_vision_model
 from tests.support.engines.multimodal.media_requests import answer, answer_from_cache, indexed, rejection
 from tests.support.marks import SGLANG_HERE

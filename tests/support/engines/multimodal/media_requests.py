@@ -5,7 +5,7 @@ from msgspec.structs import replace
 
 from headwater.engines.conformance.case import Answer
 from headwater.schemas import hashing
-from headwater.schemas.messages.media import PromptMedia
+from headwater.schemas.media import PromptMedia
 from tests.support.ports.engines import EngineCase
 from tests.support.ports.waiting import eventually
 

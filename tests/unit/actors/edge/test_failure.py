@@ -4,7 +4,7 @@ import asyncio
 
 from headwater.actors.edge.saga.workers import WorkerLost, WorkerRegistry
 from headwater.actors.http.errors import ApiError
-from headwater.schemas.messages.inference import EmbedRequest
+from headwater.schemas.inference import EmbedRequest
 from tests.support.worlds.clock import ManualClock
 from tests.support.worlds.edge import NoTasks
 from tests.support.worlds.memory import memory_world

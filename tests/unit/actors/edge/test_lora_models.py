@@ -5,10 +5,10 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from headwater.actors.bus import Message
+from headwater.actors.runtime.ports import Message
 from headwater.schemas import hashing, subjects
-from headwater.schemas.events.fleet import WorkerChanged
-from headwater.schemas.events.route import RouteQuery
+from headwater.schemas.events import WorkerChanged
+from headwater.schemas.routing import RouteQuery
 from headwater.schemas.tables import LoraCard
 from tests.support.data.examples import joined, record
 from tests.support.data.story import fold

@@ -8,7 +8,7 @@ from headwater.actors.http.asgi import ClientGone, Receive
 from headwater.actors.http.body import UNCOUNTED_BYTES, Bodies
 from headwater.actors.http.decoding import LARGE_BYTES
 from headwater.actors.http.errors import ApiError
-from headwater.actors.http.limits import BodyLimits
+from headwater.actors.limits import BodyLimits
 
 LARGE = [bytes([number]) * (UNCOUNTED_BYTES - 1) for number in range(4 * LARGE_BYTES // UNCOUNTED_BYTES + 9)]
 """Parts of some megabytes, no two alike."""

@@ -13,7 +13,7 @@ from headwater.actors.edge.admit import principal
 from headwater.actors.edge.admit.limiter import time_limit_reached
 from headwater.actors.http import errors
 from headwater.actors.http.errors import MESSAGE_BYTES_MAX, ApiError, cut
-from headwater.schemas.events.route import RouteRefused
+from headwater.schemas.routing import RouteRefused
 
 RESPONSE_BYTES_MAX = 2048
 

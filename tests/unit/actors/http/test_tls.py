@@ -14,8 +14,8 @@ import pytest
 import structlog
 
 from headwater.actors.http import server as http_server
-from headwater.actors.http.limits import ConnectionLimits
 from headwater.actors.http.server import BadCertificate, Certificate, UvicornServer
+from headwater.actors.limits import ConnectionLimits
 
 NAMES = ("first", "second")
 

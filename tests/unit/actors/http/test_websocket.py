@@ -11,9 +11,9 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
-from headwater.actors.http.limits import ConnectionLimits
+from headwater.actors.http.connection import WebSocket
 from headwater.actors.http.server import UvicornServer
-from headwater.actors.http.websocket import WebSocket
+from headwater.actors.limits import ConnectionLimits
 
 Serve = Callable[[WebSocket], Awaitable[None]]
 

@@ -6,7 +6,7 @@ import pytest
 
 from headwater.actors.media.intake import MediaIntake
 from headwater.actors.media.request import FetchPolicy, MediaCode
-from headwater.ops.config.edge import MediaSettings
+from headwater.ops.config.sections import MediaSettings
 from tests.tidy.source import ROOT
 
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import msgspec
 import pytest
 
-from headwater.actors.picker.endpoints import Endpoints
+from headwater.actors.picker.pick import Endpoints
 from headwater.events.memory import MemoryTable
 from headwater.schemas.clock import SystemClock
 from headwater.schemas.tables import Lease, ServedPart

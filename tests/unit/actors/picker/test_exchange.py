@@ -4,15 +4,14 @@ from typing import Any
 
 import pytest
 
-from headwater.actors.edge.saga.picked import Picked
+from headwater.actors.edge.saga.http_call import Picked
 from headwater.actors.http.body import Bodies
 from headwater.actors.http.errors import overloaded
-from headwater.actors.http.limits import BodyLimits
+from headwater.actors.limits import BodyLimits
 from headwater.actors.picker import messages as ext_proc
 from headwater.actors.picker.exchange import CHUNK_BYTES, Exchange, served_by, subset_of
 from headwater.actors.picker.pick import Asked, Pick
-from headwater.schemas.constraints import NO_CONSTRAINTS, NO_PREFERENCES
-from headwater.schemas.events.route import Decision, Weights
+from headwater.schemas.routing import NO_CONSTRAINTS, NO_PREFERENCES, Decision, Weights
 from tests.support.worlds.clock import ManualClock
 
 MADE = (1, 0, 0, 0, "x-0-1", 4, 6, 0, 0, 0, 0, NO_CONSTRAINTS, NO_PREFERENCES, Weights(), 0, "w", 1, ())

@@ -10,12 +10,12 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from headwater.actors.http.body import Bodies
+from headwater.actors.picker.actor import Address, PickerServer
 from headwater.actors.picker.pick import Picker
-from headwater.actors.picker.server import Address, PickerServer
-from headwater.ops.config.picker import PickerSettings
+from headwater.ops.config.sections import PickerSettings
 from headwater.ops.config.setting import ConfigError
-from headwater.ops.process import picker as process
-from headwater.ops.process.sockets import free_port
+from headwater.ops.start import edge as process
+from headwater.ops.start.sockets import free_port
 
 UNASKED = cast(Picker, None)
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING

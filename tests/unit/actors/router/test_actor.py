@@ -17,11 +17,10 @@ from headwater.actors.router.divergence import (
 from headwater.actors.router.follower import LAG_S_MAX
 from headwater.events.writer import Writer
 from headwater.ops.sim.fleet import NAMESPACE, POOL
-from headwater.router.fold.state import RouterState
+from headwater.router.state import RouterState
 from headwater.schemas import subjects
-from headwater.schemas.events.fleet import WorkerLeft
-from headwater.schemas.events.kv import BlocksCleared
-from headwater.schemas.events.route import Decision, RouteQuery, RouteRefused
+from headwater.schemas.events import BlocksCleared, WorkerLeft
+from headwater.schemas.routing import Decision, RouteQuery, RouteRefused
 from headwater.schemas.tables import Lease
 from tests.support.data.examples import joined, packed, record
 from tests.support.data.story import fold

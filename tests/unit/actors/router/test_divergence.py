@@ -7,14 +7,14 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from headwater.actors.bus import Message
 from headwater.actors.router.actor import RouterActor
 from headwater.actors.router.divergence import KEPT_MAX, PERIOD_NS, Marks
+from headwater.actors.runtime.ports import Message
 from headwater.ops.sim.fleet import NAMESPACE, POOL
 from headwater.schemas import subjects
-from headwater.schemas.events.route import StateDigest
 from headwater.schemas.hashing import pack_tokens, unpack_hashes
-from headwater.schemas.messages.inference import GenerateRequest, Sampling
+from headwater.schemas.inference import GenerateRequest, Sampling
+from headwater.schemas.routing import StateDigest
 from tests.support.worlds.virtual import Stage, staged
 from tests.unit.actors.router.test_actor import asked
 

@@ -12,8 +12,8 @@ from headwater.events import writer
 from headwater.events.ports import Gap
 from headwater.ops.sim.fleet import FILES, MODEL, NAMESPACE, POOL, SETTINGS
 from headwater.schemas import subjects
-from headwater.schemas.events.fleet import EnginesWeighted, WorkerJoined
-from headwater.schemas.messages.control import EngineStatus, WeightsReply, WeightsRequest
+from headwater.schemas.control import EngineStatus, WeightsReply, WeightsRequest
+from headwater.schemas.events import EnginesWeighted, WorkerJoined
 from tests.support.worlds.virtual import Stage, events_of, staged, until
 from tests.unit.actors.router.test_actor import asked
 

@@ -4,12 +4,12 @@ import asyncio
 
 import pytest
 
-from headwater.actors.router.queue import HOLD_S, SERVED_PER_TURN, TICK_S
-from headwater.router.fold.state import RouterState
-from headwater.router.queue.admission import UNACCEPTED_NS_MAX
-from headwater.router.queue.limits import QueueLimits, QueueSettings
+from headwater.actors.router.queries import HOLD_S, SERVED_PER_TURN, TICK_S
+from headwater.router.admission import UNACCEPTED_NS_MAX
+from headwater.router.queue import QueueLimits, QueueSettings
 from headwater.router.replay import Recorded, Replay
-from headwater.schemas.events.route import Decision, RouteQuery, RouteRefused
+from headwater.router.state import RouterState
+from headwater.schemas.routing import Decision, RouteQuery, RouteRefused
 from tests.support.worlds.queue import FULL, Asking, Edge, crowded, parked, waiting
 from tests.support.worlds.virtual import Stage, events_of, staged, until
 

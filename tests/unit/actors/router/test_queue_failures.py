@@ -4,12 +4,12 @@ import asyncio
 
 import pytest
 
-from headwater.actors.bus import BusError
 from headwater.actors.edge.saga.workers import ROUTE_TIMEOUT_S, UNANSWERED_MAX
-from headwater.actors.router.queue import ABANDONED_S, HOLD_S, TICK_S
-from headwater.router.queue.admission import SILENCE_S
-from headwater.router.queue.limits import QueueSettings
-from headwater.schemas.events.route import Decision, DecisionVoided, RouteRefused
+from headwater.actors.router.queries import ABANDONED_S, HOLD_S, TICK_S
+from headwater.actors.runtime.ports import BusError
+from headwater.router.admission import SILENCE_S
+from headwater.router.queue import QueueSettings
+from headwater.schemas.routing import Decision, DecisionVoided, RouteRefused
 from tests.support.worlds.queue import FULL, LIMITS, Edge, crowded, parked, waiting
 from tests.support.worlds.virtual import Stage, events_of, staged, until
 

@@ -10,16 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from headwater.actors.bus import MemoryBus
 from headwater.actors.router.follower import SnapshotKeeper
-from headwater.actors.runtime.persistence import Ports, SnapshotReader
+from headwater.actors.runtime.ports import MemoryBus, Ports, SnapshotReader
 from headwater.events.memory import MemoryBlobs, MemoryLog, MemoryTable
 from headwater.events.ports import Entry, LogUnavailable
-from headwater.events.snapshot_cache import MemoryCache
+from headwater.events.snapshot_bytes import MemoryCache
 from headwater.events.snapshot_store import Policy, Snapshot, SnapshotStore, Tail, due
-from headwater.router.fold.state import RouterState
+from headwater.router.state import RouterState
 from headwater.schemas.encoding import seal
-from headwater.schemas.events.fleet import TrafficSplit, WorkerJoined
+from headwater.schemas.events import TrafficSplit, WorkerJoined
 from headwater.schemas.subjects import pool_subject, snapshot_name
 from tests.support.data.examples import batch
 from tests.support.data.story import fold, story

@@ -8,14 +8,13 @@ import pytest
 from prometheus_client import REGISTRY
 from structlog.testing import capture_logs
 
-from headwater.actors.worker.control_client import request_split
+from headwater.actors.worker.control import request_split
 from headwater.events.ports import Entry, Gap
 from headwater.ops.sim.fleet import NAMESPACE, POOL
 from headwater.schemas import subjects
+from headwater.schemas.control import ShareStatus, SplitReply, SplitRequest
 from headwater.schemas.encoding import SCHEMA_VERSION, Batch, seal
-from headwater.schemas.events import Event
-from headwater.schemas.events.fleet import SplitSubject, TrafficSplit
-from headwater.schemas.events.splits import ShareStatus, SplitReply, SplitRequest
+from headwater.schemas.events import Event, SplitSubject, TrafficSplit
 from tests.support.worlds.virtual import Stage, events_of, staged, until
 from tests.unit.actors.router.test_actor import asked
 

@@ -7,7 +7,7 @@ import pytest
 
 from headwater.actors.runtime import lease
 from headwater.actors.runtime.actor import Actor
-from headwater.actors.runtime.persistence import Ports
+from headwater.actors.runtime.ports import Ports
 from headwater.engines.engine import EngineUnavailable
 from tests.support.worlds.clock import ManualClock
 from tests.support.worlds.memory import memory_world

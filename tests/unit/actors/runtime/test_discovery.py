@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from headwater import __version__
-from headwater.actors.bus import MemoryBus, NoResponder
+from headwater.actors.runtime.ports import MemoryBus, NoResponder
 from headwater.actors.runtime.tables import Requests, ServiceEndpoint
 
 KINDS = {"PING": "ping", "INFO": "info", "STATS": "stats"}

@@ -9,12 +9,12 @@ import pytest
 
 from headwater.actors.edge.saga.workers import WorkerRegistry
 from headwater.actors.runtime.lease import RENEW_S, RETRY_S, TTL_S, take
-from headwater.actors.runtime.persistence import CHECK_PERIOD_S, HINT, STALLED_S, Persistence
+from headwater.actors.runtime.ports import CHECK_PERIOD_S, HINT, STALLED_S, Persistence
 from headwater.events.chain import Chains
 from headwater.events.memory import MemoryLog, MemoryTable
 from headwater.events.ports import AppendResult, Entry
 from headwater.events.writer import Writer, WriterFenced
-from headwater.schemas.events.kv import KvGap
+from headwater.schemas.events import KvGap
 from headwater.schemas.tables import Lease
 from tests.support.worlds.clock import ManualClock, SkippingClock, running, settle
 from tests.support.worlds.edge import LoopTasks

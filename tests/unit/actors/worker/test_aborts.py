@@ -7,14 +7,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from headwater.actors.bus import Message
+from headwater.actors.runtime.ports import Message
 from headwater.actors.worker.inflight import WorkerStatus
 from headwater.actors.worker.requests import RequestIntake
 from headwater.actors.worker.settings import WorkerProfile
 from headwater.engines.engine import Aborts, Emit, EngineLoad, Pinned, Step, Transfer
 from headwater.schemas import subjects
 from headwater.schemas.hashing import pack_tokens
-from headwater.schemas.messages.inference import (
+from headwater.schemas.inference import (
     Cancel,
     Choreography,
     GenerateRequest,

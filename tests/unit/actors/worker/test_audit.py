@@ -1,7 +1,7 @@
 """The audit of commands: each is published once per incarnation until the log confirms it, in order, within a bound."""
 
 from headwater.actors.worker.incarnation import PENDING_MAX, CommandAudit
-from headwater.schemas.messages.control import ControlReply, ControlRequest
+from headwater.schemas.control import ControlReply, ControlRequest
 
 
 class Publisher:

@@ -8,27 +8,20 @@ from typing import Any
 import msgspec
 import pytest
 
-from headwater.actors.bus import MemoryBus
 from headwater.actors.edge.saga.workers import MediaHolder
+from headwater.actors.runtime.ports import MemoryBus
 from headwater.actors.worker.handoffs import Handoffs
 from headwater.actors.worker.inflight import Inflight, WorkerStatus
+from headwater.actors.worker.jobs import REPLY_BYTES_MAX, PoolingRequests
 from headwater.actors.worker.lora import LoraGate
 from headwater.actors.worker.media import MediaCache
-from headwater.actors.worker.pooling import REPLY_BYTES_MAX, PoolingRequests
 from headwater.actors.worker.settings import WorkerProfile
 from headwater.engines.engine import EngineError, NotSupported
 from headwater.engines.sim.engine import SimEngine, SimSettings
 from headwater.schemas import subjects
 from headwater.schemas.hashing import pack_tokens
-from headwater.schemas.messages.inference import (
-    Cancel,
-    Embedded,
-    EmbedReply,
-    EmbedRequest,
-    Refused,
-    WaitingEdge,
-)
-from headwater.schemas.messages.media import PromptMedia
+from headwater.schemas.inference import Cancel, Embedded, EmbedReply, EmbedRequest, Refused, WaitingEdge
+from headwater.schemas.media import PromptMedia
 from tests.support.worlds.clock import ManualClock, settle
 
 _reply: msgspec.msgpack.Decoder[EmbedReply] = msgspec.msgpack.Decoder(EmbedReply)

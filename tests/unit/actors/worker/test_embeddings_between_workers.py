@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from headwater.actors.bus import MemoryBus
 from headwater.actors.edge.saga.workers import MediaHolder
 from headwater.actors.runtime.lease import OfferAnswers
+from headwater.actors.runtime.ports import MemoryBus
 from headwater.actors.worker.encoding import OFFER_S, EmbeddingReader, EncodeRequests
 from headwater.actors.worker.handoffs import Handoffs
 from headwater.actors.worker.inflight import Inflight, WorkerStatus
@@ -21,11 +21,11 @@ from headwater.actors.worker.media import MediaCache
 from headwater.actors.worker.settings import WorkerProfile
 from headwater.engines.engine import EncodedImage, EngineBase, EngineError, EngineLoad, RequestRejected
 from headwater.engines.transfer.local import LocalFabric, LocalTransfer
-from headwater.engines.transfer.memory import HostMemory
+from headwater.engines.transfer.port import HostMemory
 from headwater.schemas import subjects
-from headwater.schemas.messages.encode import Declined, Encoded, EncodeReply, EncodeRequest
-from headwater.schemas.messages.inference import Refused, WaitingEdge
-from headwater.schemas.messages.media import PromptMedia
+from headwater.schemas.encode_requests import Declined, Encoded, EncodeReply, EncodeRequest
+from headwater.schemas.inference import Refused, WaitingEdge
+from headwater.schemas.media import PromptMedia
 from tests.support.worlds.clock import SkippingClock
 
 _reply: msgspec.msgpack.Decoder[EncodeReply] = msgspec.msgpack.Decoder(EncodeReply)

@@ -6,8 +6,8 @@ from collections.abc import Callable
 import pytest
 
 from headwater.actors.worker.control_commands import ENGINE_S_MAX
-from headwater.schemas.events.fleet import WorkerLeft
-from headwater.schemas.messages.inference import Accepted
+from headwater.schemas.events import WorkerLeft
+from headwater.schemas.inference import Accepted
 from tests.support.engines.controlled import ControlledSim
 from tests.support.worlds.control import Worker, ready
 from tests.support.worlds.health import QUICK, dies

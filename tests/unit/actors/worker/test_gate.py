@@ -10,7 +10,7 @@ import pytest
 from headwater.actors.worker.lora import LoraGate
 from headwater.engines.engine import RequestRejected, Step
 from headwater.schemas.hashing import pack_tokens
-from headwater.schemas.messages.inference import GenerateRequest, Sampling
+from headwater.schemas.inference import GenerateRequest, Sampling
 from tests.support.worlds.clock import ManualClock, settle
 from tests.support.worlds.lora import Worker, eventually, publish
 from tests.support.worlds.memory import memory_world

@@ -8,10 +8,9 @@ import pytest
 
 from headwater.ops.sim.fleet import NAMESPACE
 from headwater.schemas import subjects
-from headwater.schemas.events.fleet import WorkerJoined, WorkerLeft
-from headwater.schemas.events.kv import BlocksCleared, BlocksStored
-from headwater.schemas.messages.control import Command, ControlReply
-from headwater.schemas.messages.inference import Accepted, Embedded, Refused
+from headwater.schemas.control import Command, ControlReply
+from headwater.schemas.events import BlocksCleared, BlocksStored, WorkerJoined, WorkerLeft
+from headwater.schemas.inference import Accepted, Embedded, Refused
 from tests.support.data.control_records import audited, folded, states
 from tests.support.data.examples import packed
 from tests.support.worlds.control import ready

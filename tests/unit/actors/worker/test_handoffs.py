@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from headwater.actors.worker.handoffs import REMEMBERED_MAX, Handoffs, UnclaimedKv
 from headwater.engines.engine import Pinned
 from headwater.schemas.hashing import pack_tokens
-from headwater.schemas.messages.inference import (
+from headwater.schemas.inference import (
     GenerateRequest,
     Handoff,
     HandoffClaim,

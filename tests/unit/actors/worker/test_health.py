@@ -10,10 +10,8 @@ from headwater.engines.engine import EmitFile, EngineError, EngineInfo, Step
 from headwater.engines.sim.engine import SimEngine
 from headwater.ops.sim.fleet import POOL
 from headwater.schemas import subjects
-from headwater.schemas.events.fleet import LoadReported, Role, WorkerJoined
-from headwater.schemas.events.kv import BlocksStored
-from headwater.schemas.messages.file_generation import ImageRequest
-from headwater.schemas.messages.inference import EmbedRequest
+from headwater.schemas.events import BlocksStored, LoadReported, Role, WorkerJoined
+from headwater.schemas.inference import EmbedRequest, ImageRequest
 from tests.support.data.pictures import SUPPORT
 from tests.support.engines.controlled import ControlledSim, SilentSim
 from tests.support.worlds.control import ready, start

@@ -5,13 +5,12 @@ from typing import Any
 
 import pytest
 
-from headwater.actors.worker.control_client import send_command
-from headwater.actors.worker.subscriptions import FAILURE_NOTICE_S_MAX
-from headwater.router.fold.state import RouterState
-from headwater.schemas.events.fleet import WorkerLeft
-from headwater.schemas.events.kv import BlocksStored
-from headwater.schemas.messages.control import ControlRequest
-from headwater.schemas.messages.inference import Accepted, Embedded, Refused
+from headwater.actors.worker.control import send_command
+from headwater.actors.worker.incarnation import FAILURE_NOTICE_S_MAX
+from headwater.router.state import RouterState
+from headwater.schemas.control import ControlRequest
+from headwater.schemas.events import BlocksStored, WorkerLeft
+from headwater.schemas.inference import Accepted, Embedded, Refused
 from tests.support.data.examples import packed
 from tests.support.worlds.control import ready
 from tests.support.worlds.health import QUICK, dies, lease_of

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.actors.bus import Message
 from headwater.actors.runtime import lease
+from headwater.actors.runtime.ports import Message
 from headwater.actors.worker.actor import WorkerActor
 from headwater.actors.worker.handoffs import Handoffs
 from headwater.actors.worker.incarnation import CommandAudit, Incarnation
@@ -21,12 +21,19 @@ from headwater.engines.sim.engine import SimEngine
 from headwater.events.memory import MemoryLog
 from headwater.events.ports import AppendResult, Entry
 from headwater.ops.sim.fleet import NAMESPACE, POOL, SETTINGS
-from headwater.router.fold.state import RouterState
+from headwater.router.state import RouterState
 from headwater.schemas import subjects
-from headwater.schemas.events.fleet import LoadReported, RequestsHeld, WorkerChanged, WorkerJoined
-from headwater.schemas.events.kv import BlocksCleared, BlocksRemoved, BlocksStored
+from headwater.schemas.events import (
+    BlocksCleared,
+    BlocksRemoved,
+    BlocksStored,
+    LoadReported,
+    RequestsHeld,
+    WorkerChanged,
+    WorkerJoined,
+)
 from headwater.schemas.hashing import pack_tokens, unpack_hashes
-from headwater.schemas.messages.inference import GenerateRequest, Sampling
+from headwater.schemas.inference import GenerateRequest, Sampling
 from tests.support.data.examples import packed
 from tests.support.worlds.virtual import Stage, another_takes_the_lease, events_of, staged, until
 from tests.unit.router.fold.test_load_order import STEPS_NS, Fleet

@@ -6,12 +6,11 @@ from typing import Any
 
 import msgspec
 
-from headwater.actors.worker.control import ANSWER_S
-from headwater.actors.worker.control_client import send_command
+from headwater.actors.worker.control import ANSWER_S, send_command
 from headwater.engines.engine import EngineError
 from headwater.schemas import subjects
-from headwater.schemas.events.fleet import WorkerLeft
-from headwater.schemas.messages.control import ControlReply, ControlRequest
+from headwater.schemas.control import ControlReply, ControlRequest
+from headwater.schemas.events import WorkerLeft
 from tests.support.data.control_records import audited, folded
 from tests.support.worlds.control import ready, start
 from tests.support.worlds.virtual import Stage, another_takes_the_lease, events_of, staged, until

@@ -8,9 +8,9 @@ import pytest
 from headwater.actors.worker.handoffs import Handoffs
 from headwater.actors.worker.inflight import Inflight, Progress
 from headwater.engines.engine import EngineLoad, Pinned, Step
-from headwater.schemas.events.kv import BlocksCleared, KvGap
+from headwater.schemas.events import BlocksCleared, KvGap
 from headwater.schemas.hashing import pack_tokens
-from headwater.schemas.messages.inference import GenerateRequest, Sampling
+from headwater.schemas.inference import GenerateRequest, Sampling
 from tests.support.worlds.clock import ManualClock, settle
 
 

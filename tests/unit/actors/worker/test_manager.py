@@ -9,7 +9,7 @@ from headwater.actors.worker.inflight import WorkerStatus
 from headwater.actors.worker.lora import LoraManager, LoraSettings
 from headwater.actors.worker.settings import WorkerProfile
 from headwater.engines.engine import EngineError, NotSupported
-from headwater.engines.lora_files import LoraError
+from headwater.engines.lora_cache import LoraError
 from headwater.engines.sim.engine import SimEngine, SimSettings
 from headwater.events.memory import MemoryTable
 from headwater.events.ports import LogUnavailable

@@ -8,15 +8,14 @@ import msgspec
 import pytest
 
 from headwater.actors import metrics
-from headwater.actors.bus import MemoryBus, Message
 from headwater.actors.edge.saga.workers import MediaHolder
 from headwater.actors.runtime.lease import OfferAnswers
+from headwater.actors.runtime.ports import MemoryBus, Message
 from headwater.actors.worker.media import OFFERED_BYTES_MIN, PIECE_BYTES, MediaCache, MediaMissing
 from headwater.engines.transfer.local import LocalFabric, LocalTransfer, TransferFault
-from headwater.engines.transfer.memory import HostMemory
+from headwater.engines.transfer.port import HostMemory
 from headwater.schemas import subjects
-from headwater.schemas.messages.media import MediaPiece, MediaQuery, PromptMedia
-from headwater.schemas.messages.transfer import LEASE_BYTES
+from headwater.schemas.media import LEASE_BYTES, MediaPiece, MediaQuery, PromptMedia
 from tests.support.worlds.clock import SkippingClock
 
 

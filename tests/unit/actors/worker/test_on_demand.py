@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from headwater.engines.lora_files import LoraError
+from headwater.engines.lora_cache import LoraError
 from tests.support.worlds.clock import ManualClock, settle
 from tests.support.worlds.lora import Worker, publish
 from tests.support.worlds.memory import memory_world

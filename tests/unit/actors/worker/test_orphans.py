@@ -7,7 +7,7 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from headwater.actors.bus import Message, Subscription
+from headwater.actors.runtime.ports import Message, Subscription
 from headwater.actors.worker import handoffs
 from headwater.actors.worker.handoffs import (
     CHECK_PERIOD_S,
@@ -20,13 +20,7 @@ from headwater.actors.worker.handoffs import (
 from headwater.actors.worker.token_frames import FrameSender
 from headwater.engines.engine import Step
 from headwater.schemas import subjects
-from headwater.schemas.messages.inference import (
-    GenerateRequest,
-    Sampling,
-    StreamsQuery,
-    StreamsReply,
-    WaitingEdge,
-)
+from headwater.schemas.inference import GenerateRequest, Sampling, StreamsQuery, StreamsReply, WaitingEdge
 from tests.support.worlds.clock import ManualClock, running
 from tests.support.worlds.memory import memory_world
 

@@ -7,16 +7,16 @@ import msgspec
 import numpy as np
 import pytest
 
-from headwater.actors.bus import Message
+from headwater.actors.runtime.ports import Message
 from headwater.actors.worker.inflight import Progress, WorkerStatus
 from headwater.actors.worker.lora import LoraGate
 from headwater.actors.worker.prefill_timer import SAMPLES_MAX, PrefillMeasurements, PrefillTimer
 from headwater.actors.worker.requests import RequestIntake
 from headwater.actors.worker.settings import WorkerProfile
-from headwater.engines.sim.defaults import StepTime
+from headwater.engines.sim import StepTime
 from headwater.engines.sim.engine import SimEngine, SimSettings
 from headwater.schemas.hashing import pack_tokens
-from headwater.schemas.messages.inference import Cancel, GenerateRequest, Leg, Sampling
+from headwater.schemas.inference import Cancel, GenerateRequest, Leg, Sampling
 from tests.support.worlds.virtual import Stage, staged, until
 
 QUIET = (1, 0)

@@ -2,8 +2,8 @@
 
 import asyncio
 
-from headwater.actors.worker.reach import BAD_S, GOOD_S, Reach
-from headwater.ops.process.sockets import free_port
+from headwater.actors.worker.handoffs import BAD_S, GOOD_S, Reach
+from headwater.ops.start.sockets import free_port
 from tests.support.worlds.clock import ManualClock
 
 

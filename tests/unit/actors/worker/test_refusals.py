@@ -6,11 +6,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from headwater.actors.worker.control_client import send_command
+from headwater.actors.worker.control import send_command
 from headwater.engines.sim.engine import SimEngine
 from headwater.ops.sim.fleet import NAMESPACE
 from headwater.schemas import subjects
-from headwater.schemas.messages.control import COMMANDS, Command, ControlReply, ControlRequest
+from headwater.schemas.control import COMMANDS, Command, ControlReply, ControlRequest
 from tests.support.data.control_records import audited
 from tests.support.engines.controlled import ControlledSim
 from tests.support.worlds.control import Worker, ready

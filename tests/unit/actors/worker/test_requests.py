@@ -8,7 +8,7 @@ from headwater.engines.sim.engine import SimEngine
 from headwater.ops.sim.fleet import NAMESPACE
 from headwater.schemas import subjects
 from headwater.schemas.hashing import pack_tokens
-from headwater.schemas.messages.inference import Accepted, GenerateReply, GenerateRequest, Sampling
+from headwater.schemas.inference import Accepted, GenerateReply, GenerateRequest, Sampling
 from tests.support.worlds.virtual import Stage, staged, until
 
 _reply: msgspec.msgpack.Decoder[GenerateReply] = msgspec.msgpack.Decoder(GenerateReply)

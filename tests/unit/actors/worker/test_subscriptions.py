@@ -6,12 +6,12 @@ import msgspec
 
 from headwater.actors.edge.actor import EdgeActor
 from headwater.actors.edge.saga.types import PLACE_S_MAX
-from headwater.actors.worker.subscriptions import WAIT_S_MAX, WAITING_MAX
+from headwater.actors.worker.incarnation import WAIT_S_MAX, WAITING_MAX
 from headwater.ops.sim.fleet import NAMESPACE
 from headwater.ops.sim.network import SimHttpServer
 from headwater.schemas import subjects
-from headwater.schemas.events.fleet import WorkerChanged, WorkerControlled
-from headwater.schemas.messages.inference import Accepted, Cancel, Refused
+from headwater.schemas.events import WorkerChanged, WorkerControlled
+from headwater.schemas.inference import Accepted, Cancel, Refused
 from tests.support.worlds.control import HeldLog, Worker, start
 from tests.support.worlds.virtual import Stage, events_of, staged, until
 

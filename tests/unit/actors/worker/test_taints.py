@@ -3,10 +3,10 @@
 import asyncio
 
 from headwater.actors.worker.settings import WorkerProfile
-from headwater.router.fold.state import RouterState
-from headwater.router.fold.worker import Worker
-from headwater.schemas.events.fleet import WorkerControlled
-from headwater.schemas.messages.control import ControlReply
+from headwater.router.state import RouterState
+from headwater.router.worker import Worker
+from headwater.schemas.control import ControlReply
+from headwater.schemas.events import WorkerControlled
 from tests.support.worlds.control import ready
 from tests.support.worlds.virtual import Stage, events_of, staged
 

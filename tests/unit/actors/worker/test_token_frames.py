@@ -3,18 +3,12 @@
 import msgspec
 import pytest
 
-from headwater.actors.bus import BusClosed, BusError, MemoryBus, Message
 from headwater.actors.edge.prompt.prepare import PROMPT_LOGPROBS_MAX
+from headwater.actors.runtime.ports import BusClosed, BusError, MemoryBus, Message
 from headwater.actors.worker import token_frames
 from headwater.actors.worker.token_frames import FrameSender
 from headwater.engines.engine import Step
-from headwater.schemas.messages.inference import (
-    FrameEntry,
-    GenerateRequest,
-    Sampling,
-    TokenFrame,
-    TokenLogprob,
-)
+from headwater.schemas.inference import FrameEntry, GenerateRequest, Sampling, TokenFrame, TokenLogprob
 from headwater.schemas.subjects import edge_frames
 from tests.support.worlds.clock import running, settle
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from headwater.engines.engine import EngineError
-from headwater.engines.lora_files import LoraError
+from headwater.engines.lora_cache import LoraError
 from headwater.events.memory import MemoryTable
 from tests.support.worlds.clock import ManualClock, running, settle
 from tests.support.worlds.lora import Worker, eventually

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from headwater.engines.engine import EngineError
-from headwater.engines.lora_files import LoraError
+from headwater.engines.lora_cache import LoraError
 from headwater.events.ports import LogUnavailable
 from tests.support.worlds.clock import ManualClock, running
 from tests.support.worlds.lora import Worker, eventually

@@ -19,7 +19,7 @@ from headwater.engines.custom import (
 from headwater.engines.engine import EngineDied, EngineError, EngineUnavailable, RequestRejected
 from headwater.engines.model_files import byte_model_files
 from headwater.schemas.hashing import pack_tokens
-from headwater.schemas.messages.inference import GenerateRequest, Sampling
+from headwater.schemas.inference import GenerateRequest, Sampling
 
 SETUP = EngineSetup("w0", "both", None, byte_model_files("mine"))
 EOS = SETUP.files.eos_token_ids[0]

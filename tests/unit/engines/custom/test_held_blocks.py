@@ -6,7 +6,7 @@ import numpy as np
 
 from headwater.engines.custom.engine import HeldBlocks
 from headwater.schemas import hashing
-from headwater.schemas.events.kv import BlocksCleared, BlocksRemoved, BlocksStored
+from headwater.schemas.events import BlocksCleared, BlocksRemoved, BlocksStored
 
 
 def packed(*numbers: int) -> bytes:

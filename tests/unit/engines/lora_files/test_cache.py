@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from headwater.engines.lora_files import LoraCache, LoraError, LoraFolder, SourceMissing
-from headwater.engines.lora_files.sources import CONFIG, FolderOrigin
+from headwater.engines.lora_cache import LoraCache, LoraError, LoraFolder, SourceMissing
+from headwater.engines.lora_sources import CONFIG, FolderOrigin
 from tests.support.data.lora_archives import kept
 from tests.support.engines.adapters import files, make_adapter
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from headwater.engines.lora_files import LoraCache, LoraError, LoraFolder
-from headwater.engines.lora_files.sources import CONFIG, WEIGHTS
+from headwater.engines.lora_cache import LoraCache, LoraError, LoraFolder
+from headwater.engines.lora_sources import CONFIG, WEIGHTS
 from tests.support.data.lora_archives import PICKLE, archive_of, kept
 from tests.support.engines.adapters import files, make_adapter
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from headwater.engines.lora_files import LoraError, LoraPolicy
-from headwater.engines.lora_files.sources import parse, parse_networks, parse_sources
+from headwater.engines.lora_cache import LoraError, LoraPolicy
+from headwater.engines.lora_sources import parse, parse_networks, parse_sources
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ from select import select
 import pytest
 from huggingface_hub import constants
 
-from headwater.engines import public_address
-from headwater.engines.lora_files import LoraCache, LoraError, SourceMissing, sources
-from headwater.engines.lora_files.sources import CONFIG, FILES, WEIGHTS
+from headwater.engines import lora_sources, public_address
+from headwater.engines.lora_cache import LoraCache, LoraError, SourceMissing
+from headwater.engines.lora_sources import CONFIG, FILES, WEIGHTS
 from tests.support.data.lora_archives import archive_of, kept
 from tests.support.engines.adapters import files, make_adapter
 from tests.support.media.internet import internet
@@ -126,7 +126,7 @@ async def test_of_a_hosts_addresses_the_allowed_ones_are_connected_to(
     """A host that has a private address too is asked at the others; it is resolved once for each request."""
     put(server, "/a/one", adapter)
     answers = [["169.254.169.254", "127.0.0.1"], ["127.0.0.1"], ["169.254.169.254"]]
-    monkeypatch.setattr(sources, "resolve", lambda host, port: answers.pop(0))
+    monkeypatch.setattr(lora_sources, "resolve", lambda host, port: answers.pop(0))
     assert (await cache.fetch(f"{server.url}/a/one")).rank == 4
     assert len(answers) == 1
     with pytest.raises(LoraError, match=r"169\.254\.169\.254, which is not a public address"):
@@ -137,7 +137,7 @@ async def test_a_certificate_must_be_the_hosts(
     adapter: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The name is the URL's, though the connection is made to an address; the authorities are the system's."""
-    monkeypatch.setattr(sources, "resolve", lambda host, port: ["127.0.0.1"])
+    monkeypatch.setattr(lora_sources, "resolve", lambda host, port: ["127.0.0.1"])
     with internet(tmp_path, "adapters.example") as net:
         for name, data in adapter.items():
             net.serve(f"/a/{name}", data)

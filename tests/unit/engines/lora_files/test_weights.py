@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from headwater.engines.lora_files import LoraCache, LoraError
-from headwater.engines.lora_files.sources import CONFIG, WEIGHTS, same_base
+from headwater.engines.lora_cache import LoraCache, LoraError
+from headwater.engines.lora_sources import CONFIG, WEIGHTS, same_base
 from tests.support.data.lora_archives import PICKLE
 from tests.support.engines.adapters import files, make_adapter, safetensors
 

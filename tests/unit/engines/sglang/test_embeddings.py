@@ -18,8 +18,7 @@ from headwater.engines.sglang import process
 from headwater.engines.sglang.embedding_input import GivenEmbedding, SglangEmbeddings, fields_in, request_data
 from headwater.engines.sglang.encoder import check_parts
 from headwater.engines.sglang.media import single_items
-from headwater.schemas.media_kind import PromptMediaKind
-from headwater.schemas.messages.media import PromptMedia
+from headwater.schemas.media import PromptMedia, PromptMediaKind
 
 ROWS, WIDTH = 4, 8
 GRID = b'{"image_grid_thw":[1,4,4]}'

@@ -5,13 +5,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from headwater.engines.engine import EngineUnavailable
-from headwater.engines.handoff_params import Unusable, seal
+from headwater.engines.engine import EngineUnavailable, Unusable, seal
 from headwater.engines.sglang import config as sglang_config
-from headwater.engines.sglang import handoff
-from headwater.engines.sglang.handoff import NOWHERE, ROOMS, Room, Rooms, SglangHandoffs
+from headwater.engines.sglang import engine
+from headwater.engines.sglang.engine import NOWHERE, ROOMS, Room, Rooms, SglangHandoffs
 from headwater.schemas.hashing import pack_tokens
-from headwater.schemas.messages.inference import GenerateRequest, Sampling
+from headwater.schemas.inference import GenerateRequest, Sampling
 
 
 def request(*tokens: int) -> GenerateRequest:
@@ -21,7 +20,7 @@ def request(*tokens: int) -> GenerateRequest:
 
 def test_no_room_is_opened_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not by one engine, however unlucky its draw: with few rooms, each is opened once before one is again."""
-    monkeypatch.setattr(handoff, "ROOMS", 64)
+    monkeypatch.setattr(engine, "ROOMS", 64)
     for _ in range(50):
         rooms = Rooms()
         opened = [rooms.open() for _ in range(63)]
@@ -105,12 +104,12 @@ def test_a_role_decides_the_mode() -> None:
 def test_only_engines_of_equal_models_and_layouts_pair() -> None:
     """And none without a mode."""
     config = {"page_size": 16, "model_path": "m", "dtype": "bfloat16", "kv_cache_dtype": "auto"}
-    same = handoff.pairs_with("prefill", "0.5.23", "m", config)
-    assert same == handoff.pairs_with("decode", "0.5.23", "m", config) != ""
+    same = engine.pairs_with("prefill", "0.5.23", "m", config)
+    assert same == engine.pairs_with("decode", "0.5.23", "m", config) != ""
     others = [
-        handoff.pairs_with("decode", "0.5.22", "m", config),
-        handoff.pairs_with("decode", "0.5.23", "m", config | {"page_size": 32}),
-        handoff.pairs_with("decode", "0.5.23", "m", config | {"kv_cache_dtype": "fp8_e4m3"}),
+        engine.pairs_with("decode", "0.5.22", "m", config),
+        engine.pairs_with("decode", "0.5.23", "m", config | {"page_size": 32}),
+        engine.pairs_with("decode", "0.5.23", "m", config | {"kv_cache_dtype": "fp8_e4m3"}),
     ]
     assert len({same, *others}) == 4
-    assert handoff.pairs_with(None, "0.5.23", "m", config) == ""
+    assert engine.pairs_with(None, "0.5.23", "m", config) == ""

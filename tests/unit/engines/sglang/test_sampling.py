@@ -7,7 +7,7 @@ import pytest
 
 from headwater.engines.engine import RequestRejected
 from headwater.engines.sglang import sampling
-from headwater.schemas.messages.inference import Guide, GuideKind, Sampling, TokenLogprob
+from headwater.schemas.inference import Guide, GuideKind, Sampling, TokenLogprob
 
 
 def test_every_setting_has_its_name() -> None:

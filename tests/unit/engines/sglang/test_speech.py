@@ -9,7 +9,7 @@ import pytest
 from headwater.engines.engine import EngineUnavailable
 from headwater.engines.sglang import SglangOptions, sampling
 from headwater.engines.sglang.sampling import SglangSpeech, is_whisper, speech_settings
-from headwater.schemas.messages.inference import Sampling
+from headwater.schemas.inference import Sampling
 from tests.support.engines.settings import engine_settings, with_fields
 
 SETTINGS = engine_settings(SglangOptions(), "folder", max_model_len=448)

@@ -7,7 +7,7 @@ import pytest
 
 from headwater.engines.engine import Step
 from headwater.engines.sglang.sampling import TEXT_MAX, Stream, finish_of
-from headwater.schemas.messages.inference import GenerateRequest, Leg, Sampling, TokenLogprob
+from headwater.schemas.inference import GenerateRequest, Leg, Sampling, TokenLogprob
 
 
 def stream(steps: list[Step], leg: Leg = "", **sampling: Any) -> Stream:

@@ -5,12 +5,12 @@ import asyncio
 import pytest
 
 from headwater.engines.engine import Step, Transfer
-from headwater.engines.sim.defaults import ZERO
+from headwater.engines.sim import ZERO
 from headwater.engines.sim.engine import SimEngine, SimSettings
 from headwater.engines.sim.handoff import SimFabric, SimHandoff
 from headwater.schemas.clock import SystemClock
 from headwater.schemas.hashing import pack_tokens
-from headwater.schemas.messages.inference import GenerateRequest, Leg, Sampling
+from headwater.schemas.inference import GenerateRequest, Leg, Sampling
 
 
 def leg(kind: Leg) -> GenerateRequest:

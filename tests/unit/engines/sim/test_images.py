@@ -10,16 +10,15 @@ import numpy as np
 import pytest
 
 from headwater.engines.engine import EncodedImage, Engine, EngineUnavailable, RequestRejected, Step
+from headwater.engines.sim import ZERO, StepTime
 from headwater.engines.sim.cache import ImageStore, NoRoomForImage
-from headwater.engines.sim.defaults import ZERO, StepTime
-from headwater.engines.sim.encoder import SimEncoder, content_of, embedding_of
 from headwater.engines.sim.engine import SimEngine, SimSettings
-from headwater.engines.sim.model import image_support
+from headwater.engines.sim.model import SimEncoder, content_of, embedding_of, image_support
 from headwater.schemas import hashing
+from headwater.schemas.encode_requests import embedding_hashes
 from headwater.schemas.hashing import unpack_hashes
-from headwater.schemas.messages.encode import embedding_hashes
-from headwater.schemas.messages.inference import GenerateRequest, Sampling
-from headwater.schemas.messages.media import PromptMedia
+from headwater.schemas.inference import GenerateRequest, Sampling
+from headwater.schemas.media import PromptMedia
 from headwater.schemas.tables import MediaSupport, count_image_tokens
 from tests.support.worlds.clock import SkippingClock
 

@@ -15,7 +15,7 @@ from hypothesis.stateful import (
 
 from headwater.engines.engine import KvEvent
 from headwater.engines.sim.cache import PagedCache
-from headwater.schemas.events.kv import BlocksCleared, BlocksRemoved, BlocksStored
+from headwater.schemas.events import BlocksCleared, BlocksRemoved, BlocksStored
 from headwater.schemas.hashing import chain_plain, unpack_hashes
 
 PROMPTS = [

@@ -6,10 +6,10 @@ from statistics import median
 import pytest
 
 from headwater.engines.engine import Step
-from headwater.engines.sim.defaults import ZERO, StepTime
+from headwater.engines.sim import ZERO, StepTime
 from headwater.engines.sim.engine import SimEngine, SimSettings
 from headwater.schemas.hashing import pack_tokens
-from headwater.schemas.messages.inference import GenerateRequest, Sampling
+from headwater.schemas.inference import GenerateRequest, Sampling
 from tests.support.worlds.clock import SkippingClock, settle
 
 TTFT_MS = [(64, 23.218), (1_000, 37.899), (8_000, 171.063), (16_000, 336.415)]

@@ -11,11 +11,11 @@ from structlog.testing import capture_logs
 from headwater.engines.conformance.case import Answer, EngineCase, KvFold
 from headwater.engines.engine import EngineDied, EngineUnavailable, Transfer
 from headwater.engines.model_files import NO_FILES
-from headwater.engines.sim.defaults import ZERO, StepTime
+from headwater.engines.sim import ZERO, StepTime
 from headwater.engines.tensorrt_llm import TensorRtOptions, polling
 from headwater.engines.tensorrt_llm import engine as engine_module
 from headwater.engines.tensorrt_llm.engine import TensorRtEngine
-from headwater.schemas.events.kv import BlocksCleared, KvGap
+from headwater.schemas.events import BlocksCleared, KvGap
 from tests.support.engines.settings import engine_settings
 from tests.support.ports.waiting import eventually
 from tests.support.tensorrt_llm.double import World, installed

@@ -4,9 +4,9 @@ from typing import Any
 
 import numpy as np
 
-from headwater.engines.tensorrt_llm.kv_events import EventTranslator
+from headwater.engines.tensorrt_llm.polling import EventTranslator
 from headwater.schemas import hashing
-from headwater.schemas.events.kv import BlocksCleared, BlocksRemoved, BlocksStored, KvGap
+from headwater.schemas.events import BlocksCleared, BlocksRemoved, BlocksStored, KvGap
 
 SIZE = 4
 A, B, C = list(range(4)), list(range(4, 8)), list(range(8, 12))

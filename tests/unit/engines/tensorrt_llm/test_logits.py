@@ -5,7 +5,7 @@ import pytest
 
 from headwater.engines.model_files import byte_tokenizer
 from headwater.engines.tensorrt_llm.sampling import FORBIDDEN, BannedSequences, banned_sequences, bias_of
-from headwater.schemas.messages.inference import Sampling
+from headwater.schemas.inference import Sampling
 
 PROMPT = [1, 2, 3]
 

@@ -16,7 +16,7 @@ from hypothesis.stateful import (
 
 from headwater.engines.transfer.port import SlabFull
 from headwater.engines.transfer.slab import REMEMBERED, SLACK, Hold, Slab, TransferLedger
-from headwater.schemas.messages.transfer import LeaseId, OfferClaim, OfferReleased, Outcome
+from headwater.schemas.media import LeaseId, OfferClaim, OfferReleased, Outcome
 from tests.support.worlds.clock import ManualClock
 
 CLAIM_S, QUARANTINE_S = 5.0, 20.0

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from headwater.engines.transfer.local import NONE, LocalFabric, LocalTransfer, TransferFault
-from headwater.engines.transfer.memory import HostMemory
-from headwater.engines.transfer.port import ChecksumMismatch, ReadTimedOut, SlabFull
-from headwater.schemas.messages.transfer import ClaimRefused, ClaimReply, Offer, OfferClaim, OfferReleased
+from headwater.engines.transfer.port import ChecksumMismatch, HostMemory, ReadTimedOut, SlabFull
+from headwater.schemas.media import ClaimRefused, ClaimReply, Offer, OfferClaim, OfferReleased
 from tests.support.worlds.clock import ManualClock, SkippingClock
 
 PAGE = 4096

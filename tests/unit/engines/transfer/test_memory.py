@@ -8,9 +8,16 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headwater.engines.transfer.memory import HostMemory, Memory, TensorMemory, form_of
-from headwater.engines.transfer.port import PIECE, checksum, copy_checked
-from headwater.schemas.messages.transfer import DType, LocalPlace, Offer
+from headwater.engines.transfer.port import (
+    PIECE,
+    HostMemory,
+    Memory,
+    TensorMemory,
+    checksum,
+    copy_checked,
+    form_of,
+)
+from headwater.schemas.media import DType, LocalPlace, Offer
 from tests.support.marks import TORCH
 
 TYPES = get_args(DType)

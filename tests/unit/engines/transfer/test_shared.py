@@ -10,7 +10,7 @@ import pytest_asyncio
 
 from headwater.engines.transfer.local import SharedMemory, SharedTransfer
 from headwater.engines.transfer.port import PeerGone, TransferFailed
-from headwater.schemas.messages.transfer import Offer, SharedPlace
+from headwater.schemas.media import Offer, SharedPlace
 from tests.support.ports.transfers import Case, new_lease, shared_memory_case
 from tests.support.worlds.clock import SkippingClock
 

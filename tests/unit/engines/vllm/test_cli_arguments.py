@@ -9,7 +9,7 @@ from headwater.engines import native_arguments
 from headwater.engines.engine import EngineUnavailable
 from headwater.engines.vllm import config as vllm_config
 from headwater.ops import cli
-from headwater.ops.config.engine import checked
+from headwater.ops.commands.serve import checked
 from headwater.ops.config.processes import EngineProcess
 from headwater.ops.config.setting import ENV_PREFIX, ConfigError
 from tests.support.processes.line import settings_of

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from headwater.engines.engine import EngineUnavailable
-from headwater.engines.vllm.connectors import CONNECTORS, hands_over, names, transfer_config
+from headwater.engines.vllm.handoff import CONNECTORS, hands_over, names, transfer_config
 
 OFFLOAD = {"offload": {"cpu_bytes_to_use": 1 << 30}}
 

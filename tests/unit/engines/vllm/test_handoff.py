@@ -7,9 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from headwater.engines.handoff_params import Unusable
-from headwater.engines.vllm.connectors import can_hand_over
-from headwater.engines.vllm.handoff import VllmHandoffs, pairs_with
+from headwater.engines.engine import Unusable
+from headwater.engines.vllm.handoff import VllmHandoffs, can_hand_over, pairs_with
 
 WHOLE: dict[str, Any] = {
     "do_remote_prefill": True,

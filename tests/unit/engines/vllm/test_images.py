@@ -7,7 +7,7 @@ import pytest
 
 from headwater.engines.engine import RequestRejected
 from headwater.engines.vllm.media import media_prompt, media_settings, media_tokens_max
-from headwater.schemas.messages.media import PromptMedia
+from headwater.schemas.media import PromptMedia
 from headwater.schemas.tables import AudioSupport, ImageSupport, MediaSupport, VideoSupport
 
 SUPPORT = MediaSupport(images=ImageSupport(placeholder=9, per_prompt=4, tokens=3))

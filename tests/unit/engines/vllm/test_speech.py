@@ -9,8 +9,8 @@ from msgspec.structs import replace
 from headwater.actors.worker.health import silence
 from headwater.engines.engine import RequestRejected
 from headwater.engines.vllm.media import speech_prompt
-from headwater.schemas.messages.inference import GenerateRequest, Sampling
-from headwater.schemas.messages.media import PromptMedia
+from headwater.schemas.inference import GenerateRequest, Sampling
+from headwater.schemas.media import PromptMedia
 from headwater.schemas.tables import SpeechSupport
 
 SUPPORT = SpeechSupport(

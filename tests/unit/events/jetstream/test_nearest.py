@@ -4,8 +4,8 @@ import socket
 
 import pytest
 
-from headwater.events.jetstream import nearest
-from headwater.events.jetstream.nearest import address_towards_any, nearest_first, own_address_towards
+from headwater.events.jetstream import connection
+from headwater.events.jetstream.connection import address_towards_any, nearest_first, own_address_towards
 
 HERE = ["nats://127.0.0.1:4222", "nats://localhost:4223", "nats://u:p@[::1]:4224"]
 FAR = ["nats://203.0.113.7:4222", "nats://203.0.113.8", "nats://no.such.name.invalid:4222", "nats://:x"]
@@ -22,7 +22,7 @@ def ways(monkeypatch: pytest.MonkeyPatch) -> None:
             raise socket.gaierror(-2, "unknown")
         return ""
 
-    monkeypatch.setattr(nearest, "own_address_towards", towards)
+    monkeypatch.setattr(connection, "own_address_towards", towards)
 
 
 async def test_those_on_this_machine_come_first_and_none_is_left_out() -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from headwater.events.jetstream.cursor import RawMessage, slices
 from headwater.schemas.encoding import SCHEMA_VERSION, Batch, encode_batch
-from headwater.schemas.events.fleet import LoadReported
+from headwater.schemas.events import LoadReported
 
 DATA = encode_batch(Batch(SCHEMA_VERSION, "w", 1, 1, 0, (LoadReported(0, 0, 0, 1),)))
 

@@ -6,15 +6,21 @@ from typing import Any
 
 import pytest
 
-from headwater.engines.sim.defaults import StepTime
-from headwater.ops.advise.command import advise_on_trace, moved
-from headwater.ops.advise.gpus import TYPES, Gpus, read_gpus
-from headwater.ops.advise.layouts import Layout, kv_tokens, layouts, of_cache, scaled, step_time
-from headwater.ops.advise.model_size import ModelSize, model_size
-from headwater.ops.advise.options import Advice
-from headwater.ops.advise.report import Check
+from headwater.engines.sim import StepTime
+from headwater.ops.bench.trace import Trace, TraceRequest, write
 from headwater.ops.config.setting import ConfigError
-from headwater.ops.whatif.trace import Trace, TraceRequest, write
+from headwater.ops.whatif.advise import Check, advise_on_trace, moved
+from headwater.ops.whatif.advise_options import TYPES, Advice, Gpus, read_gpus
+from headwater.ops.whatif.layouts import (
+    Layout,
+    ModelSize,
+    kv_tokens,
+    layouts,
+    model_size,
+    of_cache,
+    scaled,
+    step_time,
+)
 
 LLAMA_8B = {
     "hidden_size": 4096,

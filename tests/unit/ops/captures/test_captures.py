@@ -10,22 +10,22 @@ import pytest
 from headwater.events.memory import MemoryLog
 from headwater.events.ports import Entry, Log, LogRefused, Slice, StoredMessage
 from headwater.events.snapshot_store import SnapshotStore
-from headwater.ops.captures import file as capture_file
-from headwater.ops.captures.file import (
+from headwater.ops.config.setting import ConfigError
+from headwater.ops.nats import capture_file
+from headwater.ops.nats.capture_file import (
     FORMAT_VERSION,
     CaptureFile,
     CaptureWriter,
     Contents,
     LogEntry,
+    Redaction,
     TableValue,
 )
-from headwater.ops.captures.ports import GONE, NOT_CAPTURED, CapturedLog, capture_ports
-from headwater.ops.captures.redaction import Redaction
-from headwater.ops.config.setting import ConfigError
+from headwater.ops.nats.capture_ports import GONE, NOT_CAPTURED, CapturedLog, capture_ports
 from headwater.ops.operator.capture import WrittenBlobs
-from headwater.router.fold.state import RouterState
+from headwater.router.state import RouterState
 from headwater.schemas.encoding import SCHEMA_VERSION, Batch, decode_batch, seal
-from headwater.schemas.events.request import RequestAccepted, RequestCheckpoint, RequestEnded
+from headwater.schemas.events import RequestAccepted, RequestCheckpoint, RequestEnded
 from tests.bench.large_log import POOL, MadeUpFleet
 from tests.support.worlds.clock import ManualClock
 

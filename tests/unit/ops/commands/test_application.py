@@ -13,7 +13,7 @@ from cyclopts import App
 
 from headwater.ops.commands import COMMANDS, place_of
 from headwater.ops.commands.application import main, parse
-from headwater.ops.commands.reference import command_docs, commands, commands_markdown, settings_markdown
+from headwater.ops.commands.config import command_docs, commands, commands_markdown, settings_markdown
 from headwater.ops.config.command import Command
 from headwater.ops.config.processes import all_settings
 from headwater.ops.config.setting import ConfigError

@@ -3,9 +3,9 @@
 import pytest
 
 from headwater.actors.edge.settings import AccessSettings, OidcSettings
-from headwater.ops.config.edge import check_access
+from headwater.ops.config.sections import check_access
 from headwater.ops.config.setting import ConfigError
-from headwater.schemas.addresses import is_loopback
+from headwater.schemas.names import is_loopback
 
 COMPLETE = OidcSettings("https://id.example", ("headwater",), "https://id.example/keys")
 

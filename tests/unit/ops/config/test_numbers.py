@@ -8,10 +8,10 @@ from typing import get_args, get_type_hints
 import msgspec
 import pytest
 
-from headwater.ops.commands.reference import commands
+from headwater.ops.commands.config import commands
 from headwater.ops.config.command import Command, _options_of
 from headwater.ops.config.processes import all_settings
-from headwater.ops.config.router import RouterSettings, weights_of
+from headwater.ops.config.sections import RouterSettings, weights_of
 from headwater.ops.config.setting import (
     ConfigError,
     Prefix,
@@ -21,7 +21,7 @@ from headwater.ops.config.setting import (
     is_section,
     setting_of,
 )
-from headwater.schemas.events.route import Weights
+from headwater.schemas.routing import Weights
 from tests.support.marks import grid
 from tests.support.processes.line import settings_of
 

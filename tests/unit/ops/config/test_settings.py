@@ -7,12 +7,12 @@ from typing import Any, get_args
 import pytest
 
 from headwater.actors.edge.settings import ClientLimits
-from headwater.actors.http.limits import BodyLimits, ConnectionLimits
+from headwater.actors.limits import BodyLimits, ConnectionLimits
 from headwater.actors.media.request import MediaLimits
 from headwater.actors.worker.settings import HealthSettings
-from headwater.engines.sim.defaults import StepTime
+from headwater.engines.sim import StepTime
 from headwater.ops.commands.application import parse
-from headwater.ops.commands.reference import commands
+from headwater.ops.commands.config import commands
 from headwater.ops.config.command import Command
 from headwater.ops.config.processes import (
     DEFAULTS,
@@ -26,9 +26,9 @@ from headwater.ops.config.processes import (
     with_settings,
 )
 from headwater.ops.config.setting import ConfigError, Setting, cache_folder, value_at, with_values
-from headwater.router.decision.names import PolicyName
-from headwater.router.decision.policies import POLICIES
-from headwater.router.queue.limits import BusyLimits, QueueLimits
+from headwater.router.policies import POLICIES
+from headwater.router.queue import BusyLimits, QueueLimits
+from headwater.schemas.routing import PolicyName
 from tests.support.processes.line import settings_of
 
 SETTINGS = all_settings()

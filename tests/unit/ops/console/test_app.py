@@ -9,25 +9,30 @@ import msgspec
 import pytest
 
 from headwater.actors.admin import AdminApp, TokenAuthenticator, parse_tokens
-from headwater.actors.edge.admit.control import AccessControl
-from headwater.actors.edge.admit.keys import KeyRing, digest_of, key_text, new_id, new_secret
+from headwater.actors.edge.admit.control import (
+    AccessControl,
+    KeyRing,
+    digest_of,
+    key_text,
+    new_id,
+    new_secret,
+)
 from headwater.actors.edge.admit.principal import parse_scopes
 from headwater.actors.edge.settings import AccessSettings, OidcSettings
 from headwater.actors.http.errors import ApiError
-from headwater.actors.runtime.persistence import Ports
+from headwater.actors.runtime.ports import Ports
 from headwater.actors.runtime.tables import ApiKeyTable
 from headwater.engines.sim.engine import SimEngine
-from headwater.ops.console.access import EVERYTHING, READ, ConsoleAccess
-from headwater.ops.console.app import ConsoleApp, without_tenants
+from headwater.ops.console.app import EVERYTHING, READ, ConsoleAccess, ConsoleApp, without_tenants
 from headwater.ops.console.pools import WATCHED_S, Pools
 from headwater.ops.console.process import keys_of
 from headwater.ops.sim import fleet as sim_fleet
 from headwater.ops.sim import loop
 from headwater.ops.sim.fleet import SimFleet
 from headwater.ops.sim.loop import VirtualLoop
-from headwater.router.fold.state import RouterState
 from headwater.router.replay import Recorded, Replay
-from headwater.schemas.events.route import Decision
+from headwater.router.state import RouterState
+from headwater.schemas.routing import Decision
 from headwater.schemas.tables import ApiKey, SecretDigest
 from tests.sim.disaggregated import ask, fleet_of
 from tests.support.worlds.clock import ManualClock

@@ -9,11 +9,11 @@ from headwater.events.ports import Record
 from headwater.ops.console.app import ConsoleApp
 from headwater.ops.sim.fleet import SimFleet
 from headwater.ops.sim.loop import VirtualLoop
-from headwater.router.fold.state import RouterState
 from headwater.router.index.prefix_index import PrefixIndex
-from headwater.schemas.events.kv import BlocksStored
-from headwater.schemas.events.route import Decision
+from headwater.router.state import RouterState
+from headwater.schemas.events import BlocksStored
 from headwater.schemas.hashing import unpack_hashes
+from headwater.schemas.routing import Decision
 from tests.sim.disaggregated import ask, fleet_of
 from tests.support.worlds.told import records_of, told
 from tests.support.worlds.virtual import virtual

@@ -7,13 +7,12 @@ import msgspec
 import pytest
 
 from headwater.actors.http.asgi import Scope
-from headwater.ops.console.access import READ, ConsoleAccess, Scopes
-from headwater.ops.console.app import ConsoleApp
+from headwater.ops.console.app import READ, ConsoleAccess, ConsoleApp, Scopes
 from headwater.ops.console.pools import Pools
 from headwater.ops.sim import fleet as sim_fleet
 from headwater.ops.sim.fleet import SETTINGS, SimFleet
 from headwater.ops.sim.loop import VirtualLoop
-from headwater.router.queue.limits import BusyLimits, QueueLimits, QueueSettings
+from headwater.router.queue import BusyLimits, QueueLimits, QueueSettings
 from headwater.schemas.hashing import tenant_digest
 from tests.sim.disaggregated import EDGE, answer, fleet_of
 from tests.support.worlds.told import ports_of

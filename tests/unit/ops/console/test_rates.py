@@ -9,15 +9,14 @@ import pytest
 
 from headwater.actors.http.asgi import Scope
 from headwater.events.ports import Record
-from headwater.ops.console.access import READ, ConsoleAccess, Scopes
-from headwater.ops.console.app import TENANT_VIEWS, VIEWS, ConsoleApp
+from headwater.ops.console.app import READ, TENANT_VIEWS, VIEWS, ConsoleAccess, ConsoleApp, Scopes
 from headwater.ops.console.pools import Pools
 from headwater.ops.history import series
 from headwater.ops.history.requests import RequestTable
 from headwater.ops.sim.fleet import SimFleet
 from headwater.ops.sim.loop import VirtualLoop
 from headwater.schemas.encoding import SCHEMA_VERSION, Batch
-from headwater.schemas.events.request import RequestAccepted, RequestEnded
+from headwater.schemas.events import RequestAccepted, RequestEnded
 from headwater.schemas.hashing import tenant_digest
 from tests.sim.disaggregated import EDGE, answer, fleet_of
 from tests.support.worlds.clock import WALL_NS

@@ -11,17 +11,19 @@ from headwater.events.ports import Slice
 from headwater.events.snapshot_store import SnapshotStore
 from headwater.ops.config.setting import ConfigError
 from headwater.ops.debug.bisect import Searched, search, show
-from headwater.ops.debug.facts import Totals
-from headwater.ops.debug.predicate import Predicate, parse
-from headwater.router.fold.state import RouterState
-from headwater.schemas.events.fleet import (
+from headwater.ops.debug.predicate import Predicate, Totals, parse
+from headwater.router.state import RouterState
+from headwater.schemas.events import (
+    BlocksCleared,
+    BlocksRemoved,
+    BlocksStored,
     EnginesWeighted,
+    KvGap,
     WorkerChanged,
     WorkerDraining,
     WorkerLeft,
     WorkerState,
 )
-from headwater.schemas.events.kv import BlocksCleared, BlocksRemoved, BlocksStored, KvGap
 from headwater.schemas.subjects import pool_kind
 from tests.support.data.examples import joined, packed
 from tests.support.data.queries import route_query

@@ -8,8 +8,14 @@ from headwater.events.memory import MemoryLog
 from headwater.events.snapshot_store import SnapshotStore
 from headwater.ops.config.setting import ConfigError
 from headwater.ops.debug.diff import compare, facts_of, show
-from headwater.schemas.events.fleet import EnginesWeighted, WorkerChanged, WorkerDraining, WorkerLeft
-from headwater.schemas.events.kv import BlocksStored, KvGap
+from headwater.schemas.events import (
+    BlocksStored,
+    EnginesWeighted,
+    KvGap,
+    WorkerChanged,
+    WorkerDraining,
+    WorkerLeft,
+)
 from tests.support.data.examples import joined, packed
 from tests.support.data.queries import route_query
 from tests.support.worlds.told_fleet import ToldFleet, clock_of, told_fleet

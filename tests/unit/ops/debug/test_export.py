@@ -13,17 +13,17 @@ from headwater.events.ports import LogUnavailable
 from headwater.ops.commands.application import main
 from headwater.ops.config.setting import ConfigError
 from headwater.ops.debug import export as module
-from headwater.ops.debug.export import write
-from headwater.ops.debug.perfetto import Slice, TraceWriter
+from headwater.ops.debug.export import Slice, TraceWriter, write
 from headwater.ops.sim.fleet import POOL, SimFleet
 from headwater.ops.sim.loop import VirtualLoop
-from headwater.schemas.events.fleet import Role, WorkerJoined
-from headwater.schemas.events.request import (
+from headwater.schemas.events import (
     RequestAccepted,
     RequestEnded,
     RequestRouted,
     RequestStarted,
     RequestStepped,
+    Role,
+    WorkerJoined,
 )
 from tests.support.data.queries import route_query
 from tests.support.worlds.told import ports_of, told

@@ -5,7 +5,7 @@ import pytest
 from headwater.events.snapshot_store import SnapshotStore
 from headwater.ops.config.setting import ConfigError
 from headwater.ops.debug.places import find_position, open_log, show_time
-from headwater.ops.process.moments import time_ns
+from headwater.ops.terminal import time_ns
 from tests.support.worlds.clock import WALL_NS
 from tests.support.worlds.told_fleet import clock_of, told_fleet
 

@@ -3,11 +3,9 @@
 import pytest
 
 from headwater.ops.config.setting import ConfigError
-from headwater.ops.debug.facts import COUNTED, INDEX, SUMMED, WORKER, Totals
-from headwater.ops.debug.predicate import NUMERIC, parse
-from headwater.router.fold.state import RouterState
-from headwater.schemas.events.fleet import LoadReported, WorkerChanged, WorkerDraining
-from headwater.schemas.events.kv import BlocksStored
+from headwater.ops.debug.predicate import COUNTED, INDEX, NUMERIC, SUMMED, WORKER, Totals, parse
+from headwater.router.state import RouterState
+from headwater.schemas.events import BlocksStored, LoadReported, WorkerChanged, WorkerDraining
 from tests.docs.pages import ROOT
 from tests.support.data.examples import joined, packed, record
 

@@ -7,13 +7,13 @@ import pytest
 
 from headwater.events.memory import MemoryLog
 from headwater.ops.debug.stuck import open_requests, show
-from headwater.schemas.events.fleet import WorkerChanged
-from headwater.schemas.events.request import (
+from headwater.schemas.events import (
     RequestAccepted,
     RequestEnded,
     RequestRouted,
     RequestsOpen,
     RequestStarted,
+    WorkerChanged,
 )
 from headwater.schemas.subjects import lease_key
 from headwater.schemas.tables import Lease, ModelCard

@@ -11,8 +11,7 @@ from headwater.events.memory import MemoryLog
 from headwater.events.ports import Slice
 from headwater.ops.config.setting import ConfigError
 from headwater.ops.debug.tail import TAGS, read_wanted, show
-from headwater.schemas.events.kv import BlocksStored
-from headwater.schemas.events.request import RequestAccepted, RequestEnded, RequestsOpen
+from headwater.schemas.events import BlocksStored, RequestAccepted, RequestEnded, RequestsOpen
 from tests.support.data.examples import packed
 from tests.support.data.queries import route_query
 from tests.support.worlds.clock import settle

@@ -9,11 +9,8 @@ import shutil
 import pytest
 
 from headwater.ops.debug.places import open_log
-from headwater.ops.debug.screen import ENTER, LEAVE, Screen
-from headwater.ops.debug.top import Present, as_line, as_text, begin, live
-from headwater.schemas.events.fleet import WorkerChanged, WorkerDraining
-from headwater.schemas.events.kv import BlocksStored, KvGap
-from headwater.schemas.events.request import RequestStarted
+from headwater.ops.debug.top import ENTER, LEAVE, Present, Screen, as_line, as_text, begin, live
+from headwater.schemas.events import BlocksStored, KvGap, RequestStarted, WorkerChanged, WorkerDraining
 from tests.support.data.examples import packed
 from tests.support.data.queries import route_query
 from tests.support.worlds.clock import settle

@@ -9,19 +9,20 @@ from headwater.events.memory import MemoryLog
 from headwater.events.snapshot_store import SnapshotStore
 from headwater.ops.config.setting import ConfigError
 from headwater.ops.debug import why_not as module
-from headwater.ops.debug.verdict import TEXTS
-from headwater.ops.debug.why_not import show
-from headwater.router.decision.candidates import FILTERS
-from headwater.schemas.events.fleet import (
+from headwater.ops.debug.why_not import TEXTS, show
+from headwater.router.candidates import FILTERS
+from headwater.schemas.events import (
+    BlocksStored,
     EnginesWeighted,
+    KvGap,
+    RequestRouted,
+    RequestStepped,
     WorkerChanged,
     WorkerDraining,
     WorkerJoined,
     WorkerLeft,
 )
-from headwater.schemas.events.kv import BlocksStored, KvGap
-from headwater.schemas.events.request import RequestRouted, RequestStepped
-from headwater.schemas.events.route import Decision
+from headwater.schemas.routing import Decision
 from tests.support.data.examples import joined, packed
 from tests.support.data.queries import route_query
 from tests.support.worlds.told_fleet import ToldFleet, told_fleet

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from headwater.ops.diagnosis.disk import ROOM_BYTES, check_room, free_bytes
+from headwater.ops.diagnosis import ROOM_BYTES, check_room, free_bytes
 
 
 def test_a_folder_that_is_still_to_be_made_is_on_its_parents_disk(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from headwater.ops.diagnosis.engine_log import LINE_CHARACTERS, explain
+from headwater.ops.diagnosis import LINE_CHARACTERS, explain
 
 NOISE = "INFO 11-26 10:00:00 [core.py:70] Initializing a V1 LLM engine\n" * 50
 AFTER = "\nRuntimeError: Engine core initialization failed. See root cause above.\n" * 3

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from headwater.ops.diagnosis.server import MAX_PAYLOAD, ServerFacts, check_server, server_facts, version_of
+from headwater.ops.nats.server import MAX_PAYLOAD, ServerFacts, check_server, server_facts, version_of
 
 GOOD = ServerFacts("nats://127.0.0.1:4222", "2.15.1", MAX_PAYLOAD)
 

@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 
-from headwater.ops.diagnosis.finding import KINDS, Finding
-from headwater.ops.doctor.doctor import as_text, diagnose
-from headwater.ops.doctor.facts import (
+from headwater.ops.debug.doctor import as_text, diagnose
+from headwater.ops.debug.doctor_facts import (
     ClockFacts,
     Facts,
     Listener,
@@ -19,8 +18,9 @@ from headwater.ops.doctor.facts import (
     Unreachable,
     WantedPort,
 )
+from headwater.ops.diagnosis import KINDS, Finding
 from headwater.ops.history.findings import Finding as HistoryFinding
-from headwater.router.fold.worker import Worker
+from headwater.router.worker import Worker
 from headwater.schemas.tables import Lease
 
 NOTHING = Facts("nats://127.0.0.1:4222", "default", "1.0")

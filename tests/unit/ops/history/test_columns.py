@@ -8,7 +8,7 @@ from headwater.events.ports import Record
 from headwater.ops.history import series
 from headwater.ops.history.requests import RequestTable
 from headwater.schemas.encoding import decode_batch
-from headwater.schemas.events.route import Decision
+from headwater.schemas.routing import Decision
 from tests.bench.large_log import BLOCK, MadeUpFleet
 from tests.support.worlds.clock import ManualClock
 

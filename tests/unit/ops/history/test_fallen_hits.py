@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from headwater.ops.history.columns import spread
-from headwater.ops.history.fallen_hits import fallen_hits
+from headwater.ops.history.findings import fallen_hits
 from headwater.ops.history.requests import Request
 from headwater.ops.sim.fleet import SETTINGS, SimFleet
 from headwater.ops.sim.loop import VirtualLoop

@@ -12,10 +12,10 @@ from headwater.ops.history.request_spans import events_of, waterfall
 from headwater.ops.history.requests import RequestTable, request_of
 from headwater.ops.sim.fleet import POOL
 from headwater.ops.sim.loop import VirtualLoop
-from headwater.router.fold.load import Loads
-from headwater.router.fold.state import RouterState
-from headwater.router.fold.worker import Credit
-from headwater.schemas.events.route import Decision
+from headwater.router.load import Loads
+from headwater.router.state import RouterState
+from headwater.router.worker import Credit
+from headwater.schemas.routing import Decision
 from tests.support.worlds.told import history_of, ports_of, records_of, told
 from tests.support.worlds.virtual import virtual
 
@@ -36,7 +36,7 @@ async def test_every_position_shows_what_a_replay_shows(
     clock: VirtualLoop, monkeypatch: pytest.MonkeyPatch, roles: Any
 ) -> None:
     """Forwards, backwards and in leaps, without KV events; with them the whole state is equal too."""
-    monkeypatch.setattr("headwater.ops.history.fleet.RUNG_RECORDS", 20)
+    monkeypatch.setattr("headwater.ops.history.history.RUNG_RECORDS", 20)
     async with told(clock, roles) as fleet:
         history, records = await history_of(fleet), await records_of(fleet)
         state, wanted, digests = RouterState(), {}, {}

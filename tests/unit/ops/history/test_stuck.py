@@ -7,10 +7,10 @@ import pytest
 from headwater.events.ports import Record
 from headwater.ops.history.stuck import OpenRequests, Stuck, Surroundings, Waiting, stuck_requests
 from headwater.schemas.encoding import SCHEMA_VERSION, Batch
-from headwater.schemas.events import Event
-from headwater.schemas.events.fleet import LoadReported, WorkerChanged, WorkerDraining, WorkerLeft
-from headwater.schemas.events.kv import KvGap
-from headwater.schemas.events.request import (
+from headwater.schemas.events import (
+    Event,
+    KvGap,
+    LoadReported,
     RequestAccepted,
     RequestCheckpoint,
     RequestEnded,
@@ -19,6 +19,9 @@ from headwater.schemas.events.request import (
     RequestsOpen,
     RequestStarted,
     RequestStepped,
+    WorkerChanged,
+    WorkerDraining,
+    WorkerLeft,
 )
 from headwater.schemas.tables import Lease
 from tests.support.data.examples import joined

@@ -7,17 +7,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from headwater.actors.runtime.persistence import Ports
+from headwater.actors.runtime.ports import Ports
 from headwater.ops.history.request_spans import MS_NS, Stamped, at_edge
 from headwater.ops.history.trace_spans import Routing, Trace, TraceSpan, spans_of
 from headwater.ops.operator.explain import account
+from headwater.ops.operator.trace import lines_of, trace_of
 from headwater.ops.sim import loop
 from headwater.ops.sim.fleet import POOL, SimFleet
 from headwater.ops.sim.loop import VirtualLoop
-from headwater.ops.tracing.command import lines_of, trace_of
-from headwater.schemas.constraints import NO_CONSTRAINTS, NO_PREFERENCES
-from headwater.schemas.events import Event
-from headwater.schemas.events.request import (
+from headwater.schemas.events import (
+    Event,
     RequestAccepted,
     RequestEncoded,
     RequestEnded,
@@ -26,8 +25,8 @@ from headwater.schemas.events.request import (
     RequestStarted,
     RequestStepped,
 )
-from headwater.schemas.events.route import Candidate, Decision, Weights
-from headwater.schemas.trace import NO_TRACE, span_id
+from headwater.schemas.names import NO_TRACE, span_id
+from headwater.schemas.routing import NO_CONSTRAINTS, NO_PREFERENCES, Candidate, Decision, Weights
 from tests.support.worlds.told import ports_of, told
 
 R, TRACE, PARENT = "chatcmpl-1", "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"

@@ -7,8 +7,8 @@ from typing import cast
 
 import pytest
 
+from headwater.ops.bench.client import Failure, LoadClient, StreamedAnswer, address_of
 from headwater.ops.config.setting import ConfigError
-from headwater.ops.load.client import Failure, LoadClient, StreamedAnswer, address_of
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 

@@ -6,11 +6,11 @@ from random import Random
 
 import pytest
 
-from headwater.ops.load.client import Failure, StreamedAnswer, Usage
-from headwater.ops.load.generator import Generator, LoadRun, OwnLag, Pace, Sample, due_times
-from headwater.ops.load.measures import PointReport, best_point, report_of
-from headwater.ops.load.options import read_limits
-from headwater.ops.load.workload import Conversation, Turn, Workload
+from headwater.ops.bench.client import Failure, StreamedAnswer, Usage
+from headwater.ops.bench.figures import PointReport, best_point, report_of
+from headwater.ops.bench.generator import Generator, LoadRun, OwnLag, Pace, Sample, due_times
+from headwater.ops.bench.options import read_limits
+from headwater.ops.bench.workload import Conversation, Turn, Workload
 
 IDLE = OwnLag(0.1, 1.0, 2.0)
 CLOSED = Pace(at_once=1)

@@ -10,9 +10,9 @@ from xml.etree import ElementTree
 
 import pytest
 
+from headwater.ops.bench.options import Arrivals, Output, Target, Traffic
+from headwater.ops.bench.serve import serve
 from headwater.ops.config.setting import ConfigError
-from headwater.ops.load.options import Arrivals, Output, Target, Traffic
-from headwater.ops.load.serve import serve
 
 Answer = tuple[int, list[dict[str, Any]]]
 

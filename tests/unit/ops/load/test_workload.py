@@ -7,13 +7,20 @@ from random import Random
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from headwater.ops.bench.options import Arrivals, Lengths, Traffic, read_lengths
+from headwater.ops.bench.serve import paces_of
+from headwater.ops.bench.trace import Trace, TraceRequest, write
+from headwater.ops.bench.workload import (
+    COMMON,
+    Calibration,
+    Part,
+    Words,
+    Workload,
+    calibration_of,
+    words_of,
+    workload_maker,
+)
 from headwater.ops.config.setting import ConfigError
-from headwater.ops.load.lengths import Lengths, read_lengths
-from headwater.ops.load.options import Arrivals, Traffic
-from headwater.ops.load.prompts import COMMON, Calibration, Part, Words, calibration_of, words_of
-from headwater.ops.load.serve import paces_of
-from headwater.ops.load.workload import Workload, workload_maker
-from headwater.ops.whatif.trace import Trace, TraceRequest, write
 
 
 def made(traffic: Traffic, seed: int = 1, point: int = 0, words: Words | None = None) -> Workload:

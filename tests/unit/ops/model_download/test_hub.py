@@ -14,9 +14,9 @@ from huggingface_hub import constants
 
 from headwater.ops.config.processes import EngineProcess
 from headwater.ops.config.worker import WorkerSettings
-from headwater.ops.model_download import hub
-from headwater.ops.model_download.source import fetch, parse_source, with_folder
-from headwater.ops.model_download.store import DownloadFailed
+from headwater.ops.start import model_hub
+from headwater.ops.start.model_download import fetch, parse_source, with_folder
+from headwater.ops.start.model_store import DownloadFailed
 from tests.support.servers.hub import Hub
 from tests.unit.ops.model_download.conftest import WEIGHTS
 
@@ -25,7 +25,7 @@ SERVED = {"config.json", "tokenizer.json", WEIGHTS}
 
 def download(model: str = "acme/small", revision: str = "", *, weights: bool = True) -> Path:
     """As the process that downloads does."""
-    return hub.download(model, revision, weights=weights)
+    return model_hub.download(model, revision, weights=weights)
 
 
 def fetch_apart() -> Path:
@@ -216,8 +216,8 @@ def test_a_signal_ends_a_download_at_once(
 
 OPENS: Final = """
 import itertools, os, sys, threading, time
-from headwater.ops.model_download import __main__ as program
-from headwater.ops.process import signals
+from headwater.ops.start import model_download as program
+from headwater.ops.start import signals
 signals.replace_handlers(program._stop)
 
 def work(name):

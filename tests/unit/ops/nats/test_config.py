@@ -9,7 +9,7 @@ import yaml
 
 from headwater.events.jetstream import Credentials
 from headwater.events.ports import AccessDenied
-from headwater.ops.config.nats import NatsSettings
+from headwater.ops.config.sections import NatsSettings
 from headwater.ops.config.setting import ConfigError
 from headwater.ops.nats.config import (
     READERS,

@@ -7,11 +7,11 @@ from contextlib import asynccontextmanager
 import msgspec
 import pytest
 
-from headwater.actors.runtime.persistence import Ports
+from headwater.actors.runtime.ports import Ports
 from headwater.ops.config.processes import RouterProcess
 from headwater.ops.config.setting import ConfigError
-from headwater.ops.nats.pool_choice import choose_pool, first_pool
-from headwater.ops.process.router import run_router
+from headwater.ops.nats.connect import choose_pool, first_pool
+from headwater.ops.start.router import run_router
 from headwater.schemas.names import pool_name
 from headwater.schemas.subjects import lease_key
 from headwater.schemas.tables import Lease, LeaseKind

@@ -7,13 +7,12 @@ from typing import Any
 import pytest
 
 from headwater.ops.commands.application import main
-from headwater.ops.config.edge import AdminSettings
-from headwater.ops.config.nats import NatsSettings
 from headwater.ops.config.processes import AdminProcess
+from headwater.ops.config.sections import AdminSettings, NatsSettings
 from headwater.ops.config.setting import ConfigError
 from headwater.ops.operator import ctl
-from headwater.ops.process import admin
-from headwater.schemas.messages.control import Command
+from headwater.ops.start import admin
+from headwater.schemas.control import Command
 from tests.support.processes.line import settings_of
 
 

@@ -3,11 +3,9 @@
 import msgspec
 
 from headwater.ops.history.explanation import afterwards, describe, event_line
-from headwater.router.decision.encode_leg import ANY_AHEAD
-from headwater.schemas.constraints import Constraints, Preferences
-from headwater.schemas.events.fleet import LoadReported
-from headwater.schemas.events.request import MediaPlace, RequestAccepted, RequestEncoded
-from headwater.schemas.events.route import Candidate, Decision, Draw, Shadowed, Weights
+from headwater.router.encode_leg import ANY_AHEAD
+from headwater.schemas.events import LoadReported, MediaPlace, RequestAccepted, RequestEncoded
+from headwater.schemas.routing import Candidate, Constraints, Decision, Draw, Preferences, Shadowed, Weights
 from tests.support.data.queries import changed
 
 TIMED = (

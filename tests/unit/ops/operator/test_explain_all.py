@@ -7,11 +7,11 @@ from headwater.events.ports import Entry
 from headwater.events.snapshot_store import SnapshotStore
 from headwater.ops.history.explanation import describe
 from headwater.ops.operator.explain import decisions_for, is_summarized, with_all_candidates
-from headwater.router.decision.decide import DecisionContext, Evaluation, evaluate, prompt_of
-from headwater.router.fold.state import RouterState
+from headwater.router.decide import DecisionContext, Evaluation, evaluate, prompt_of
+from headwater.router.state import RouterState
 from headwater.schemas.encoding import SCHEMA_VERSION, Batch, seal
 from headwater.schemas.events import Event
-from headwater.schemas.events.route import Weights
+from headwater.schemas.routing import Weights
 from headwater.schemas.subjects import PoolKind, pool_subject
 from tests.support.data.examples import joined, record
 from tests.support.data.queries import route_query

@@ -7,15 +7,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from headwater.actors.runtime.persistence import Ports
+from headwater.actors.runtime.ports import Ports
 from headwater.events.memory import MemoryLog
 from headwater.events.ports import Entry, StoredMessage
 from headwater.ops.operator.explain import account, as_data, lines_of
-from headwater.ops.operator.request_search import find_life
-from headwater.ops.process.progress import QUIET_S, Progress
+from headwater.ops.operator.log_reading import find_life
+from headwater.ops.terminal import QUIET_S, Progress
 from headwater.schemas.encoding import SCHEMA_VERSION, Batch, seal
-from headwater.schemas.events.fleet import WorkerLeft
-from headwater.schemas.events.request import RequestAccepted, RequestStepped
+from headwater.schemas.events import RequestAccepted, RequestStepped, WorkerLeft
 from headwater.schemas.subjects import pool_subject
 from tests.bench.large_log import POOL, MadeUpFleet
 from tests.support.worlds.clock import ManualClock

@@ -2,7 +2,7 @@
 
 from headwater.events.memory import MemoryLog
 from headwater.events.snapshot_store import SnapshotStore
-from headwater.ops.operator.states import first_state, folded, newest_state
+from headwater.ops.operator.log_reading import first_state, folded, newest_state
 from headwater.schemas.subjects import snapshot_name
 from tests.support.worlds.told_fleet import told_fleet
 

@@ -8,11 +8,11 @@ from typing import Any, Literal
 import pytest
 
 from headwater.actors.runtime.actor import Actor
-from headwater.actors.runtime.persistence import Ports
-from headwater.ops.config.nats import NatsSettings
+from headwater.actors.runtime.ports import Ports
 from headwater.ops.config.processes import MetricsSettings
-from headwater.ops.process import actor as process
-from headwater.ops.process.actor import Host, run_one
+from headwater.ops.config.sections import NatsSettings
+from headwater.ops.start import actor as process
+from headwater.ops.start.actor import Host, run_one
 from tests.support.worlds.clock import ManualClock
 from tests.support.worlds.memory import memory_world
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numba
 
 import tests
-from headwater.ops.process.actor import COMPILING
+from headwater.ops.start.actor import COMPILING
 from headwater.router.index import match
 from headwater.schemas import jit, machine_code
 
@@ -17,7 +17,7 @@ ROOT = Path(tests.__path__[0]).parent
 
 COMPILED_LATER = """
 import sys
-from headwater.ops.process.actor import compile_kernels
+from headwater.ops.start.actor import compile_kernels
 from tests.support.data.story import digests
 
 def compiled():

@@ -14,11 +14,11 @@ from headwater.engines import process as engine_process
 PROGRAM = """
 import json, os, sys
 from headwater.engines import process as private_folder
-from headwater.ops.process import metrics_folder
+from headwater.ops.start import metrics_folder
 metrics_folder.take()
 # Prometheus is imported once, before the fork, as the host of several engines does it.
 from prometheus_client import Counter
-from headwater.ops.process.metrics import Labelled
+from headwater.ops.start.metrics import Labelled
 counter = Counter("steps", "Steps", ["engine"])
 
 def values():
@@ -79,7 +79,7 @@ def test_what_a_killed_process_left_is_removed_by_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And a living one's is not."""
-    program = "from headwater.ops.process import metrics_folder as m\nprint(m.take(), flush=True)\ninput()"
+    program = "from headwater.ops.start import metrics_folder as m\nprint(m.take(), flush=True)\ninput()"
     processes = [run(program.replace("input()", "import signal; signal.pause()"), tmp_path) for _ in range(2)]
     folders = []
     for process in processes:

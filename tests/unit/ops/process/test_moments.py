@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 import pytest
 
 from headwater.ops.config.setting import ConfigError
-from headwater.ops.process.moments import required_time_ns, shown_time, time_ns
+from headwater.ops.terminal import required_time_ns, shown_time, time_ns
 
 NOW = datetime(2026, 11, 26, 21, 4, 7, 500_000, tzinfo=UTC)
 NOW_NS = round(NOW.timestamp() * 1_000_000) * 1_000

@@ -11,9 +11,9 @@ import pytest
 
 from headwater.ops.config.processes import MetricsSettings
 from headwater.ops.config.setting import ConfigError
-from headwater.ops.process import metrics
-from headwater.ops.process.metrics import HEALTH_STALE_S, ProbeBoard
-from headwater.ops.process.sockets import free_port
+from headwater.ops.start import metrics
+from headwater.ops.start.metrics import HEALTH_STALE_S, ProbeBoard
+from headwater.ops.start.sockets import free_port
 
 LIVE_S = 15.0
 

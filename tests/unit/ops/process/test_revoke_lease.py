@@ -7,7 +7,7 @@ import pytest
 from headwater.actors.runtime.lease import take
 from headwater.actors.runtime.tables import LeaseTable
 from headwater.events.memory import MemoryTable
-from headwater.ops.process.actor import revoke_leases_of
+from headwater.ops.start.actor import revoke_leases_of
 from tests.support.worlds.clock import ManualClock
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from headwater.ops.process.service_manager import ServiceManager
+from headwater.ops.start.system import ServiceManager
 
 
 @pytest.fixture(params=["file", "abstract"])

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from headwater.ops.process import signals
+from headwater.ops.start import signals
 
 
 def test_a_process_excludes_its_modules_from_collections() -> None:
@@ -46,7 +46,7 @@ def test_an_end_by_a_signal_differs_from_one_of_its_own_accord(
 
 DRAINS = """
 import asyncio, sys
-from headwater.ops.process import signals
+from headwater.ops.start import signals
 
 async def work(stop):
     print("started", flush=True)
@@ -138,7 +138,7 @@ async def test_a_process_under_nohup_stays() -> None:
 
 ENDLESS = """
 import asyncio, sys
-from headwater.ops.process import signals
+from headwater.ops.start import signals
 
 async def question():
     print("started", flush=True)

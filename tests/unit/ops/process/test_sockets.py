@@ -9,14 +9,14 @@ import pytest
 
 import tests
 from headwater.engines.engine import EngineUnavailable
-from headwater.ops.process import sockets
+from headwater.ops.start import sockets
 
 ROOT = Path(tests.__path__[0]).parent
 HOST = "127.0.0.1"
 
 FIND = """
 import sys
-from headwater.ops.process import sockets
+from headwater.ops.start import sockets
 sockets.FREE_FROM, sockets.FREE_TO = int(sys.argv[1]), int(sys.argv[2])
 print(sockets.free_range(1, "127.0.0.1"), flush=True)
 sys.stdin.read()

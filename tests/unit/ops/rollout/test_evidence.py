@@ -3,17 +3,10 @@
 import msgspec
 import pytest
 
-from headwater.ops.rollout import evidence as module
-from headwater.ops.rollout.evidence import Evidence, Side
-from headwater.schemas.constraints import Constraints
-from headwater.schemas.events.request import (
-    RequestEnded,
-    RequestRouted,
-    RequestStarted,
-    RequestStepped,
-    SagaState,
-)
-from headwater.schemas.events.route import Decision, Draw
+from headwater.ops.operator import rollout_gates as module
+from headwater.ops.operator.rollout_gates import Evidence, Side
+from headwater.schemas.events import RequestEnded, RequestRouted, RequestStarted, RequestStepped, SagaState
+from headwater.schemas.routing import Constraints, Decision, Draw
 from tests.unit.ops.operator.test_explain import DECISION
 
 

@@ -6,11 +6,11 @@ from collections import deque
 import pytest
 
 from headwater.ops.config.setting import ConfigError
-from headwater.ops.rollout.evidence import Side
-from headwater.ops.rollout.gates import (
+from headwater.ops.operator.rollout_gates import (
     DEFAULT_GATES,
     Answers,
     Outcome,
+    Side,
     judge,
     parse_gates,
     quantile_low,

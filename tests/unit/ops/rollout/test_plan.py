@@ -6,10 +6,9 @@ import msgspec
 import pytest
 
 from headwater.ops.config.setting import ConfigError
-from headwater.ops.rollout import plan
-from headwater.schemas.events.fleet import TrafficSplit
-from headwater.schemas.events.splits import ShareStatus, SplitReply
-from headwater.schemas.messages.control import ControlReply
+from headwater.ops.operator import rollout
+from headwater.schemas.control import ControlReply, ShareStatus, SplitReply
+from headwater.schemas.events import TrafficSplit
 
 OK = ControlReply(200, "")
 
@@ -22,9 +21,9 @@ def fleet(
     return SplitReply(OK, position, 1, split, members, default)
 
 
-def asked(to: str = "new", **fields: Any) -> plan.Asked:
+def asked(to: str = "new", **fields: Any) -> rollout.Asked:
     """A roll-out in three steps."""
-    return plan.Asked("revision", to, (5.0, 50.0, 100.0), 60.0, (("errors", 1.0),), 50, "me")._replace(
+    return rollout.Asked("revision", to, (5.0, 50.0, 100.0), 60.0, (("errors", 1.0),), 50, "me")._replace(
         **fields
     )
 
@@ -37,13 +36,13 @@ def after(present: SplitReply, split: TrafficSplit) -> SplitReply:
 def test_a_roll_out_from_its_first_step_to_its_last() -> None:
     """Without a split before, the old shares are those of the workers; at the end the old ones serve only if all others are lost."""
     first = fleet(("old", 3), ("other", 1), ("new", 1))
-    split = plan.begin(asked(), first, "id")
+    split = rollout.begin(asked(), first, "id")
     assert split.shares == {"old": 95.0 * 3 / 4, "other": 95.0 / 4, "new": 5.0}
     assert (split.after, split.by) == (0, "me")
-    second = plan.promote(after(first, split), "me", "why")
+    second = rollout.promote(after(first, split), "me", "why")
     assert second.shares == {"old": 37.5, "other": 12.5, "new": 50.0}
     assert second.after == 10
-    third = plan.promote(after(after(first, split), second), "me", "why")
+    third = rollout.promote(after(after(first, split), second), "me", "why")
     assert third.shares == {"new": 100.0}
     assert third.rollout is not None
     assert third.rollout.state == "promoted"
@@ -54,24 +53,24 @@ def test_a_rollback_restores_the_shares_of_before(steps: int) -> None:
     """From any step, and after the end; the new revision gets nothing, and a second rollback has nothing to do."""
     before = TrafficSplit("revision", {"old": 7.0, "other": 3.0}, 0)
     now = after(fleet(("old", 1), ("other", 1), ("new", 1), position=3, split=before), before)
-    now = after(now, plan.begin(asked(), now, "id"))
+    now = after(now, rollout.begin(asked(), now, "id"))
     for _ in range(steps):
-        now = after(now, plan.promote(now, "me", "why"))
-    back = plan.roll_back(now, "me", "slow")
+        now = after(now, rollout.promote(now, "me", "why"))
+    back = rollout.roll_back(now, "me", "slow")
     assert back.shares == {"old": 7.0, "other": 3.0, "new": 0.0}
     assert back.after == now.position
     assert back.reason == "slow"
     with pytest.raises(ConfigError, match="there is no roll-out to roll back"):
-        plan.roll_back(after(now, back), "me", "")
+        rollout.roll_back(after(now, back), "me", "")
 
 
 def test_policies_are_moved_likewise() -> None:
     """From the router's own, or from what a split before has; no worker needs to be there."""
     asks = asked("slo", subject="policy")
-    split = plan.begin(asks, fleet(default="kv"), "id")
+    split = rollout.begin(asks, fleet(default="kv"), "id")
     assert split.shares == {"kv": 95.0, "slo": 5.0}
     with pytest.raises(ConfigError, match="all requests go to kv already"):
-        plan.begin(asked("kv", subject="policy"), fleet(default="kv"), "id")
+        rollout.begin(asked("kv", subject="policy"), fleet(default="kv"), "id")
 
 
 @pytest.mark.parametrize(
@@ -86,27 +85,27 @@ def test_policies_are_moved_likewise() -> None:
 def test_what_cannot_begin(present: SplitReply, reason: str) -> None:
     """Each error says what is wrong."""
     with pytest.raises(ConfigError) as error:
-        plan.begin(asked(), present, "id")
+        rollout.begin(asked(), present, "id")
     assert reason in str(error.value)
 
 
 def test_one_roll_out_at_a_time() -> None:
     """Another one, and the removal of the split, wait for its end."""
     now = fleet(("old", 1), ("new", 1), ("newer", 1))
-    now = after(now, plan.begin(asked(), now, "id"))
+    now = after(now, rollout.begin(asked(), now, "id"))
     with pytest.raises(ConfigError, match="a roll-out to new is at 5 %: `headwater switch --resume`"):
-        plan.begin(asked("newer"), now, "id2")
+        rollout.begin(asked("newer"), now, "id2")
     with pytest.raises(ConfigError, match="`headwater rollback` first"):
-        plan.remove("revision", now, "me")
-    now = after(now, plan.roll_back(now, "me", ""))
-    assert plan.remove("revision", now, "me").shares == {}
+        rollout.remove("revision", now, "me")
+    now = after(now, rollout.roll_back(now, "me", ""))
+    assert rollout.remove("revision", now, "me").shares == {}
     # What was rolled back stays out.
-    split = plan.begin(asked("newer", steps=(5.0, 100.0)), now, "id2")
+    split = rollout.begin(asked("newer", steps=(5.0, 100.0)), now, "id2")
     assert split.shares == {"old": 95.0, "new": 0.0, "newer": 5.0}
     now = after(now, split)
-    split = plan.promote(now, "me", "")
+    split = rollout.promote(now, "me", "")
     assert split.shares == {"newer": 100.0, "new": 0.0}
-    assert plan.begin(asked("new"), after(now, split), "id3").shares == {"newer": 95.0, "new": 5.0}
+    assert rollout.begin(asked("new"), after(now, split), "id3").shares == {"newer": 95.0, "new": 5.0}
 
 
 @pytest.mark.parametrize(
@@ -121,7 +120,7 @@ def test_one_roll_out_at_a_time() -> None:
 )
 def test_steps(canary: float | None, steps: str, found: tuple[float, ...]) -> None:
     """In percent, up to all."""
-    assert plan.parse_steps(canary, steps) == found
+    assert rollout.parse_steps(canary, steps) == found
 
 
 @pytest.mark.parametrize(
@@ -130,9 +129,9 @@ def test_steps(canary: float | None, steps: str, found: tuple[float, ...]) -> No
 def test_steps_that_are_none(steps: str) -> None:
     """They rise up to 100."""
     with pytest.raises(ConfigError, match="write rising percentages up to 100"):
-        plan.parse_steps(None, steps)
+        rollout.parse_steps(None, steps)
     with pytest.raises(ConfigError, match="give one of them"):
-        plan.parse_steps(5.0, "5,100")
+        rollout.parse_steps(5.0, "5,100")
 
 
 @pytest.mark.parametrize(
@@ -140,11 +139,11 @@ def test_steps_that_are_none(steps: str) -> None:
 )
 def test_times(text: str, seconds: float) -> None:
     """With a unit, or in seconds."""
-    assert plan.parse_hold(text) == seconds
+    assert rollout.parse_hold(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "m", "10 m", "-1s", "1d"])
 def test_times_that_are_none(text: str) -> None:
     """The error names the flag."""
     with pytest.raises(ConfigError, match="--hold"):
-        plan.parse_hold(text)
+        rollout.parse_hold(text)

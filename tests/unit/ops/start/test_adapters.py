@@ -6,7 +6,7 @@ import pytest
 
 from headwater.actors.worker.lora import LoraSettings
 from headwater.actors.worker.settings import LoraLoading
-from headwater.engines.lora_files import LoraError
+from headwater.engines.lora_cache import LoraError
 from headwater.ops.config.processes import EngineProcess
 from headwater.ops.config.setting import ConfigError
 from headwater.ops.start.engine import adapters_of

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from headwater.engines.engine import EngineUnavailable
-from headwater.ops.start.catalog import as_data, as_table, catalog
+from headwater.ops.start.engines import as_data, as_table, catalog
 
 ECHO = str(Path(__file__).resolve().parents[4] / "examples" / "engines" / "echo.py")
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from headwater.engines.engine import EngineUnavailable
-from headwater.ops.start import environment
+from headwater.ops.start import engine_process
 
 
 @pytest.fixture
@@ -21,8 +21,8 @@ def continued(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         raise InterruptedError
 
     monkeypatch.setattr(os, "execv", execv)
-    monkeypatch.setattr(environment, "has", lambda _: False)
-    monkeypatch.delenv(environment.INSIDE, raising=False)
+    monkeypatch.setattr(engine_process, "has", lambda _: False)
+    monkeypatch.delenv(engine_process.INSIDE, raising=False)
     return seen
 
 
@@ -38,21 +38,21 @@ def test_a_process_continues_in_the_python_that_is_named(continued: list[Any], t
     """With the same command line, once."""
     other = str(program(tmp_path / "python"))
     with pytest.raises(EngineUnavailable, match="cannot be run"):
-        environment.enter("sglang", ["engine", "sglang"], other)
+        engine_process.enter("sglang", ["engine", "sglang"], other)
     assert continued == [(other, "-m", "headwater.ops.cli", "engine", "sglang")]
-    assert os.environ[environment.INSIDE] == "sglang"
+    assert os.environ[engine_process.INSIDE] == "sglang"
     with pytest.raises(EngineUnavailable, match="SGLang is missing even in"):
-        environment.enter("sglang", [], other)
-    environment.enter("sglang", [], sys.executable)
+        engine_process.enter("sglang", [], other)
+    engine_process.enter("sglang", [], sys.executable)
     assert len(continued) == 1
 
 
 def test_a_python_that_has_the_engine_is_kept(continued: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is made, nothing replaced."""
-    monkeypatch.setattr(environment, "has", lambda _: True)
-    environment.enter("sglang", [])
-    environment.prepare("sglang")
-    environment.prepare("vllm")
+    monkeypatch.setattr(engine_process, "has", lambda _: True)
+    engine_process.enter("sglang", [])
+    engine_process.prepare("sglang")
+    engine_process.prepare("vllm")
     assert not continued
 
 
@@ -63,23 +63,23 @@ def test_a_made_environment_is_used_again(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("UV", str(tmp_path / "no-uv"))
     with pytest.raises(EngineUnavailable, match=r"neither is uv.*headwater's `sglang` extra"):
-        environment.prepare("sglang")
+        engine_process.prepare("sglang")
     failing = program(tmp_path / "uv")
     failing.write_text("#!/bin/sh\nexit 3\n")
     monkeypatch.setenv("UV", str(failing))
     with pytest.raises(EngineUnavailable, match=f"installing SGLang failed at: {failing} venv"):
-        environment.prepare("sglang")
+        engine_process.prepare("sglang")
     failing.write_text('#!/bin/sh\nfor last; do :; done\n[ "$1" != venv ] || mkdir -p "$last"\n')
-    made = environment.ensure("sglang")
+    made = engine_process.ensure("sglang")
     assert made.parts[-3].startswith("env-sglang-")
     monkeypatch.setenv("UV", str(tmp_path / "no-uv"))
-    assert environment.ensure("sglang") == made
+    assert engine_process.ensure("sglang") == made
     with pytest.raises(EngineUnavailable, match="cannot be run"):
-        environment.enter("sglang", ["x"])
+        engine_process.enter("sglang", ["x"])
     assert continued == [(str(made), "-m", "headwater.ops.cli", "x")]
 
 
 def test_a_python_that_is_not_there_is_named() -> None:
     """Before anything is started."""
     with pytest.raises(EngineUnavailable, match="--sglang-python /nowhere/python: there is no such program"):
-        environment.prepare("sglang", "/nowhere/python")
+        engine_process.prepare("sglang", "/nowhere/python")

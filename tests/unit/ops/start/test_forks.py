@@ -4,7 +4,7 @@ import pytest
 
 from headwater.actors.runtime.actor import DEFAULT_POLICY, Backoff
 from headwater.ops.config.processes import EngineProcess
-from headwater.ops.process.actor import EXIT_UNRECOVERABLE
+from headwater.ops.start.actor import EXIT_UNRECOVERABLE
 from headwater.ops.start.forks import _Host
 
 STEADY_S = DEFAULT_POLICY.steady_s

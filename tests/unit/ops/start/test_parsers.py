@@ -9,7 +9,7 @@ from headwater.engines.engine import EngineUnavailable
 from headwater.engines.model_files import ModelFiles, byte_model_files, read_model_files
 from headwater.ops.cli import main
 from headwater.ops.start import model, plan
-from headwater.ops.start.make_engine import make
+from headwater.ops.start.plan import make
 from tests.support.processes.line import settings_of
 
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}{# <tool_call> #}"

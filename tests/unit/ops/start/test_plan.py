@@ -7,7 +7,7 @@ import pytest
 
 from headwater.engines.engine import EngineUnavailable
 from headwater.engines.launcher import visible_gpus
-from headwater.events.jetstream import nearest
+from headwater.events.jetstream import connection
 from headwater.ops.config.processes import (
     EngineProcess,
     added_engines,
@@ -17,8 +17,8 @@ from headwater.ops.config.processes import (
 )
 from headwater.ops.config.setting import ConfigError
 from headwater.ops.config.worker import FleetSettings
-from headwater.ops.process.sockets import free_range
 from headwater.ops.start import plan as workers
+from headwater.ops.start.sockets import free_range
 from tests.support.processes.line import settings_of
 
 
@@ -84,7 +84,9 @@ def test_an_address_that_workers_elsewhere_cannot_reach_is_refused(
     monkeypatch: pytest.MonkeyPatch, values: dict[str, Any], told: str
 ) -> None:
     """With the one to give; a fleet on one machine needs none."""
-    monkeypatch.setattr(nearest, "own_address_towards", lambda host, _: "" if host == HERE else "192.0.2.1")
+    monkeypatch.setattr(
+        connection, "own_address_towards", lambda host, _: "" if host == HERE else "192.0.2.1"
+    )
     settings = made({"fleet.workers": 1, "worker.role": "prefill"} | values)
     if told:
         with pytest.raises(EngineUnavailable, match=told):

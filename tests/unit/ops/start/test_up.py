@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from headwater.ops.config.processes import LocalFleetSettings
-from headwater.ops.start import up as module
-from headwater.ops.start.up import plan_of, up
+from headwater.ops.launch import up as module
+from headwater.ops.launch.up import plan_of, up
 
 
 async def test_a_fleet_that_still_starts_is_stopped_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,13 +5,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from headwater.ops.config.trace import TraceSettings
+from headwater.ops import tracer
+from headwater.ops.config.sections import TraceSettings
 from headwater.ops.history.request_spans import Stamped
-from headwater.ops.tracing import gathering
-from headwater.ops.tracing.gathering import Ended, Gathering, reason_of
-from headwater.schemas.events import Event
-from headwater.schemas.events.request import RequestAccepted, RequestCheckpoint, RequestEnded, RequestStarted
-from headwater.schemas.trace import NO_TRACE
+from headwater.ops.tracer import Ended, Gathering, reason_of
+from headwater.schemas.events import Event, RequestAccepted, RequestCheckpoint, RequestEnded, RequestStarted
+from headwater.schemas.names import NO_TRACE
 from tests.support.data.examples import record
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
@@ -76,7 +75,7 @@ def test_requests_are_held_until_they_end() -> None:
 
 def test_what_is_held_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The oldest request is left out, and counted."""
-    monkeypatch.setattr(gathering, "HELD_MAX", 3)
+    monkeypatch.setattr(tracer, "HELD_MAX", 3)
     gathered = Gathering(NONE)
     for number in range(5):
         taken(gathered, number + 1, accepted(str(number)))

@@ -10,18 +10,18 @@ import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from headwater.actors import metrics
-from headwater.actors.runtime.persistence import Ports
+from headwater.actors.runtime.ports import Ports
 from headwater.events.memory import MemoryLog
-from headwater.ops.config.trace import TraceSettings, receiver_of
+from headwater.ops import tracer as module
+from headwater.ops.config.sections import TraceSettings, receiver_of
+from headwater.ops.history.trace_spans import OtlpSender
 from headwater.ops.operator.explain import account
-from headwater.ops.process.sockets import free_port
-from headwater.ops.tracing import tracer as module
-from headwater.ops.tracing.command import trace_of
-from headwater.ops.tracing.otlp import OtlpSender
-from headwater.ops.tracing.tracer import Place, Tracer
+from headwater.ops.operator.trace import trace_of
+from headwater.ops.start.sockets import free_port
+from headwater.ops.tracer import Place, Tracer
 from headwater.schemas.clock import SystemClock
-from headwater.schemas.events.request import RequestAccepted, RequestEnded, RequestRouted, RequestStarted
-from headwater.schemas.trace import NO_TRACE
+from headwater.schemas.events import RequestAccepted, RequestEnded, RequestRouted, RequestStarted
+from headwater.schemas.names import NO_TRACE
 from tests.support.data.queries import route_query
 from tests.support.servers.otlp import Received, otlp_receiver
 from tests.support.worlds.clock import running, settle

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from headwater.engines.sim.defaults import StepTime
+from headwater.engines.sim import StepTime
 from headwater.ops import cli
 from headwater.ops.config.setting import ConfigError
 from headwater.ops.whatif.command import columns
 from headwater.ops.whatif.setup import Setup
 from headwater.ops.whatif.workers import shapes
-from headwater.router.queue.limits import BusyLimits
-from headwater.schemas.events.route import Weights
+from headwater.router.queue import BusyLimits
+from headwater.schemas.routing import Weights
 from tests.support.data.whatif_traces import conversations, written
 from tests.support.processes.line import arguments
 

@@ -8,13 +8,13 @@ from typing import Literal
 import msgspec
 import pytest
 
-from headwater.engines.sim.defaults import ZERO, StepTime, read_step_time, write_step_time
+from headwater.engines.sim import ZERO, StepTime, read_step_time, write_step_time
 from headwater.engines.sim.scheduler import MediaSpan
+from headwater.ops.bench.trace import TRACE_BLOCK, Trace, TraceRequest, read
 from headwater.ops.config.setting import ConfigError
 from headwater.ops.whatif.report import as_table, report_of
 from headwater.ops.whatif.run import RunResult, run
 from headwater.ops.whatif.setup import Setup
-from headwater.ops.whatif.trace import TRACE_BLOCK, Trace, TraceRequest, read
 
 TOKENS = 1_225
 TIMES = StepTime((0.0, 0.0, 10.0), (0.0, 0.0, 5.0), (0.0, 0.0, 40.0))

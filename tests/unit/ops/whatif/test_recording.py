@@ -8,10 +8,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from headwater.engines.sim.defaults import StepTime
+from headwater.engines.sim import StepTime
 from headwater.engines.sim.scheduler import MediaSpan
 from headwater.events.memory import MemoryLog
 from headwater.events.ports import Entry
+from headwater.ops.bench.trace import hashes_of
 from headwater.ops.config.setting import ConfigError
 from headwater.ops.sim import loop
 from headwater.ops.sim import run as sim_run
@@ -19,26 +20,24 @@ from headwater.ops.sim.clients import Clients
 from headwater.ops.sim.fleet import POOL, SETTINGS, SimFleet, names
 from headwater.ops.sim.loop import VirtualLoop
 from headwater.ops.sim.run import Tracer
-from headwater.ops.whatif.recording import Expected, Recording, RequestResult, recording
+from headwater.ops.whatif.recording import Expected, Recording, RequestResult, Samples, fitted, recording
 from headwater.ops.whatif.report import EstimateError, as_text, estimate_errors, fidelity
 from headwater.ops.whatif.run import run
 from headwater.ops.whatif.setup import Setup
-from headwater.ops.whatif.step_fit import Samples, fitted
-from headwater.ops.whatif.trace import hashes_of
-from headwater.schemas.constraints import Constraints, Preferences
 from headwater.schemas.encoding import SCHEMA_VERSION, Batch, seal
-from headwater.schemas.events import Event
-from headwater.schemas.events.fleet import LoadReported, Role
-from headwater.schemas.events.kv import BlocksStored
-from headwater.schemas.events.request import (
+from headwater.schemas.events import (
+    BlocksStored,
+    Event,
+    LoadReported,
     MediaPlace,
     RequestAccepted,
     RequestEnded,
     RequestRouted,
     RequestStarted,
+    Role,
 )
-from headwater.schemas.events.route import Candidate, Decision, Weights
 from headwater.schemas.hashing import chain_plain, pack_hashes
+from headwater.schemas.routing import Candidate, Constraints, Decision, Preferences, Weights
 from headwater.schemas.subjects import pool_subject, request_subject
 from tests.support.data.examples import joined
 from tests.support.worlds.clock import ManualClock

@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
+from headwater.ops.bench.trace import TRACE_BLOCK, Trace, TraceRequest
 from headwater.ops.whatif.command import columns
 from headwater.ops.whatif.report import report_of
 from headwater.ops.whatif.routing import NEVER, VirtualLog
 from headwater.ops.whatif.run import RunResult, run
 from headwater.ops.whatif.setup import Setup
-from headwater.ops.whatif.trace import TRACE_BLOCK, Trace, TraceRequest
-from headwater.schemas.events.fleet import RequestsHeld
+from headwater.schemas.events import RequestsHeld
 from tests.support.data.whatif_traces import conversations
 from tests.support.processes.line import arguments
 

@@ -5,13 +5,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from headwater.ops.bench.trace import TRACE_BLOCK, Trace, TraceRequest
 from headwater.ops.whatif.report import ServedTimes, Spread, WhatifReport, as_data, report_of, spread_of
 from headwater.ops.whatif.run import RunResult, ServedRequest, run
-from headwater.ops.whatif.setup import Setup
-from headwater.ops.whatif.speed import Slowdown
-from headwater.ops.whatif.trace import TRACE_BLOCK, Trace, TraceRequest
+from headwater.ops.whatif.setup import Setup, Slowdown
 from headwater.ops.whatif.workers import SimulatedRequest, SimWorker, shapes
-from headwater.schemas.events.route import Weights
+from headwater.schemas.routing import Weights
 from tests.support.data.whatif_traces import conversations
 
 TTFT_MS = [(64, 23.218), (1_000, 37.899), (8_000, 171.063), (16_000, 336.415)]

@@ -2,12 +2,13 @@
 
 import pytest
 
-from headwater.engines.sim.defaults import StepTime
+from headwater.engines.sim import StepTime
+from headwater.ops.bench.trace import Trace, TraceRequest
 from headwater.ops.config.setting import ConfigError
 from headwater.ops.whatif.report import as_data, as_table, report_of
 from headwater.ops.whatif.run import RunResult, run
-from headwater.ops.whatif.setup import Setup
-from headwater.ops.whatif.speed import (
+from headwater.ops.whatif.setup import (
+    Setup,
     Slowdown,
     SpeedProfile,
     profile_of,
@@ -16,7 +17,6 @@ from headwater.ops.whatif.speed import (
     write_slowdowns,
     write_speeds,
 )
-from headwater.ops.whatif.trace import Trace, TraceRequest
 
 STEPS = StepTime((0.0, 0.0, 10.0), (0.0, 0.0, 10.0))
 """10 ms for a prompt, and 10 for its first token or for a further one."""

@@ -7,10 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headwater.ops.config.setting import ConfigError
-from headwater.ops.whatif.run import run
-from headwater.ops.whatif.setup import Setup
-from headwater.ops.whatif.trace import (
+from headwater.ops.bench.trace import (
     TraceRequest,
     all_hashes,
     check_block_size,
@@ -19,6 +16,9 @@ from headwater.ops.whatif.trace import (
     own_hash,
     read,
 )
+from headwater.ops.config.setting import ConfigError
+from headwater.ops.whatif.run import run
+from headwater.ops.whatif.setup import Setup
 from tests.support.data.whatif_traces import conversations, written
 
 GOOD = {"timestamp": 5, "input_length": 600, "output_length": 3, "hash_ids": [0, 1]}

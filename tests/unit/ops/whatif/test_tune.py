@@ -9,14 +9,12 @@ from pathlib import Path
 import pytest
 
 from headwater.ops import cli
+from headwater.ops.bench.trace import Trace
 from headwater.ops.config.setting import ConfigError
-from headwater.ops.whatif.command import as_text, check
-from headwater.ops.whatif.options import Search
+from headwater.ops.whatif.command import RunSetups, TuneFigures, as_text, check, figures_of, score, tune
 from headwater.ops.whatif.run import run
-from headwater.ops.whatif.setup import Setup
-from headwater.ops.whatif.trace import Trace
-from headwater.ops.whatif.tune import RunSetups, TuneFigures, figures_of, score, tune
-from headwater.schemas.events.route import Weights
+from headwater.ops.whatif.setup import Search, Setup
+from headwater.schemas.routing import Weights
 from tests.support.data.whatif_traces import conversations, written
 from tests.support.processes.line import arguments
 

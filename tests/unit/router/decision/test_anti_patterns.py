@@ -5,13 +5,12 @@ from typing import Final
 
 import pytest
 
+from headwater.ops.bench.trace import TRACE_BLOCK, Trace, TraceRequest
 from headwater.ops.whatif.run import run
 from headwater.ops.whatif.setup import Setup
-from headwater.ops.whatif.trace import TRACE_BLOCK, Trace, TraceRequest
-from headwater.router.fold.state import RouterState
-from headwater.schemas.events.fleet import LoadReported, Role
-from headwater.schemas.events.kv import BlocksStored
-from headwater.schemas.events.route import Candidate, Decision
+from headwater.router.state import RouterState
+from headwater.schemas.events import BlocksStored, LoadReported, Role
+from headwater.schemas.routing import Candidate, Decision
 from tests.support.data.examples import packed, record
 from tests.unit.router.decision.test_estimates import BLOCKS, MS, ask, fleet, measured, of, took
 

@@ -8,18 +8,19 @@ import numpy as np
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from headwater.router.decision.candidates import Candidates, score_candidates, select_legs
-from headwater.router.decision.context import DecisionContext, ScoringContext
-from headwater.router.decision.decide import decide, prompt_of, seed_of
-from headwater.router.decision.policies import POLICIES, Choice
-from headwater.router.fold.state import RouterState
-from headwater.router.queue.admission import is_saturated, saturated_workers
-from headwater.router.queue.limits import BusyLimits
-from headwater.schemas.constraints import Constraints, Preferences
-from headwater.schemas.events import Event
-from headwater.schemas.events.fleet import (
+from headwater.router.admission import is_saturated, saturated_workers
+from headwater.router.candidates import Candidates, score_candidates, select_legs
+from headwater.router.context import DecisionContext, ScoringContext
+from headwater.router.decide import decide, prompt_of, seed_of
+from headwater.router.policies import POLICIES, Choice
+from headwater.router.queue import BusyLimits
+from headwater.router.state import RouterState
+from headwater.schemas.events import (
     LORA_ON_DEMAND,
+    BlocksStored,
     EnginesWeighted,
+    Event,
+    KvGap,
     LoadReported,
     RequestsHeld,
     Role,
@@ -29,9 +30,8 @@ from headwater.schemas.events.fleet import (
     WorkerLeft,
     WorkerState,
 )
-from headwater.schemas.events.kv import BlocksStored, KvGap
-from headwater.schemas.events.route import Decision, DecisionVoided, RouteQuery, Weights
 from headwater.schemas.hashing import chain_plain, pack_hashes
+from headwater.schemas.routing import Constraints, Decision, DecisionVoided, Preferences, RouteQuery, Weights
 from tests.support.data import plain_candidates as plain
 from tests.support.data.examples import joined, record
 

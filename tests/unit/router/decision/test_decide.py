@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.router.decision.cost import WorkEstimate, aggregated, cost_weights
-from headwater.router.decision.decide import (
+from headwater.router.cost import WorkEstimate, aggregated, cost_weights
+from headwater.router.decide import (
     NO_WORKER_RETRY_S,
     DecisionContext,
     decide,
@@ -18,10 +18,9 @@ from headwater.router.decision.decide import (
     recompute,
     with_policy,
 )
-from headwater.router.fold.state import RouterState
-from headwater.schemas.events.fleet import LoadReported, WorkerDraining
-from headwater.schemas.events.kv import BlocksStored, KvGap
-from headwater.schemas.events.route import Candidate, Decision, RouteQuery, RouteRefused, Weights
+from headwater.router.state import RouterState
+from headwater.schemas.events import BlocksStored, KvGap, LoadReported, WorkerDraining
+from headwater.schemas.routing import Candidate, Decision, RouteQuery, RouteRefused, Weights
 from tests.support.data.examples import joined, packed, record
 from tests.support.data.queries import changed, route_query
 from tests.support.data.story import fold, query, story

@@ -2,8 +2,8 @@
 
 import pytest
 
-from headwater.router.fold.state import RouterState
-from headwater.schemas.events.fleet import LoadReported, WorkerJoined
+from headwater.router.state import RouterState
+from headwater.schemas.events import LoadReported, WorkerJoined
 from headwater.schemas.hashing import tenant_digest
 from tests.support.data.examples import record
 from tests.unit.router.decision.test_estimates import BLOCKS, MS_A_TOKEN, ask, fleet, give, of, took

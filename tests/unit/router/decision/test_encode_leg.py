@@ -4,20 +4,28 @@ import msgspec
 import numpy as np
 import pytest
 
-from headwater.router.decision.context import DecisionContext
-from headwater.router.decision.decide import Prompt, decide, recompute
-from headwater.router.decision.encode_leg import (
+from headwater.router.context import DecisionContext
+from headwater.router.decide import Prompt, decide, recompute
+from headwater.router.encode_leg import (
     MEASURED_FACTOR,
     WAIT_S_MAX,
     WAIT_S_MIN,
     WAIT_S_UNKNOWN,
     weigh_encoding,
 )
-from headwater.router.fold.load import Loads
 from headwater.router.index.prefix_index import PrefixIndex
-from headwater.schemas.constraints import NO_CONSTRAINTS, NO_PREFERENCES, Constraints
-from headwater.schemas.events.fleet import LoadReported, WorkerJoined
-from headwater.schemas.events.route import Candidate, Decision, EncodeEstimate, RouteQuery, Weights
+from headwater.router.load import Loads
+from headwater.schemas.events import LoadReported, WorkerJoined
+from headwater.schemas.routing import (
+    NO_CONSTRAINTS,
+    NO_PREFERENCES,
+    Candidate,
+    Constraints,
+    Decision,
+    EncodeEstimate,
+    RouteQuery,
+    Weights,
+)
 
 SIZE = 16
 QUIET = Weights(arrivals=0.0)

@@ -6,19 +6,19 @@ from typing import Any
 
 import pytest
 
-from headwater.router.decision.candidates import find_invalid_weight, order_by_draw
-from headwater.router.decision.decide import recompute
-from headwater.router.fold.state import RouterState
-from headwater.router.queue.admission import LoadSnapshot, Saturated, find_placement
-from headwater.schemas.events import Event
-from headwater.schemas.events.fleet import (
+from headwater.router.admission import LoadSnapshot, Saturated, find_placement
+from headwater.router.candidates import find_invalid_weight, order_by_draw
+from headwater.router.decide import recompute
+from headwater.router.state import RouterState
+from headwater.schemas.events import (
     EnginesWeighted,
+    Event,
     WorkerChanged,
     WorkerDraining,
     WorkerJoined,
     WorkerState,
 )
-from headwater.schemas.events.route import Decision, Draw, RouteQuery, RouteRefused
+from headwater.schemas.routing import Decision, Draw, RouteQuery, RouteRefused
 from tests.support.data.examples import packed, record
 from tests.support.data.queries import changed
 from tests.support.data.story import fold

@@ -2,20 +2,12 @@
 
 import pytest
 
-from headwater.router.decision.cost import cost_weights, spare_capacity, utilization_of, weights_at
-from headwater.router.decision.decide import (
-    DecisionContext,
-    Evaluation,
-    decide,
-    prompt_of,
-    recompute,
-    reevaluate,
-)
-from headwater.router.fold.state import RouterState
-from headwater.router.fold.worker import UNACCEPTED_NS_MAX
-from headwater.schemas.events.fleet import LoadReported, Role, WorkerJoined
-from headwater.schemas.events.kv import BlocksStored
-from headwater.schemas.events.route import Candidate, Decision, RouteQuery, Weights
+from headwater.router.cost import cost_weights, spare_capacity, utilization_of, weights_at
+from headwater.router.decide import DecisionContext, Evaluation, decide, prompt_of, recompute, reevaluate
+from headwater.router.state import RouterState
+from headwater.router.worker import UNACCEPTED_NS_MAX
+from headwater.schemas.events import BlocksStored, LoadReported, Role, WorkerJoined
+from headwater.schemas.routing import Candidate, Decision, RouteQuery, Weights
 from tests.support.data.examples import packed, record
 from tests.support.data.queries import changed
 from tests.support.data.story import fold

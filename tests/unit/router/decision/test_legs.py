@@ -3,19 +3,18 @@
 import msgspec
 import pytest
 
-from headwater.router.decision.decide import DecisionContext, decide, prompt_of, recompute
-from headwater.router.fold.state import RouterState
-from headwater.schemas.constraints import RequestedLeg
-from headwater.schemas.events.fleet import (
+from headwater.router.decide import DecisionContext, decide, prompt_of, recompute
+from headwater.router.state import RouterState
+from headwater.schemas.events import (
     LORA_ON_DEMAND,
+    BlocksStored,
     LoadReported,
     Role,
     WorkerChanged,
     WorkerJoined,
     WorkerState,
 )
-from headwater.schemas.events.kv import BlocksStored
-from headwater.schemas.events.route import Decision, RouteRefused, Weights
+from headwater.schemas.routing import Decision, RequestedLeg, RouteRefused, Weights
 from tests.support.data.examples import packed, record
 from tests.support.data.queries import route_query
 from tests.support.data.story import fold

@@ -3,10 +3,9 @@
 import msgspec
 import pytest
 
-from headwater.router.fold.state import RouterState
-from headwater.schemas.events.fleet import LoadReported
-from headwater.schemas.events.kv import BlocksStored
-from headwater.schemas.events.route import Decision, Weights
+from headwater.router.state import RouterState
+from headwater.schemas.events import BlocksStored, LoadReported
+from headwater.schemas.routing import Decision, Weights
 from tests.support.data.examples import packed, record
 from tests.unit.router.decision.test_estimates import BLOCKS, ask, fleet, give, took
 

@@ -4,13 +4,11 @@ from collections import Counter
 
 import pytest
 
-from headwater.router.decision.decide import DecisionContext, decide, prompt_of, recompute
-from headwater.router.decision.policies import POLICIES
-from headwater.router.fold.state import RouterState
-from headwater.schemas.constraints import CLIENT_POLICIES
-from headwater.schemas.events.fleet import WorkerChanged, WorkerJoined
-from headwater.schemas.events.kv import BlocksStored
-from headwater.schemas.events.route import Decision, RouteQuery, RouteRefused, Weights
+from headwater.router.decide import DecisionContext, decide, prompt_of, recompute
+from headwater.router.policies import POLICIES
+from headwater.router.state import RouterState
+from headwater.schemas.events import BlocksStored, WorkerChanged, WorkerJoined
+from headwater.schemas.routing import CLIENT_POLICIES, Decision, RouteQuery, RouteRefused, Weights
 from tests.support.data.examples import packed, record
 from tests.support.data.queries import changed
 from tests.support.data.story import fold

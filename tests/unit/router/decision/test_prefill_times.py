@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.router.decision.cost import Computed, estimate_computed
+from headwater.router.cost import Computed, estimate_computed
 
 MS: Final = 1_000_000
 NOW_NS: Final = 1_000_000 * MS

@@ -8,13 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.router.decision.decide import CannotRecompute, recompute
-from headwater.router.fold.state import RouterState
+from headwater.router.decide import CannotRecompute, recompute
+from headwater.router.state import RouterState
 from headwater.schemas.encoding import decode_batch, encode_batch
-from headwater.schemas.events.fleet import LoadReported
-from headwater.schemas.events.kv import BlocksCleared, BlocksRemoved, BlocksStored
-from headwater.schemas.events.route import Decision, RouteQuery, RouteRefused
+from headwater.schemas.events import BlocksCleared, BlocksRemoved, BlocksStored, LoadReported
 from headwater.schemas.hashing import pack_hashes
+from headwater.schemas.routing import Decision, RouteQuery, RouteRefused
 from tests.support.data.examples import batch, joined, packed, record
 from tests.support.data.queries import route_query
 from tests.support.data.story import ROOTS, decided, fold, prompt, query, story

@@ -8,12 +8,11 @@ import msgspec
 import pytest
 
 from headwater.actors.router.commands import find_invalid_split
-from headwater.router.decision.decide import recompute
-from headwater.router.fold.state import RouterState
-from headwater.router.queue.admission import LoadSnapshot
-from headwater.schemas.events import Event
-from headwater.schemas.events.fleet import Role, TrafficSplit, WorkerDraining, WorkerJoined
-from headwater.schemas.events.route import Decision, Draw, RouteRefused
+from headwater.router.admission import LoadSnapshot
+from headwater.router.decide import recompute
+from headwater.router.state import RouterState
+from headwater.schemas.events import Event, Role, TrafficSplit, WorkerDraining, WorkerJoined
+from headwater.schemas.routing import Decision, Draw, RouteRefused
 from tests.support.data.examples import record
 from tests.support.data.story import fold
 from tests.unit.router.decision.test_policies import ask, reply

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.router.decision.decide import (
+from headwater.router.admission import first_token_s, uncached_tokens
+from headwater.router.decide import (
     ALGORITHM,
     ALL_MAX,
     CannotRecompute,
@@ -22,15 +23,13 @@ from headwater.router.decision.decide import (
     reevaluate,
     unpack_rows,
 )
-from headwater.router.fold.state import RouterState
-from headwater.router.queue.admission import first_token_s, uncached_tokens
-from headwater.router.queue.waiting import regret
+from headwater.router.queue import regret
 from headwater.router.replay import Reconstruction, Recorded, Replay
+from headwater.router.state import RouterState
 from headwater.schemas.encoding import encode_batch
-from headwater.schemas.events.fleet import LoadReported
-from headwater.schemas.events.kv import BlocksStored
-from headwater.schemas.events.route import Decision, RouteQuery, Weights
+from headwater.schemas.events import BlocksStored, LoadReported
 from headwater.schemas.hashing import chain_plain, pack_hashes
+from headwater.schemas.routing import Decision, RouteQuery, Weights
 from tests.support.data.examples import batch, joined, record
 from tests.support.data.queries import route_query
 from tests.support.worlds.clock import WALL_NS

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.router.fold.estimates import (
+from headwater.router.estimates import (
     DECODE_FLOOR,
     DECODE_OUTLIER,
     MEMORY_TOKENS,

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.router.fold.estimates import STALL_FACTOR, ImageTimes, image_ms
-from headwater.router.fold.load import Loads
-from headwater.schemas.events.fleet import LoadReported, Role, WorkerChanged, WorkerJoined
+from headwater.router.estimates import STALL_FACTOR, ImageTimes, image_ms
+from headwater.router.load import Loads
+from headwater.schemas.events import LoadReported, Role, WorkerChanged, WorkerJoined
 
 TOKENS = 1_225
 

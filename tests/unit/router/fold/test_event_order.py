@@ -14,13 +14,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.events.ports import Record, Unreadable
-from headwater.router.fold.state import RouterState, StoredChains
+from headwater.router.state import RouterState, StoredChains
 from headwater.schemas.encoding import NO_DIGEST, Batch, decode_batch
-from headwater.schemas.events import Event
-from headwater.schemas.events.fleet import LoadReported, WorkerJoined, WorkerLeft
-from headwater.schemas.events.kv import BlocksCleared, BlocksRemoved, BlocksStored, KvGap
-from headwater.schemas.events.route import RouteQuery
+from headwater.schemas.events import (
+    BlocksCleared,
+    BlocksRemoved,
+    BlocksStored,
+    Event,
+    KvGap,
+    LoadReported,
+    WorkerJoined,
+    WorkerLeft,
+)
 from headwater.schemas.hashing import chain_plain, seed, unpack_hashes
+from headwater.schemas.routing import RouteQuery
 from tests.support.data.examples import packed
 from tests.support.data.story import decided
 from tests.support.worlds.chained_log import Teller

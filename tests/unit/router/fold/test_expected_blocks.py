@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.router.decision.decide import DecisionContext, decide, prompt_of
-from headwater.router.fold.state import RouterState
-from headwater.router.fold.worker import (
+from headwater.router.decide import DecisionContext, decide, prompt_of
+from headwater.router.state import RouterState
+from headwater.router.worker import (
     AGE_NS_MAX,
     SAMPLE_MAX,
     Credit,
@@ -18,9 +18,8 @@ from headwater.router.fold.worker import (
     RoutedPrompt,
     sample_positions,
 )
-from headwater.schemas.events.fleet import LoadReported, WorkerJoined, WorkerLeft
-from headwater.schemas.events.kv import KvGap
-from headwater.schemas.events.route import Decision, DecisionVoided, Weights
+from headwater.schemas.events import KvGap, LoadReported, WorkerJoined, WorkerLeft
+from headwater.schemas.routing import Decision, DecisionVoided, Weights
 from tests.support.data.examples import joined, packed, record
 from tests.support.data.queries import route_query
 from tests.support.data.story import fold

@@ -3,12 +3,18 @@
 import msgspec
 import pytest
 
-from headwater.router.fold import load
-from headwater.router.fold.load import Loads
-from headwater.router.fold.worker import UNACCEPTED_NS_MAX, Worker
-from headwater.schemas.constraints import NO_CONSTRAINTS, Preferences
-from headwater.schemas.events.fleet import LoadReported, WorkerDraining, WorkerLeft
-from headwater.schemas.events.route import Candidate, Decision, DecisionVoided, Weights
+from headwater.router import load
+from headwater.router.load import Loads
+from headwater.router.worker import UNACCEPTED_NS_MAX, Worker
+from headwater.schemas.events import LoadReported, WorkerDraining, WorkerLeft
+from headwater.schemas.routing import (
+    NO_CONSTRAINTS,
+    Candidate,
+    Decision,
+    DecisionVoided,
+    Preferences,
+    Weights,
+)
 from tests.support.data.examples import joined
 from tests.support.worlds.clock import WALL_NS
 

@@ -11,12 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.router.fold.load import Loads
-from headwater.router.fold.state import apply_to_loads
-from headwater.router.fold.worker import UNACCEPTED_NS_MAX
-from headwater.schemas.events import Event
-from headwater.schemas.events.fleet import LoadReported, WorkerDraining, WorkerLeft
-from headwater.schemas.events.route import Decision
+from headwater.router.load import Loads
+from headwater.router.state import apply_to_loads
+from headwater.router.worker import UNACCEPTED_NS_MAX
+from headwater.schemas.events import Event, LoadReported, WorkerDraining, WorkerLeft
+from headwater.schemas.routing import Decision
 from tests.support.data.examples import joined, record
 from tests.support.worlds.clock import WALL_NS
 from tests.unit.router.fold.test_load import decision

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.router.fold.estimates import (
+from headwater.router.estimates import (
     LENGTHS_REMEMBERED,
     TENANT_CLASSES_MAX,
     TENANTS_MAX,

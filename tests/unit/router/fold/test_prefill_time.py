@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.engines.sim.defaults import StepTime
-from headwater.router.fold.estimates import CLASSES_MIN, SAMPLES_MIN, StepModel, learn_pace
+from headwater.engines.sim import StepTime
+from headwater.router.estimates import CLASSES_MIN, SAMPLES_MIN, StepModel, learn_pace
 
 TRUE = StepTime()
 

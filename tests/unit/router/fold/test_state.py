@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headwater.events.ports import Record, Slice, Unreadable
-from headwater.router.fold.state import RouterState
-from headwater.schemas.constraints import Constraints, Preferences
+from headwater.router.state import RouterState
 from headwater.schemas.encoding import (
     DIGEST_BYTES,
     NO_DIGEST,
@@ -19,10 +18,17 @@ from headwater.schemas.encoding import (
     decode_batch,
     digest_of,
 )
-from headwater.schemas.events import Event
-from headwater.schemas.events.fleet import LoadReported, WorkerDraining, WorkerLeft
-from headwater.schemas.events.kv import BlocksCleared, BlocksRemoved, BlocksStored, KvGap
-from headwater.schemas.events.route import Candidate, RouteQuery, Weights
+from headwater.schemas.events import (
+    BlocksCleared,
+    BlocksRemoved,
+    BlocksStored,
+    Event,
+    KvGap,
+    LoadReported,
+    WorkerDraining,
+    WorkerLeft,
+)
+from headwater.schemas.routing import Candidate, Constraints, Preferences, RouteQuery, Weights
 from headwater.schemas.subjects import pool_subject
 from tests.support.data.examples import joined, keys, packed, record
 from tests.support.data.story import decided, fold, story

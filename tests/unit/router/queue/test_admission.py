@@ -5,9 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from headwater.router.decision.decide import DecisionContext, decide, prompt_of, recompute
-from headwater.router.fold.state import RouterState
-from headwater.router.queue.admission import (
+from headwater.router.admission import (
     UNACCEPTED_NS_MAX,
     BlockedKey,
     LoadSnapshot,
@@ -18,10 +16,11 @@ from headwater.router.queue.admission import (
     saturated_workers,
     uncached_tokens,
 )
-from headwater.router.queue.limits import BusyLimits
-from headwater.schemas.events.fleet import LoadReported, Role, WorkerChanged, WorkerDraining
-from headwater.schemas.events.kv import BlocksStored
-from headwater.schemas.events.route import Decision, RouteQuery, RouteRefused, Weights
+from headwater.router.decide import DecisionContext, decide, prompt_of, recompute
+from headwater.router.queue import BusyLimits
+from headwater.router.state import RouterState
+from headwater.schemas.events import BlocksStored, LoadReported, Role, WorkerChanged, WorkerDraining
+from headwater.schemas.routing import Decision, RouteQuery, RouteRefused, Weights
 from tests.support.data.examples import joined, packed, record
 from tests.support.data.queries import changed, route_query
 from tests.support.data.story import BLOCK_SIZE

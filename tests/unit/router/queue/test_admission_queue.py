@@ -2,10 +2,10 @@
 
 import msgspec
 
-from headwater.router.queue.admission import AdmissionQueue, Now
-from headwater.router.queue.limits import BusyLimits, QueueLimits, QueueSettings
-from headwater.schemas.events.fleet import LoadReported
-from headwater.schemas.events.route import Decision, RouteQuery, RouteRefused
+from headwater.router.admission import AdmissionQueue, Now
+from headwater.router.queue import BusyLimits, QueueLimits, QueueSettings
+from headwater.schemas.events import LoadReported
+from headwater.schemas.routing import Decision, RouteQuery, RouteRefused
 from tests.support.data.examples import packed
 from tests.support.data.queries import route_query
 from tests.support.worlds.clock import WALL_NS

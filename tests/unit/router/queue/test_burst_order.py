@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable
 import msgspec
 import pytest
 
-from headwater.actors.bus import Message
-from headwater.actors.router.decisions import BurstBatcher
-from headwater.router.queue.waiting import BURST_MAX, Preview, order_by_regret, regret
-from headwater.schemas.events.route import Candidate, Decision, RouteQuery, RouteRefused, RouteReply
+from headwater.actors.router.queries import BurstBatcher
+from headwater.actors.runtime.ports import Message
+from headwater.router.queue import BURST_MAX, Preview, order_by_regret, regret
+from headwater.schemas.routing import Candidate, Decision, RouteQuery, RouteRefused, RouteReply
 from tests.support.data.queries import changed
 from tests.unit.ops.operator.test_explain import DECISION
 

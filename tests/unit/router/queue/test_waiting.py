@@ -6,20 +6,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.router.queue.fairness import TENANTS_REMEMBERED_MAX, PriorityClass, QueuedQuery
-from headwater.router.queue.limits import QueueLimits
-from headwater.router.queue.waiting import (
+from headwater.router.queue import (
     KNOWN_AFTER_S,
     MEMORY_S,
     RETRY_S_MAX,
     RETRY_S_MIN,
     RETRY_UNKNOWN_S,
+    TENANTS_REMEMBERED_MAX,
     Admitted,
     DrainRate,
+    PriorityClass,
+    QueuedQuery,
+    QueueLimits,
     Rejection,
     WaitingQueue,
 )
-from headwater.schemas.events.route import RouteQuery
+from headwater.schemas.routing import RouteQuery
 from tests.support.data.queries import route_query
 
 

@@ -10,9 +10,9 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from headwater.actors.edge.admit import keys
-from headwater.actors.edge.admit import keys as admit_keys
-from headwater.actors.edge.admit.keys import KeyRing, PresentedKey, digest_of, key_text, parse_key
+from headwater.actors.edge.admit import control
+from headwater.actors.edge.admit import control as admit_keys
+from headwater.actors.edge.admit.control import KeyRing, PresentedKey, digest_of, key_text, parse_key
 from headwater.actors.http.errors import ApiError
 from headwater.actors.runtime.tables import ApiKeyTable
 from headwater.events.memory import MemoryTable
@@ -191,7 +191,7 @@ def test_digests_are_compared_in_constant_time() -> None:
     assert isinstance(statement.value, ast.Call)
     assert ast.unparse(statement.value.func) == "compare_digest"
     assert vars(admit_keys)["compare_digest"] is hmac.compare_digest
-    tree = ast.parse(inspect.getsource(keys.KeyRing))
+    tree = ast.parse(inspect.getsource(control.KeyRing))
     [verify] = [
         node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == "verify"
     ]

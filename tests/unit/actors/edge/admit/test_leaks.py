@@ -9,11 +9,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from headwater.actors.edge.model.chat_template import ChatTemplate
+from headwater.actors.edge.chat_template import ChatTemplate
 from headwater.actors.edge.settings import AccessSettings
 from headwater.actors.http.errors import ApiError
+from headwater.engines.logs import failure_place
 from headwater.ops.operator.keys import WantedKey
-from headwater.schemas.failure import failure_place
 from tests.support.worlds.edge import ANSWER, EdgeWorld
 
 CHAT: Final = "/v1/chat/completions"

@@ -3,20 +3,21 @@
 import msgspec
 import pytest
 
-from headwater.actors.bus import MemoryBus
 from headwater.actors.edge.admit.account import ALL_MODELS, FORGET_S, STALE_S, LimitHolder, account_key
-from headwater.actors.edge.admit.limiter import RateLimiter, RequestQuota
-from headwater.actors.edge.admit.sharing import (
+from headwater.actors.edge.admit.limiter import (
     IDLE_S,
     PEERS_MAX,
     REPEAT_S,
     SHARE_S,
+    RateLimiter,
+    RequestQuota,
     UsageReports,
     UsageSharing,
 )
 from headwater.actors.edge.settings import RateLimits
 from headwater.actors.http.errors import ApiError
-from headwater.schemas.messages.inference import UsageReport
+from headwater.actors.runtime.ports import MemoryBus
+from headwater.schemas.inference import UsageReport
 from tests.bench.limits import BURST_AT_S, simulate
 from tests.support.worlds.clock import ManualClock, running
 

@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from headwater.actors.edge.model.catalog import ModelCatalog
+from headwater.actors.edge.catalog import ModelCatalog
 from headwater.schemas import subjects
-from headwater.schemas.messages.inference import Guide
+from headwater.schemas.inference import Guide
 from headwater.schemas.tables import ModelCard
 from tests.support.worlds.clock import ManualClock
 from tests.support.worlds.edge import ANSWER, EdgeWorld, serve_model

@@ -8,12 +8,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from headwater.actors.edge.apis.anthropic.translate import to_generation
-from headwater.actors.edge.apis.anthropic.types import decode_messages
-from headwater.actors.edge.apis.openai.translate import chat_request
-from headwater.actors.edge.apis.openai.types import decode_chat
-from headwater.actors.edge.apis.responses.translate import generation_request
-from headwater.actors.edge.apis.responses.types import CreateFields
+from headwater.actors.edge.apis.anthropic_translate import to_generation
+from headwater.actors.edge.apis.anthropic_types import decode_messages
+from headwater.actors.edge.apis.chat import chat_request
+from headwater.actors.edge.apis.chat_types import decode_chat
+from headwater.actors.edge.apis.responses_requests import generation_request
+from headwater.actors.edge.apis.responses_types import CreateFields
 from headwater.actors.edge.prompt.messages import Turn, media_parts
 from tests.support.media.images import data_url
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from headwater.actors.edge.model.catalog import RETRY_S
+from headwater.actors.edge.catalog import RETRY_S
 from headwater.actors.runtime.tables import CardTable
 from headwater.schemas.names import pool_name
 from tests.support.worlds.edge import EdgeWorld

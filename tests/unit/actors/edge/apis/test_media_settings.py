@@ -7,7 +7,7 @@ import pytest
 from headwater.actors.media.intake import MediaIntake
 from headwater.engines.model_files import byte_model_files
 from headwater.engines.sim.model import media_support
-from headwater.schemas.constraints import Constraints
+from headwater.schemas.routing import Constraints
 from tests.support.clients.media_chat import content
 from tests.support.clients.pictures import picture_url
 from tests.support.media.recordings import tone, wav

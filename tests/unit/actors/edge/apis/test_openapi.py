@@ -11,10 +11,9 @@ import msgspec
 import pytest
 
 from headwater import __version__
-from headwater.actors.edge.apis import app
+from headwater.actors.edge.apis import app, responses_endpoints
 from headwater.actors.edge.apis.openapi import ENDPOINTS, openapi_document
-from headwater.actors.edge.apis.responses import endpoints
-from headwater.actors.edge.apis.video_endpoints import PATH as VIDEOS
+from headwater.actors.edge.apis.videos import PATH as VIDEOS
 from headwater.actors.edge.saga.fields import ApiEndpoint, field_rows
 from headwater.actors.http.body import FORM
 from tests.support.marks import OFFICIAL_CLIENT
@@ -123,7 +122,7 @@ def test_the_document_describes_what_is_served(edge: EdgeWorld) -> None:
         assert name in document["components"]["schemas"]
     source = Path(app.__file__).read_text()
     posts = set(re.findall(r'"(/[a-z0-9/_]+)": (?:openai|anthropic|pooling|audio|images|tokens)\.', source))
-    posts |= set(re.findall(r'"(/[a-z0-9/_]+)": \{"POST"', Path(endpoints.__file__).read_text()))
+    posts |= set(re.findall(r'"(/[a-z0-9/_]+)": \{"POST"', Path(responses_endpoints.__file__).read_text()))
     assert posts | {VIDEOS} == {endpoint.path for endpoint in ENDPOINTS}
 
 

@@ -13,11 +13,11 @@ import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.actors.edge.apis.pooling_types import EmbeddingRequest, RerankRequest, ScoreRequest
-from headwater.actors.edge.model.tokenizer import Tokenizer
+from headwater.actors.edge.apis.pooling import EmbeddingRequest, RerankRequest, ScoreRequest
+from headwater.actors.edge.tokenizer import Tokenizer
 from headwater.engines.model_files import byte_tokenizer
 from headwater.schemas.hashing import unpack_tokens
-from headwater.schemas.messages.inference import Embedded, EmbedReply, EmbedRequest
+from headwater.schemas.inference import Embedded, EmbedReply, EmbedRequest
 from tests.support.data.vectors import SIZE, vector
 from tests.support.worlds.edge import EVERYTHING, EdgeWorld
 

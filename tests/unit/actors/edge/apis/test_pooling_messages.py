@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headwater.actors.edge.saga.dispatch import TokenSequence
+from headwater.actors.edge.saga.placement import TokenSequence
 from headwater.actors.media.intake import MediaIntake
 from headwater.engines.sim.model import media_support
 from headwater.schemas.hashing import unpack_tokens
-from headwater.schemas.messages.inference import Embedded, EmbedReply, EmbedRequest
+from headwater.schemas.inference import Embedded, EmbedReply, EmbedRequest
 from tests.support.clients.media_chat import content
 from tests.support.clients.pictures import HEIGHT, WIDTH, picture_url
 from tests.support.clients.sim_images import TOKENS

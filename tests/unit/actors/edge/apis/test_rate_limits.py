@@ -8,7 +8,7 @@ import pytest
 from headwater.actors.edge.admit.limiter import RateLimiter
 from headwater.actors.edge.apis.app import App
 from headwater.actors.edge.settings import RateLimits
-from headwater.schemas.events.route import RouteRefused
+from headwater.schemas.routing import RouteRefused
 from tests.support.worlds.edge import EdgeWorld, Response
 
 RATES = RateLimits(requests_per_minute=4, tokens_per_minute=1_000, concurrent_requests=2, context_tokens=600)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.actors.edge.apis.openai.types import ChatRequest, CompletionRequest
+from headwater.actors.edge.apis.chat_types import ChatRequest, CompletionRequest
 from tests.support.data.examples import texts
 from tests.support.worlds.edge import ANSWER, CONTEXT, EdgeWorld
 

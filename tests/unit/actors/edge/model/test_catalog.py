@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 import msgspec
 import pytest
 
-from headwater.actors.edge.model.catalog import REMOVE_AFTER_S, RETRY_S, ModelCatalog
+from headwater.actors.edge.catalog import REMOVE_AFTER_S, RETRY_S, ModelCatalog
 from headwater.actors.http.errors import ApiError
-from headwater.actors.runtime.persistence import Ports
+from headwater.actors.runtime.ports import Ports
 from headwater.actors.runtime.tables import CardTable
 from headwater.engines.model_files import ModelFiles, byte_model_files
 from headwater.schemas import subjects

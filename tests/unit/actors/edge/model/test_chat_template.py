@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headwater.actors.edge.model.chat_template import ChatTemplate
+from headwater.actors.edge.chat_template import ChatTemplate
 from headwater.actors.http.errors import ApiError
 from headwater.engines.model_files import BYTE_TEMPLATE
 

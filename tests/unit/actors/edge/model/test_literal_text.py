@@ -8,8 +8,8 @@ import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.actors.edge.model.chat_template import LiteralText
-from headwater.actors.edge.model.tokenizer import MARK, SHORT_CHARACTERS, ControlTokens, Tokenizer
+from headwater.actors.edge.chat_template import LiteralText
+from headwater.actors.edge.tokenizer import MARK, SHORT_CHARACTERS, ControlTokens, Tokenizer
 from headwater.engines.model_files import byte_tokenizer
 
 BEGIN, END = "<|im_start|>", "<|im_end|>"

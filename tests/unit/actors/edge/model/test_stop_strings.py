@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.actors.edge.answer.choice import StopStringMatcher
-from headwater.actors.edge.model.tokenizer import Tokenizer
+from headwater.actors.edge.tokenizer import Tokenizer
 from headwater.engines.model_files import byte_tokenizer
 
 TOKENIZER = Tokenizer(byte_tokenizer().to_str().encode())

@@ -8,12 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Reference
 from tokenizers import decoders, models, normalizers
 
-from headwater.actors.edge.model.tokenizer import (
-    INLINE_CHARACTERS_MAX,
-    StreamDecoder,
-    TableDecoder,
-    Tokenizer,
-)
+from headwater.actors.edge.tokenizer import INLINE_CHARACTERS_MAX, StreamDecoder, TableDecoder, Tokenizer
 from headwater.engines.model_files import byte_tokenizer
 from headwater.ops.start import model
 from tests.support.data.examples import texts

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from headwater.actors.edge.parsing.events import ParsedOutput, collect
+from headwater.actors.edge.parsing.grammar import ParsedOutput, collect
 from headwater.actors.edge.parsing.selection import make_parser
 
 

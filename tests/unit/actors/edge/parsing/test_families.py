@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from headwater.actors.edge.parsing.events import ParsedOutput, ToolArgumentsDelta, ToolCallStart
+from headwater.actors.edge.parsing.grammar import ParsedOutput, ToolArgumentsDelta, ToolCallStart
 from headwater.actors.edge.parsing.selection import make_parser
 from tests.parsers.answers import Answer, Call
 from tests.parsers.writers import FIRST, WRITERS

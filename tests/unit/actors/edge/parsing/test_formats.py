@@ -6,9 +6,9 @@ from typing import Any
 import jsonschema
 import pytest
 
-from headwater.actors.edge.parsing.events import ParsedOutput, ToolArgumentsDelta, ToolCallStart
-from headwater.actors.edge.parsing.forced import forced_schema
+from headwater.actors.edge.parsing.grammar import ParsedOutput, ToolArgumentsDelta, ToolCallStart
 from headwater.actors.edge.parsing.json_value import cast, types_of_parameter
+from headwater.actors.edge.parsing.regions import forced_schema
 from headwater.actors.edge.parsing.selection import make_parser, starts_in_reasoning
 from tests.unit.actors.edge.parsing.support import parse, tool
 

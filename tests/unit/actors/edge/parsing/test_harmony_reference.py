@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from headwater.actors.edge.parsing.events import ParsedOutput
+from headwater.actors.edge.parsing.grammar import ParsedOutput
 from tests.bench.parsers.recorded import load
 
 REFUSED = {"vllm-malformed-headers", "bug-garbled-channel-commentary-question", "harmony-truncated-in-header"}

@@ -5,7 +5,7 @@ import json
 import msgspec
 import pytest
 
-from headwater.actors.edge.parsing.events import ParsedCall, ParsedOutput
+from headwater.actors.edge.parsing.grammar import ParsedCall, ParsedOutput
 from tests.unit.actors.edge.parsing.support import parse, parse_pieces, tool
 
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from headwater.actors.edge.parsing.events import ParsedOutput, collect
 from headwater.actors.edge.parsing.formats import REASONING_FORMATS, TOOL_FORMATS
+from headwater.actors.edge.parsing.grammar import ParsedOutput, collect
 from tests.parsers.answers import Answer, Call
 from tests.parsers.writers import FIRST, WRITERS
 from tests.unit.actors.edge.parsing.support import parse_pieces, tool

@@ -2,7 +2,7 @@
 
 import pytest
 
-from headwater.actors.edge.parsing.events import ParsedOutput
+from headwater.actors.edge.parsing.grammar import ParsedOutput
 from headwater.actors.edge.parsing.reader import HEADER_MAX, markers
 from tests.unit.actors.edge.parsing.support import parse, parse_pieces, tool
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.actors.edge.parsing.events import ParsedOutput, collect
+from headwater.actors.edge.parsing.grammar import ParsedOutput, collect
 from headwater.actors.edge.parsing.response_template import InvalidTemplate, load_response_template
 from headwater.actors.edge.parsing.selection import MissingFormat, make_parser, starts_in_reasoning
 from tests.unit.actors.edge.parsing.support import tool

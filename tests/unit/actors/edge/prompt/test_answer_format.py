@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from headwater.actors.edge.parsing.events import collect
+from headwater.actors.edge.parsing.grammar import collect
 from headwater.actors.edge.parsing.response_template import load_response_template
 from headwater.actors.edge.prompt.messages import TextPart, Turn
 from headwater.actors.edge.prompt.prompts import answer_format

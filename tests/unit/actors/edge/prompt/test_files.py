@@ -8,11 +8,11 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from headwater.actors.edge.apis.anthropic.translate import turns_of as anthropic_turns
-from headwater.actors.edge.apis.anthropic.types import InputMessage
-from headwater.actors.edge.apis.openai.translate import turns_of as openai_turns
-from headwater.actors.edge.apis.openai.types import ChatMessage
-from headwater.actors.edge.apis.responses.items import turns_of as responses_turns
+from headwater.actors.edge.apis.anthropic_translate import turns_of as anthropic_turns
+from headwater.actors.edge.apis.anthropic_types import InputMessage
+from headwater.actors.edge.apis.chat import turns_of as openai_turns
+from headwater.actors.edge.apis.chat_types import ChatMessage
+from headwater.actors.edge.apis.responses_items import turns_of as responses_turns
 from headwater.actors.edge.prompt.messages import (
     FILES_MAX,
     MediaPart,

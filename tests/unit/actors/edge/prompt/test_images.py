@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from headwater.actors.edge.model.catalog import Model
+from headwater.actors.edge.catalog import Model
 from headwater.actors.edge.prompt.conversation import template_messages
 from headwater.actors.edge.prompt.messages import (
     NO_MEDIA,
@@ -18,12 +18,12 @@ from headwater.actors.edge.prompt.messages import (
     url_media,
 )
 from headwater.actors.edge.prompt.prompts import expand_placeholders, of_tenant
-from headwater.actors.edge.saga.dispatch import TokenSequence
+from headwater.actors.edge.saga.placement import TokenSequence
 from headwater.actors.http.errors import ApiError
 from headwater.actors.media.intake import MediaIntake
 from headwater.actors.media.item import MediaItem
 from headwater.schemas.hashing import U32, unpack_hashes
-from headwater.schemas.messages.media import ClientEmbedding, PromptMedia
+from headwater.schemas.media import ClientEmbedding, PromptMedia
 from headwater.schemas.tables import EmbeddingSupport, ImageSupport, ModelCard
 from tests.support.clients.pictures import HEIGHT, WIDTH, picture_url
 

@@ -22,8 +22,8 @@ from headwater.actors.http.errors import ApiError
 from headwater.actors.media.intake import MediaIntake
 from headwater.actors.media.item import MediaItem
 from headwater.actors.media.request import FetchPolicy
-from headwater.schemas.messages.inference import Sampling
-from headwater.schemas.messages.media import media_features
+from headwater.schemas.inference import Sampling
+from headwater.schemas.media import media_features
 from headwater.schemas.tables import AudioSupport, ImageSupport, VideoSupport, required_capabilities
 from tests.support.media.images import data_url
 from tests.support.media.recordings import film, tone, wav

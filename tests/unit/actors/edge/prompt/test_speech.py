@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from headwater.actors.edge.admit.salts import CacheSalt
-from headwater.actors.edge.model.catalog import Model
-from headwater.actors.edge.model.tokenizer import Tokenizer
+from headwater.actors.edge.admit.principal import CacheSalt
+from headwater.actors.edge.catalog import Model
 from headwater.actors.edge.prompt.prepare import prepare
 from headwater.actors.edge.prompt.request import GenerationRequest
 from headwater.actors.edge.prompt.speech import (
@@ -23,12 +22,13 @@ from headwater.actors.edge.prompt.speech import (
     require_speech,
     speech_prompt,
 )
-from headwater.actors.edge.saga.dispatch import TokenSequence
+from headwater.actors.edge.saga.placement import TokenSequence
+from headwater.actors.edge.tokenizer import Tokenizer
 from headwater.actors.http.errors import ApiError
 from headwater.actors.media.intake import MediaIntake
 from headwater.engines.model_files import byte_tokenizer
-from headwater.schemas.messages.inference import Sampling
-from headwater.schemas.messages.media import media_features
+from headwater.schemas.inference import Sampling
+from headwater.schemas.media import media_features
 from headwater.schemas.tables import SpeechSupport, required_capabilities
 from tests.support.media.recordings import tone, wav
 from tests.unit.actors.edge.prompt.test_images import CARD

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.actors.edge.apis.openai.types import decode_chat
+from headwater.actors.edge.apis.chat_types import decode_chat
 from headwater.actors.http.errors import ApiError
-from headwater.schemas.messages.inference import Guide
+from headwater.schemas.inference import Guide
 
 PERSON: dict[str, Any] = {
     "type": "object",

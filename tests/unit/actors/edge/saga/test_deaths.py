@@ -25,8 +25,8 @@ from headwater.actors.edge.saga.types import (
     SagaEvent,
 )
 from headwater.actors.http.errors import NO_RETRY
-from headwater.schemas.events.route import RouteRefused
-from headwater.schemas.messages.inference import FrameEntry, Sampling
+from headwater.schemas.inference import FrameEntry, Sampling
+from headwater.schemas.routing import RouteRefused
 from headwater.schemas.tables import MIGRATIONS_MAX
 from tests.unit.actors.edge.saga.test_saga import (
     CLAIMING,

@@ -9,24 +9,24 @@ from typing import Any
 import msgspec
 import pytest
 
-from headwater.actors.bus import BusError
-from headwater.actors.edge.saga.encoders import EncodeLeg, Encoders
-from headwater.actors.edge.saga.placement import Dispatcher
-from headwater.actors.edge.saga.routing_hints import NO_HINTS
-from headwater.router.decision.encode_leg import ANY_AHEAD, NOT_APART, WAIT_S_MAX, WAIT_S_MIN
-from headwater.schemas.constraints import NO_CONSTRAINTS, NO_PREFERENCES, Constraints
-from headwater.schemas.events.route import (
+from headwater.actors.edge.saga.http_call import NO_HINTS
+from headwater.actors.edge.saga.placement import Dispatcher, EncodeLeg, Encoders
+from headwater.actors.runtime.ports import BusError
+from headwater.router.encode_leg import ANY_AHEAD, NOT_APART, WAIT_S_MAX, WAIT_S_MIN
+from headwater.schemas.encode_requests import Declined, Encoded, EncodeReply, EncodeRequest
+from headwater.schemas.inference import Refused
+from headwater.schemas.media import ImageEmbedding, LocalPlace, Offer, PromptMedia
+from headwater.schemas.routing import (
+    NO_CONSTRAINTS,
+    NO_PREFERENCES,
     Candidate,
+    Constraints,
     Decision,
     EncodeEstimate,
     RouteQuery,
     RouteRefused,
     Weights,
 )
-from headwater.schemas.messages.encode import Declined, Encoded, EncodeReply, EncodeRequest
-from headwater.schemas.messages.inference import Refused
-from headwater.schemas.messages.media import ImageEmbedding, PromptMedia
-from headwater.schemas.messages.transfer import LocalPlace, Offer
 from tests.support.worlds.clock import SkippingClock
 
 BLOCK = 16

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.actors import metrics
-from headwater.actors.edge.apis.openai.types import ChatRequest, CompletionRequest
+from headwater.actors.edge.apis.chat_types import ChatRequest, CompletionRequest
 from headwater.actors.edge.saga.fields import (
     NAMES,
     FieldChecker,
@@ -19,7 +19,7 @@ from headwater.actors.edge.saga.fields import (
     without_reserved,
 )
 from headwater.actors.http.errors import ApiError
-from headwater.schemas.messages.inference import GenerateRequest
+from headwater.schemas.inference import GenerateRequest
 from tests.support.worlds.edge import EdgeWorld
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"

@@ -2,9 +2,9 @@
 
 import msgspec
 
-from headwater.actors.bus import Message
 from headwater.actors.edge.saga.workers import WorkerRegistry
-from headwater.schemas.messages.inference import FrameEntry, TokenFrame
+from headwater.actors.runtime.ports import Message
+from headwater.schemas.inference import FrameEntry, TokenFrame
 from tests.support.worlds.clock import ManualClock
 from tests.support.worlds.edge import NoTasks
 from tests.support.worlds.memory import memory_world

@@ -3,7 +3,7 @@
 import pytest
 
 from headwater.actors.edge.saga.saga import is_migratable, migration_blocker
-from headwater.schemas.messages.inference import Guide, Sampling
+from headwater.schemas.inference import Guide, Sampling
 from headwater.schemas.tables import required_capabilities
 
 FREE = Sampling(10, logprobs=0, logit_bias={1: 1.0}, seed=3)

@@ -5,21 +5,15 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from headwater.actors.edge.saga.open_requests import ACCEPT_PENDING_MAX, NONE_OPEN, OpenRequests
-from headwater.actors.runtime.persistence import Ports
+from headwater.actors.edge.saga.record import ACCEPT_PENDING_MAX, NONE_OPEN, OpenRequests
+from headwater.actors.runtime.ports import Ports
 from headwater.events.memory import MemoryLog
 from headwater.events.ports import Entry, Log, Newest, Record
 from headwater.events.writer import PENDING_EVENTS_MAX, WriterFenced
 from headwater.ops.sim.checks import fences, messages, terminal_events
 from headwater.schemas.clock import Clock
 from headwater.schemas.encoding import seal
-from headwater.schemas.events.kv import KvGap
-from headwater.schemas.events.request import (
-    RequestAccepted,
-    RequestCheckpoint,
-    RequestEnded,
-    RequestsOpen,
-)
+from headwater.schemas.events import KvGap, RequestAccepted, RequestCheckpoint, RequestEnded, RequestsOpen
 from headwater.schemas.subjects import request_subject
 from tests.sim.crash import Scene, every_crash
 from tests.support.data.examples import batch

@@ -4,18 +4,15 @@ import msgspec
 import numpy as np
 import pytest
 
-from headwater.actors.edge.saga.dispatch import ChoiceMessages
-from headwater.actors.edge.saga.picked import AGE_S_MAX, DecisionSeal, Picked
-from headwater.actors.edge.saga.placement import Dispatcher
-from headwater.actors.edge.saga.routing_hints import NO_HINTS
+from headwater.actors.edge.saga.http_call import AGE_S_MAX, NO_HINTS, DecisionSeal, Picked
+from headwater.actors.edge.saga.placement import ChoiceMessages, Dispatcher
 from headwater.actors.edge.saga.types import ChoiceSpec
 from headwater.actors.edge.saga.workers import WorkerRegistry
 from headwater.events.memory import MemoryTable
 from headwater.schemas import hashing
-from headwater.schemas.constraints import NO_CONSTRAINTS, NO_PREFERENCES
-from headwater.schemas.events.route import Candidate, Decision, Weights
 from headwater.schemas.hashing import U32
-from headwater.schemas.messages.inference import Sampling
+from headwater.schemas.inference import Sampling
+from headwater.schemas.routing import NO_CONSTRAINTS, NO_PREFERENCES, Candidate, Decision, Weights
 from tests.support.worlds.clock import ManualClock
 from tests.support.worlds.memory import memory_world
 

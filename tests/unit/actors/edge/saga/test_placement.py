@@ -7,13 +7,12 @@ from typing import Any, cast
 import pytest
 from msgspec.structs import replace
 
+from headwater.actors.edge.saga.http_call import RoutingHints
 from headwater.actors.edge.saga.placement import TRIES_MAX, Addressed, Dispatcher, MessagePlacement
-from headwater.actors.edge.saga.routing_hints import RoutingHints
 from headwater.actors.edge.saga.types import MOVE_S_MAX, PLACE_S_MAX
 from headwater.actors.http.errors import ApiError
-from headwater.schemas.constraints import NO_CONSTRAINTS
-from headwater.schemas.events.route import Decision, RouteRefused
-from headwater.schemas.messages.inference import Refused
+from headwater.schemas.inference import Refused
+from headwater.schemas.routing import NO_CONSTRAINTS, Decision, RouteRefused
 from tests.unit.router.fold.test_load import decision
 
 

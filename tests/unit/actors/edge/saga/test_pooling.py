@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.actors.edge.saga.pooling import MESSAGE_TOKENS_MAX, REPLY_BYTES, messages
+from headwater.actors.edge.answer.jobs import MESSAGE_TOKENS_MAX, REPLY_BYTES, messages
 from headwater.actors.edge.saga.workers import WorkerRegistry
 from headwater.actors.worker.handoffs import CHECK_PERIOD_S, GONE_S
 from headwater.engines.engine import EngineError
@@ -17,10 +17,9 @@ from headwater.engines.model_files import byte_tokenizer
 from headwater.events.ports import Record
 from headwater.ops.sim.checks import messages as all_messages
 from headwater.ops.sim.fleet import MODEL
-from headwater.schemas.events.fleet import LoadReported
-from headwater.schemas.events.request import RequestAccepted, RequestEnded, RequestRouted
-from headwater.schemas.events.route import Decision
+from headwater.schemas.events import LoadReported, RequestAccepted, RequestEnded, RequestRouted
 from headwater.schemas.hashing import pack_tokens
+from headwater.schemas.routing import Decision
 from tests.support.data.vectors import SIZE, Edge, VectorEngine, answer_of, vector
 from tests.support.worlds.virtual import Stage, events_of, staged, until
 

@@ -11,9 +11,9 @@ import pytest
 from headwater.actors.edge.saga.record import CHECKPOINT_TOKENS
 from headwater.engines.model_files import byte_tokenizer
 from headwater.events.ports import Record
-from headwater.schemas.events import Event
-from headwater.schemas.events.kv import KvGap
-from headwater.schemas.events.request import (
+from headwater.schemas.events import (
+    Event,
+    KvGap,
     PayloadKind,
     RequestAccepted,
     RequestCheckpoint,
@@ -23,7 +23,7 @@ from headwater.schemas.events.request import (
     RequestStarted,
 )
 from headwater.schemas.hashing import unpack_tokens
-from headwater.schemas.trace import NO_TRACE, TraceContext
+from headwater.schemas.names import NO_TRACE, TraceContext
 from tests.support.worlds.edge import ANSWER, EdgeWorld, Response
 
 COMPLETIONS = "/v1/completions"
@@ -247,7 +247,7 @@ def test_requests_that_share_a_message_keep_their_traces() -> None:
 def test_requests_are_refused_while_the_log_is_too_far_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     """503 with Retry-After before anything is accepted; the rest of the queue is for the ends of what runs."""
     bound = 500
-    monkeypatch.setattr("headwater.actors.edge.saga.open_requests.ACCEPT_PENDING_MAX", bound)
+    monkeypatch.setattr("headwater.actors.edge.saga.record.ACCEPT_PENDING_MAX", bound)
     with EdgeWorld() as edge:
         for number in range(bound - 1):
             edge.ledger.write(KvGap(number))

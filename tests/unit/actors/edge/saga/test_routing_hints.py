@@ -5,13 +5,19 @@ from typing import Any
 
 import pytest
 
-from headwater.actors.edge.saga.routing_hints import RoutingHints, parse_routing_headers
+from headwater.actors.edge.saga.http_call import RoutingHints, parse_routing_headers
 from headwater.actors.edge.settings import ClientLimits
 from headwater.actors.http.errors import ApiError
-from headwater.schemas.constraints import CLIENT_POLICIES, Constraints, FlowControl, Preferences
-from headwater.schemas.events.route import RouteQuery, RouteRefused
 from headwater.schemas.hashing import tenant_digest
-from headwater.schemas.messages.inference import Embedded
+from headwater.schemas.inference import Embedded
+from headwater.schemas.routing import (
+    CLIENT_POLICIES,
+    Constraints,
+    FlowControl,
+    Preferences,
+    RouteQuery,
+    RouteRefused,
+)
 from headwater.schemas.tables import Capability
 from tests.support.data.queries import changed
 from tests.support.worlds.edge import EdgeWorld

@@ -40,10 +40,16 @@ from headwater.actors.edge.saga.types import (
     TimedOut,
 )
 from headwater.actors.http.errors import overloaded
-from headwater.schemas.constraints import NO_CONSTRAINTS, NO_PREFERENCES, Constraints
-from headwater.schemas.events.request import RequestPrefilled, RequestRouted, RequestStepped, SagaState
-from headwater.schemas.events.route import Decision, RouteRefused, Weights
-from headwater.schemas.messages.inference import FrameEntry, Handoff, Leg, Sampling
+from headwater.schemas.events import RequestPrefilled, RequestRouted, RequestStepped, SagaState
+from headwater.schemas.inference import FrameEntry, Handoff, Leg, Sampling
+from headwater.schemas.routing import (
+    NO_CONSTRAINTS,
+    NO_PREFERENCES,
+    Constraints,
+    Decision,
+    RouteRefused,
+    Weights,
+)
 from headwater.schemas.tables import MIGRATIONS_MAX
 
 MAX_TOKENS = 6

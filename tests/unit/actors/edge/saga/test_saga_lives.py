@@ -28,8 +28,8 @@ from headwater.actors.edge.saga.types import (
     SagaEvent,
     TimedOut,
 )
-from headwater.schemas.events.route import RouteRefused
-from headwater.schemas.messages.inference import FrameEntry, Leg
+from headwater.schemas.inference import FrameEntry, Leg
+from headwater.schemas.routing import RouteRefused
 from tests.unit.actors.edge.saga.test_saga import (
     HANDOFF,
     MAX_TOKENS,

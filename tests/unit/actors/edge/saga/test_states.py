@@ -5,7 +5,7 @@ from typing import get_args
 import pytest
 
 from headwater.actors.edge.saga.types import SETBACKS, TRANSITIONS, Cause, IllegalTransition, after
-from headwater.schemas.events.request import SagaState
+from headwater.schemas.events import SagaState
 
 STATES: tuple[SagaState, ...] = get_args(SagaState)
 CAUSES: tuple[Cause, ...] = get_args(Cause)

@@ -10,8 +10,8 @@ from headwater.actors.edge.saga.types import (
     RouterRefused,
     Saga,
 )
-from headwater.schemas.events.route import RouteRefused
-from headwater.schemas.messages.inference import FrameEntry, Sampling
+from headwater.schemas.inference import FrameEntry, Sampling
+from headwater.schemas.routing import RouteRefused
 from tests.support.worlds.edge import EdgeWorld
 from tests.unit.actors.edge.saga.test_saga import DECODING, MAX_TOKENS, OPENED, run
 

@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from headwater.actors.edge.apis.anthropic.encoder import MessageEncoder, usage_of
-from headwater.actors.edge.parsing.events import (
+from headwater.actors.edge.apis.anthropic import MessageEncoder, usage_of
+from headwater.actors.edge.parsing.grammar import (
     OutputEvent,
     ReasoningDelta,
     TextDelta,

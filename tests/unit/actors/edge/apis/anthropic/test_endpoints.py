@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from headwater.actors.edge.apis.anthropic.encoder import error_document, status_of
+from headwater.actors.edge.apis.anthropic import error_document, status_of
 from headwater.actors.http.errors import ApiError, overloaded
 from tests.support.worlds.edge import ANSWER, CONTEXT, EdgeWorld, Response
 

@@ -5,11 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from headwater.actors.edge.apis.anthropic.translate import to_generation, to_prompt
-from headwater.actors.edge.apis.anthropic.types import (
-    decode_count,
-    decode_messages,
-)
+from headwater.actors.edge.apis.anthropic_translate import to_generation, to_prompt
+from headwater.actors.edge.apis.anthropic_types import decode_count, decode_messages
 from headwater.actors.edge.prompt.messages import MediaPart, TextPart, ToolCall, Turn
 from headwater.actors.edge.prompt.request import GenerationRequest, Reasoning, ToolChoice
 from headwater.actors.http.errors import ApiError

@@ -9,9 +9,9 @@ import pytest
 
 from headwater.actors.media.intake import MediaIntake
 from headwater.engines.model_files import byte_tokenizer
-from headwater.schemas.events.request import RequestAccepted, RequestEnded
+from headwater.schemas.events import RequestAccepted, RequestEnded
 from headwater.schemas.hashing import unpack_tokens
-from headwater.schemas.messages.inference import GenerateRequest
+from headwater.schemas.inference import GenerateRequest
 from tests.support.media.recordings import tone, wav
 from tests.support.worlds.edge import ANSWER, EdgeWorld, Response
 from tests.unit.actors.edge.apis.audio.test_transcripts import SUPPORT

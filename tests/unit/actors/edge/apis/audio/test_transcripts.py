@@ -10,7 +10,6 @@ import msgspec
 import pytest
 
 from headwater.actors.edge.apis.audio import ShownTranscript, TranscriptEncoder, TranscriptFormat, segments_of
-from headwater.actors.edge.model.tokenizer import Tokenizer
 from headwater.actors.edge.prompt.request import (
     AudioPlace,
     ChoiceEnd,
@@ -19,9 +18,10 @@ from headwater.actors.edge.prompt.request import (
     PromptDetail,
     TokenDetail,
 )
+from headwater.actors.edge.tokenizer import Tokenizer
 from headwater.actors.http.errors import bad_request
 from headwater.engines.model_files import byte_tokenizer
-from headwater.schemas.messages.inference import TokenLogprob
+from headwater.schemas.inference import TokenLogprob
 from headwater.schemas.tables import SpeechSupport
 from tests.support.data.generation_events import START, USAGE
 from tests.support.marks import OFFICIAL_CLIENT

@@ -9,8 +9,7 @@ import msgspec
 import pytest
 from PIL import Image
 
-from headwater.actors.edge.apis.image_edits import EditInputs, ImageEditForm, decode_edit, fitted
-from headwater.actors.edge.apis.image_endpoints import VARIATIONS
+from headwater.actors.edge.apis.images import VARIATIONS, EditInputs, ImageEditForm, decode_edit, fitted
 from headwater.actors.http.body import UploadForm
 from headwater.actors.http.errors import ApiError
 from headwater.actors.media.item import MediaItem

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from headwater.actors.edge.apis.file_types import PROMPT_CHARACTERS_MAX
-from headwater.actors.edge.apis.image_types import decode_images
-from headwater.schemas.messages.file_generation import ImageRequest
+from headwater.actors.edge.apis.images import decode_images
+from headwater.schemas.inference import ImageRequest
 from tests.support.data.pictures import SUPPORT
 from tests.support.worlds.edge import EVERYTHING, EdgeWorld
 

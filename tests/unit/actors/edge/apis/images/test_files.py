@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from headwater.actors.edge.apis import image_edits as image_files
-from headwater.actors.edge.apis.image_edits import FILES_PATH, ImageFiles
+from headwater.actors.edge.apis import images as image_files
+from headwater.actors.edge.apis.images import FILES_PATH, ImageFiles
 from headwater.actors.edge.history import CHUNK_BYTES, OBJECT_BYTES_MAX, TenantObjects
 from headwater.actors.http.errors import ApiError
 from headwater.events.memory import MemoryTable

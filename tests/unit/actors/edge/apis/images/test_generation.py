@@ -9,16 +9,16 @@ import msgspec
 import pytest
 
 from headwater.actors.edge.saga.types import PLACE_S_MAX
-from headwater.actors.worker.file_jobs import ABANDONED_S, EXPIRY_PERIOD_S, FileJobs
 from headwater.actors.worker.handoffs import CHECK_PERIOD_S, GONE_S
+from headwater.actors.worker.jobs import ABANDONED_S, EXPIRY_PERIOD_S, FileJobs
 from headwater.engines.engine import EngineError, RequestRejected
 from headwater.events.ports import Record
 from headwater.ops.sim.checks import messages as all_messages
 from headwater.ops.sim.fleet import MODEL
 from headwater.ops.sim.network import SimConnection
-from headwater.schemas.events.request import RequestAccepted, RequestEnded, RequestRouted
-from headwater.schemas.events.route import Decision
-from headwater.schemas.messages.file_generation import ImageRequest
+from headwater.schemas.events import RequestAccepted, RequestEnded, RequestRouted
+from headwater.schemas.inference import ImageRequest
+from headwater.schemas.routing import Decision
 from tests.support.data.pictures import PictureEngine, picture, preview
 from tests.support.data.vectors import Edge, answer_of
 from tests.support.worlds.virtual import Stage, events_of, staged, until

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.actors.edge.apis.openai.encoder import (
+from headwater.actors.edge.apis.chat_encoder import (
     ChatEncoder,
     CompletionEncoder,
     CompletionLogprobs,
@@ -20,7 +20,6 @@ from headwater.actors.edge.apis.openai.encoder import (
     event,
     usage_of,
 )
-from headwater.actors.edge.model.tokenizer import Tokenizer
 from headwater.actors.edge.prompt.request import (
     ChoiceEnd,
     ChoiceResult,
@@ -30,9 +29,10 @@ from headwater.actors.edge.prompt.request import (
     TokenDetail,
     TokenUsage,
 )
+from headwater.actors.edge.tokenizer import Tokenizer
 from headwater.actors.http.errors import ApiError, no_model, overloaded
 from headwater.engines.model_files import byte_tokenizer
-from headwater.schemas.messages.inference import TokenLogprob
+from headwater.schemas.inference import TokenLogprob
 from tests.support.data.examples import texts
 
 TOKENIZER = Tokenizer(byte_tokenizer().to_str().encode())

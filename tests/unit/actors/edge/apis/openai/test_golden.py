@@ -9,13 +9,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from headwater.actors.edge.apis.openai.encoder import ChatEncoder, CompletionEncoder, ShownParts
-from headwater.actors.edge.model.tokenizer import Tokenizer
-from headwater.actors.edge.parsing.events import OutputEvent
+from headwater.actors.edge.apis.chat_encoder import ChatEncoder, CompletionEncoder, ShownParts
+from headwater.actors.edge.parsing.grammar import OutputEvent
 from headwater.actors.edge.prompt.request import ChoiceEnd, PromptDetail, TokenDetail
+from headwater.actors.edge.tokenizer import Tokenizer
 from headwater.actors.http.errors import bad_request
 from headwater.engines.model_files import byte_tokenizer
-from headwater.schemas.messages.inference import TokenLogprob
+from headwater.schemas.inference import TokenLogprob
 from tests.support.data.generation_events import AGENT, START, TEXT, result, stream
 from tests.support.data.tools import events_of, joined_choices
 from tests.support.marks import OFFICIAL_CLIENT

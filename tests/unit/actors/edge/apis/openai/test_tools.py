@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headwater.engines.model_files import byte_model_files
-from headwater.schemas.messages.inference import Guide
+from headwater.schemas.inference import Guide
 from tests.support.data.tools import SCHEMA, TIME, WEATHER, events_of, hermes, joined_choices
 from tests.support.worlds.edge import EdgeWorld
 

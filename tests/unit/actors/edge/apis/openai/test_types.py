@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.actors.edge.apis.openai.encoder import shown_in_chat
-from headwater.actors.edge.apis.openai.translate import chat_request, completion_request
-from headwater.actors.edge.apis.openai.types import (
+from headwater.actors.edge.apis.chat import chat_request, completion_request
+from headwater.actors.edge.apis.chat_encoder import shown_in_chat
+from headwater.actors.edge.apis.chat_types import (
     ChatRequest,
     CompletionCommon,
     CompletionRequest,
@@ -22,7 +22,7 @@ from headwater.actors.edge.prompt.messages import TextPart
 from headwater.actors.edge.prompt.prepare import sampling_of
 from headwater.actors.edge.settings import ReasoningField
 from headwater.actors.http.errors import ApiError
-from headwater.schemas.messages.inference import GenerateRequest, Sampling
+from headwater.schemas.inference import GenerateRequest, Sampling
 
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 COMPLETION: dict[str, Any] = {"model": "m", "prompt": "hi"}

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 
-from headwater.actors.edge.apis.responses.encoder import ResponsesEncoder, json_line, new_resource
-from headwater.actors.edge.apis.responses.translate import generation_request
-from headwater.actors.edge.apis.responses.types import CreateFields
-from headwater.actors.edge.parsing.events import (
+from headwater.actors.edge.apis.responses_encoder import ResponsesEncoder, json_line, new_resource
+from headwater.actors.edge.apis.responses_requests import generation_request
+from headwater.actors.edge.apis.responses_types import CreateFields
+from headwater.actors.edge.parsing.grammar import (
     OutputEvent,
     ReasoningDelta,
     ToolArgumentsDelta,
@@ -29,7 +29,7 @@ from headwater.actors.edge.prompt.request import (
     TokenUsage,
 )
 from headwater.actors.http.errors import overloaded
-from headwater.schemas.messages.inference import TokenLogprob
+from headwater.schemas.inference import TokenLogprob
 from tests.support.marks import OFFICIAL_CLIENT
 from tests.unit.actors.edge.apis.responses.official import check_event, check_response, events_of
 

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from headwater.actors.edge.apis.responses.types import CreateFields
+from headwater.actors.edge.apis.responses_types import CreateFields
 from headwater.actors.edge.saga.fields import FieldRow, field_rows
 from tests.support.marks import OFFICIAL_CLIENT
 from tests.support.worlds.edge import ANSWER, EdgeWorld

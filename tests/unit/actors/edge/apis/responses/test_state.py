@@ -5,8 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from headwater.actors.edge.apis.responses import creation
-from headwater.actors.edge.apis.responses.endpoints import ResponsesRoutes
+from headwater.actors.edge.apis import responses_creation
+from headwater.actors.edge.apis.responses_endpoints import ResponsesRoutes
 from headwater.events.ports import LogUnavailable
 from headwater.events.table import Table, TableEntry
 from tests.support.marks import OFFICIAL_CLIENT
@@ -93,7 +93,7 @@ def test_what_is_too_large_to_store_is_refused_where_the_store_was_asked_for(
 ) -> None:
     """Before anything is generated. By default, when clients may never continue, the answer says so from its first event on."""
     conversation = edge.ask("/v1/conversations", b"").document["id"]
-    monkeypatch.setattr(creation, "INPUT_CHARACTERS_MAX", 300)
+    monkeypatch.setattr(responses_creation, "INPUT_CHARACTERS_MAX", 300)
     before = len(edge.given)
     for fields, param in (({"store": True}, "store"), ({"conversation": conversation}, "conversation")):
         for where in ({"input": "x" * 301}, {"instructions": "x" * 301}):

@@ -6,11 +6,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from headwater.actors.edge.apis.responses.encoder import ResponsesEncoder, new_resource
-from headwater.actors.edge.apis.responses.tools import ToolSet
-from headwater.actors.edge.apis.responses.translate import generation_request
-from headwater.actors.edge.apis.responses.types import CreateFields
-from headwater.actors.edge.parsing.events import ToolArgumentsDelta, ToolCallEnd, ToolCallStart
+from headwater.actors.edge.apis.responses_encoder import ResponsesEncoder, new_resource
+from headwater.actors.edge.apis.responses_requests import ToolSet, generation_request
+from headwater.actors.edge.apis.responses_types import CreateFields
+from headwater.actors.edge.parsing.grammar import ToolArgumentsDelta, ToolCallEnd, ToolCallStart
 from headwater.actors.edge.prompt.request import GenerationRequest
 from tests.support.worlds.edge import EdgeWorld
 from tests.unit.actors.edge.apis.responses.asking import USER, create, error_of

@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from headwater.actors.edge.apis.video_types import decode_video
+from headwater.actors.edge.apis.videos import decode_video
 from headwater.actors.http.errors import ApiError
-from headwater.schemas.messages.file_generation import VideoRequest
+from headwater.schemas.inference import VideoRequest
 from tests.support.data.videos import SUPPORT
 from tests.support.worlds.edge import EVERYTHING, EdgeWorld
 

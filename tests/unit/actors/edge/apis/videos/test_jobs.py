@@ -5,17 +5,17 @@ from typing import Any
 
 import msgspec
 
-from headwater.actors.edge.answer.files import DEATHS_MAX
+from headwater.actors.edge.answer.jobs import DEATHS_MAX
 from headwater.actors.edge.apis.app import DEFAULTS
 from headwater.actors.edge.settings import VideoSettings
-from headwater.actors.worker.file_jobs import ABANDONED_S
 from headwater.actors.worker.handoffs import CHECK_PERIOD_S, GONE_S
+from headwater.actors.worker.jobs import ABANDONED_S
 from headwater.engines.engine import EngineError, RequestRejected
 from headwater.events.ports import Record
 from headwater.ops.sim.checks import messages as all_messages
 from headwater.ops.sim.fleet import MODEL
-from headwater.schemas.events.request import RequestAccepted, RequestEnded
-from headwater.schemas.messages.file_generation import VideoRequest
+from headwater.schemas.events import RequestAccepted, RequestEnded
+from headwater.schemas.inference import VideoRequest
 from tests.support.data.vectors import Edge, answer_of
 from tests.support.data.videos import VideoEngine, video
 from tests.support.worlds.virtual import Stage, events_of, staged, until

@@ -6,7 +6,7 @@ from headwater.actors.edge.apis.video_jobs import VideoBoard, VideoJob, key_of
 from headwater.actors.edge.settings import AccessSettings, HistorySettings
 from headwater.events.memory import MemoryTable
 from headwater.ops.operator.keys import WantedKey
-from headwater.schemas.messages.file_generation import VideoRequest
+from headwater.schemas.inference import VideoRequest
 from tests.support.data.videos import SUPPORT
 from tests.support.worlds.clock import ManualClock
 from tests.support.worlds.edge import EdgeWorld

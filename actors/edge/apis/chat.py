@@ -1,0 +1,486 @@
+"""POST /v1/chat/completions and /v1/completions, and the translation of their requests into the internal request.
+
+POST /tokenize and /detokenize, in vLLM's format, have the same messages and texts as tokens. With the options of an edge's API.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Annotated, Any, Final
+
+import msgspec
+
+from headwater.actors.edge.answer.run import Generator
+from headwater.actors.edge.apis.chat_encoder import (
+    CHAT_PREFIX,
+    COMPLETION_PREFIX,
+    ChatEncoder,
+    CompletionEncoder,
+    shown_in_chat,
+    shown_in_completion,
+)
+from headwater.actors.edge.apis.chat_types import (
+    MESSAGES_MAX,
+    TOOLS_MAX,
+    ChatMessage,
+    ChatRequest,
+    ChatTool,
+    CompletionCommon,
+    CompletionRequest,
+    ContentPart,
+    MessageCall,
+    TokenId,
+    decode_chat,
+    decode_completion,
+    refuse_template,
+)
+from headwater.actors.edge.prompt.messages import (
+    MediaPart,
+    Part,
+    TextPart,
+    ToolCall,
+    Turn,
+    audio_media,
+    data_media,
+    file_media,
+    joined_texts,
+    load_media,
+    url_media,
+    with_texts_of_files,
+)
+from headwater.actors.edge.prompt.prompts import chat_prompt, text_prompts
+from headwater.actors.edge.prompt.request import (
+    OPENAI,
+    GenerationRequest,
+    Hints,
+    PromptOptions,
+    Reasoning,
+    SamplingFields,
+    Tool,
+    ToolChoice,
+    hosted_name,
+)
+from headwater.actors.edge.saga.http_call import Call, Serving
+from headwater.actors.http.asgi import respond
+from headwater.actors.http.decoding import decode_body
+from headwater.actors.http.errors import ApiError, bad_request
+from headwater.actors.media.item import MediaItem
+
+
+def turns_of(messages: Sequence[ChatMessage], param: str = "messages") -> tuple[Turn, ...]:
+    """The conversation in the field `param`. Raises `ApiError` 400 naming the message or part."""
+    return tuple([_turn(message, f"{param}[{number}]") for number, message in enumerate(messages)])
+
+
+def _turn(message: ChatMessage, param: str) -> Turn:
+    content = message.content if message.content is not None else message.refusal
+    return Turn(
+        role=message.role,
+        parts=_parts(content, f"{param}.content"),
+        name=message.name or "",
+        calls=tuple(
+            [
+                _call(call, f"{param}.tool_calls[{number}]")
+                for number, call in enumerate(message.tool_calls or ())
+            ]
+        ),
+        call_id=message.tool_call_id or "",
+        reasoning=message.reasoning_content or message.reasoning or "",
+    )
+
+
+def _call(call: MessageCall, param: str) -> ToolCall:
+    if call.type != "function":
+        raise bad_request(
+            f"{param}.type is {call.type[:64]!r}; calls are of functions.", param=f"{param}.type"
+        )
+    return ToolCall(call.id, call.function.name, call.function.arguments)
+
+
+def _parts(content: str | list[ContentPart] | None, param: str) -> tuple[Part, ...]:
+    if content is None:
+        return ()
+    if isinstance(content, str):
+        return (TextPart(content),)
+    return joined_texts(_part(part, f"{param}[{number}]") for number, part in enumerate(content))
+
+
+def _part(part: ContentPart, param: str) -> Part:
+    if part.type in ("text", "refusal"):
+        text = part.text if part.type == "text" else part.refusal
+        if text is None:
+            raise bad_request(f"{param}.{part.type} is missing.", param=f"{param}.{part.type}")
+        return TextPart(text)
+    read = _MEDIA.get(part.type)
+    if read is None:
+        known = ", ".join(["text", *_MEDIA])
+        raise bad_request(f"{param}.type is {part.type[:64]!r}; it is one of {known}.", param=f"{param}.type")
+    return read(getattr(part, part.type), f"{param}.{part.type}")
+
+
+def _image(value: Any, param: str) -> MediaPart:
+    given = {"url": value} if isinstance(value, str) else _object(value, param)
+    detail = given.get("detail") or ""
+    if detail not in ("", "auto", "low", "high", "original"):
+        raise bad_request(f"{param}.detail is auto, low, high or original.", param=f"{param}.detail")
+    return url_media("image", given.get("url"), param, detail=detail)
+
+
+def _image_embeds(value: Any, param: str) -> MediaPart:
+    return data_media("embedding", value, param, media_type="")
+
+
+def _audio(value: Any, param: str) -> MediaPart:
+    return audio_media(_object(value, param), param)
+
+
+def _audio_url(value: Any, param: str) -> MediaPart:
+    return url_media("audio", _object(value, param).get("url"), param)
+
+
+def _video(value: Any, param: str) -> MediaPart:
+    return url_media("video", _object(value, param).get("url"), param)
+
+
+def _file(value: Any, param: str) -> MediaPart:
+    given = _object(value, param)
+    return file_media(
+        param, name=given.get("filename"), data=given.get("file_data"), file_id=given.get("file_id")
+    )
+
+
+def _object(value: Any, param: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise bad_request(f"{param} must be an object.", param=param)
+    return value
+
+
+_MEDIA: Final[dict[str, Callable[[Any, str], MediaPart]]] = {
+    "image_url": _image,
+    "image_embeds": _image_embeds,
+    "input_audio": _audio,
+    "audio_url": _audio_url,
+    "video_url": _video,
+    "file": _file,
+}
+
+
+# Tools and tool choices.
+
+_CHOICES: Final = (
+    'tool_choice is "none", "auto", "required", {"type": "function", "function": {"name": NAME}}, or'
+    ' {"type": "allowed_tools", "allowed_tools": {"mode": "auto" or "required", "tools": [...]}}.'
+)
+
+
+def tools_of(tools: Sequence[ChatTool]) -> tuple[Tool, ...]:
+    """The functions on offer, without tools that OpenAI hosts. Raises `ApiError` 400 naming the tool."""
+    found: dict[str, Tool] = {}
+    for number, tool in enumerate(tools):
+        param = f"tools[{number}]"
+        if hosted_name(tool, OPENAI):
+            continue
+        if tool.type != "function":
+            raise bad_request(
+                f"{param}.type is {tool.type[:64]!r}; this model's tools are functions.",
+                param=f"{param}.type",
+            )
+        function = tool.function
+        if function is None:
+            raise bad_request(f"{param}.function is missing.", param=f"{param}.function")
+        if function.name in found:
+            raise bad_request(f"Two tools are named {function.name!r}.", param=f"{param}.function.name")
+        found[function.name] = Tool(
+            function.name, function.description or "", function.parameters or {}, bool(function.strict)
+        )
+    return tuple(found.values())
+
+
+def choice_of(value: Any, tools: tuple[Tool, ...], *, parallel: bool) -> tuple[ToolChoice, tuple[Tool, ...]]:
+    """The tool choice, and the tools that it allows. Raises `ApiError` 400."""
+    if value is None or value in ("auto", "none", "required"):
+        if value == "required" and not tools:
+            raise bad_request("tool_choice is required, but there are no tools.", param="tool_choice")
+        return ToolChoice(value or "auto", parallel=parallel), tools
+    if not isinstance(value, dict):
+        raise _unknown()
+    inner = value.get(value["type"]) if value.get("type") in ("function", "allowed_tools") else None
+    if not isinstance(inner, dict):
+        raise _unknown()
+    if value["type"] == "function":
+        name = inner.get("name")
+        if not isinstance(name, str):
+            raise _unknown()
+        _find([name], tools)
+        return ToolChoice("named", name, parallel=parallel), tools
+    mode, listed = inner.get("mode"), inner.get("tools")
+    if mode not in ("auto", "required") or not isinstance(listed, list) or not listed:
+        raise _unknown()
+    return ToolChoice(mode, parallel=parallel), _find(map(_name_of, listed), tools)
+
+
+def _name_of(tool: Any) -> str:
+    function = tool.get("function") if isinstance(tool, dict) else None
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(name, str):
+        raise _unknown()
+    return name
+
+
+def _find(names: Iterable[str], tools: tuple[Tool, ...]) -> tuple[Tool, ...]:
+    by_name = {tool.name: tool for tool in tools}
+    found = []
+    for name in names:
+        if name not in by_name:
+            raise bad_request(
+                f"tool_choice names {name[:64]!r}, which is not among the tools.", param="tool_choice"
+            )
+        found.append(by_name[name])
+    return tuple(found)
+
+
+def _unknown() -> ApiError:
+    return bad_request(_CHOICES, param="tool_choice")
+
+
+# Whole requests.
+
+DEFAULT_COMPLETION_TOKENS: Final = 16
+"""What /v1/completions generates when the client sets no limit, as OpenAI does."""
+
+
+def chat_request(request: ChatRequest) -> GenerationRequest:
+    """A chat completion. Raises `ApiError` 400."""
+    newer = request.max_completion_tokens
+    offered = request.tools or ()
+    choice, tools = choice_of(
+        request.tool_choice, tools_of(offered), parallel=request.parallel_tool_calls is not False
+    )
+    variables = dict(request.chat_template_kwargs or {})
+    if request.documents:
+        variables["documents"] = request.documents
+    return GenerationRequest(
+        param="messages",
+        endpoint="chat",
+        id_prefix=CHAT_PREFIX,
+        messages=turns_of(request.messages),
+        tools=tools,
+        omitted_tools=tuple([name for tool in offered if (name := hosted_name(tool, OPENAI))]),
+        tool_choice=choice,
+        reasoning=_reasoning(request),
+        best_of=request.n or 1,
+        sampling=_sampling(request, request.logprob_count()),
+        max_tokens=newer or request.max_tokens,
+        max_tokens_param="max_completion_tokens" if newer else "max_tokens",
+        logprobs_param="top_logprobs",
+        prompt_options=PromptOptions(
+            add_special_tokens=request.add_special_tokens,
+            add_generation_prompt=request.add_generation_prompt is not False,
+            continue_final=bool(request.continue_final_message),
+            truncate_tokens=request.truncate_prompt_tokens,
+            variables=variables,
+        ),
+        **_common(request),
+    )
+
+
+def completion_request(request: CompletionRequest) -> GenerationRequest:
+    """A text completion. Raises `ApiError` 400."""
+    limit = DEFAULT_COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
+    if not limit and not request.echo:
+        raise bad_request("max_tokens 0 is possible with echo only.", param="max_tokens")
+    return GenerationRequest(
+        param="prompt",
+        endpoint="completions",
+        id_prefix=COMPLETION_PREFIX,
+        prompts=tuple(request.prompts()),
+        suffix=request.suffix or "",
+        echo=bool(request.echo),
+        best_of=_best_of(request),
+        sampling=_sampling(request, request.logprobs),
+        max_tokens=limit,
+        prompt_options=PromptOptions(
+            add_special_tokens=request.add_special_tokens, truncate_tokens=request.truncate_prompt_tokens
+        ),
+        raw_answer=True,
+        **_common(request),
+    )
+
+
+def _best_of(request: CompletionRequest) -> int:
+    choices = request.n or 1
+    best_of = request.best_of or choices
+    if best_of < choices:
+        raise bad_request(f"best_of is {best_of}, less than n, which is {choices}.", param="best_of")
+    if best_of > choices and request.stream:
+        raise bad_request("best_of above n cannot be streamed.", param="best_of")
+    return best_of
+
+
+def _reasoning(request: ChatRequest) -> Reasoning:
+    thinking, enabled, budget = request.thinking, request.enable_thinking, request.thinking_token_budget
+    if thinking is not None:
+        if enabled is None and thinking.type != "auto":
+            enabled = thinking.type == "enabled"
+        budget = thinking.budget_tokens if budget is None else budget
+    param = "thinking_token_budget" if request.thinking_token_budget is not None else ""
+    return Reasoning(request.reasoning_effort, enabled, budget, param)
+
+
+def _common(request: CompletionCommon) -> dict[str, Any]:
+    guided = request.guide()
+    return {
+        "model": request.model,
+        "choices": request.n or 1,
+        "stops": request.stops(),
+        "guide": guided[1] if guided else None,
+        "guide_param": guided[0] if guided else "",
+        "stream": bool(request.stream),
+        "return_token_ids": bool(request.return_token_ids),
+        "include_stop": bool(request.include_stop_str_in_output),
+        "skip_special_tokens": request.skip_special_tokens is not False,
+        "hints": Hints(
+            user=request.user,
+            session=request.prompt_cache_key,
+            priority=request.priority,
+            cache_salt=request.cache_salt or "",
+        ),
+    }
+
+
+def _sampling(request: CompletionCommon, logprobs: int | None) -> SamplingFields:
+    return SamplingFields(
+        temperature=request.temperature,
+        top_p=request.top_p,
+        top_k=request.top_k,
+        min_p=request.min_p,
+        presence_penalty=request.presence_penalty,
+        frequency_penalty=request.frequency_penalty,
+        repetition_penalty=request.repetition_penalty,
+        seed=request.seed,
+        min_tokens=request.min_tokens,
+        ignore_eos=bool(request.ignore_eos),
+        stop_token_ids=tuple(request.stop_token_ids or ()),
+        logit_bias=request.bias(),
+        allowed_token_ids=tuple(request.allowed_token_ids or ()),
+        bad_words=tuple(request.bad_words or ()),
+        logprobs=logprobs,
+        prompt_logprobs=request.prompt_logprobs,
+        processors=request.logits_processors,
+    )
+
+
+class OpenAiApi:
+    """The endpoints that generate, in OpenAI's format."""
+
+    def __init__(self, serving: Serving, generator: Generator) -> None:
+        self._serving = serving
+        self._generator = generator
+
+    async def chat(self, call: Call) -> None:
+        """POST /v1/chat/completions."""
+        request = decode_chat(call.body)
+        serving = self._serving
+        serving.fields.check(request, request.logits_processors)
+        model = serving.model(request.model, call.principal)
+        encoder = ChatEncoder(model.tokenizer, shown_in_chat(request, serving.settings.reasoning_field))
+        await self._generator.run(chat_request(request), encoder, call)
+
+    async def complete(self, call: Call) -> None:
+        """POST /v1/completions."""
+        request = decode_completion(call.body)
+        serving = self._serving
+        serving.fields.check(request, request.logits_processors)
+        model = serving.model(request.model, call.principal)
+        encoder = CompletionEncoder(model.tokenizer, shown_in_completion(request))
+        await self._generator.run(completion_request(request), encoder, call)
+
+
+TOKENS_MAX = 1_000_000
+
+
+class TokenizeRequest(msgspec.Struct, kw_only=True):
+    """POST /tokenize: of a text, or of a conversation as the model's chat template renders it."""
+
+    model: str
+    prompt: str | None = None
+    messages: Annotated[list[ChatMessage], msgspec.Meta(min_length=1, max_length=MESSAGES_MAX)] | None = None
+    tools: Annotated[list[ChatTool], msgspec.Meta(max_length=TOOLS_MAX)] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(msgspec.Struct, kw_only=True):
+    """POST /detokenize."""
+
+    model: str
+    tokens: Annotated[list[TokenId], msgspec.Meta(max_length=TOKENS_MAX)]
+
+
+_tokenize = msgspec.json.Decoder(TokenizeRequest)
+_detokenize = msgspec.json.Decoder(DetokenizeRequest)
+
+
+class TokensApi:
+    """The endpoints that count and translate tokens. No engine takes part."""
+
+    def __init__(self, serving: Serving) -> None:
+        self._serving = serving
+
+    async def tokenize(self, call: Call) -> None:
+        """POST /tokenize."""
+        request: TokenizeRequest = decode_body(_tokenize, call.body)
+        if (request.prompt is None) == (request.messages is None):
+            raise bad_request("Send one of prompt and messages.", param="prompt")
+        model = self._serving.model(request.model, call.principal)
+        call.quota.enter(model.card.name)
+        context = call.quota.context(model.card.name, model.card.context_length)
+        wanted = _wanted(request)
+        if wanted.messages:
+            plain = not self._serving.settings.allow_special_tokens_in_text
+            known: dict[MediaPart, MediaItem] = {}
+            intake = self._serving.intake_of(call.headers, call.principal)
+            turns = await with_texts_of_files(wanted.messages, intake, known)
+            wanted = msgspec.structs.replace(wanted, messages=turns)
+            loaded = await load_media(wanted.messages, model, intake, known)
+            chat = await chat_prompt(wanted, model, context, loaded, special_tokens_in_text=not plain)
+            tokens = chat.tokens
+        else:
+            [tokens] = await text_prompts(wanted, model, context)
+        document: dict[str, Any] = {"count": len(tokens), "max_model_len": context, "tokens": tokens.tolist()}
+        document["token_strs"] = None
+        if request.return_token_strs:
+            document["token_strs"] = [model.tokenizer.text_of(token) for token in tokens.tolist()]
+        await respond(call.send, 200, msgspec.json.encode(document), [])
+
+    async def detokenize(self, call: Call) -> None:
+        """POST /detokenize. Special tokens are spelled out."""
+        request: DetokenizeRequest = decode_body(_detokenize, call.body)
+        model = self._serving.model(request.model, call.principal)
+        call.quota.enter(model.card.name)
+        vocabulary = model.tokenizer.vocabulary
+        outside = next((token for token in request.tokens if token >= vocabulary), None)
+        if outside is not None:
+            raise bad_request(
+                f"Token id {outside} is outside the vocabulary of {vocabulary}.", param="tokens"
+            )
+        text = model.tokenizer.reference.decode(request.tokens, skip_special_tokens=False)
+        await respond(call.send, 200, msgspec.json.encode({"prompt": text}), [])
+
+
+def _wanted(request: TokenizeRequest) -> GenerationRequest:
+    refuse_template(request.chat_template_kwargs)
+    return GenerationRequest(
+        model=request.model,
+        param="prompt" if request.messages is None else "messages",
+        messages=turns_of(request.messages or ()),
+        prompts=(request.prompt,) if request.prompt is not None else (),
+        tools=tools_of(request.tools or ()),
+        prompt_options=PromptOptions(
+            add_special_tokens=request.add_special_tokens,
+            add_generation_prompt=request.add_generation_prompt is not False,
+            continue_final=bool(request.continue_final_message),
+            variables=request.chat_template_kwargs or {},
+        ),
+    )

@@ -1,1 +1,0 @@
-"""OpenAI's APIs of chat completions and completions."""

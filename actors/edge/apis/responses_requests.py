@@ -1,0 +1,385 @@
+"""Translation of a request of the Responses API into the internal request, with its tools. Pure.
+
+Functions, custom tools and namespaces of both are served; tools that OpenAI hosts are left out.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Final, Literal, NamedTuple, cast
+
+import msgspec
+
+from headwater.actors.edge.apis.responses_items import (
+    CUSTOM_INPUT,
+    Item,
+    additional_tools,
+    offered_name,
+    turns_of,
+)
+from headwater.actors.edge.apis.responses_types import LOGPROBS, CreateFields, InputFields, TextFormat
+from headwater.actors.edge.prompt.guides import VALUE_BYTES_MAX, check_schema, too_large
+from headwater.actors.edge.prompt.messages import Turn
+from headwater.actors.edge.prompt.request import (
+    OPENAI,
+    GenerationRequest,
+    Hints,
+    Reasoning,
+    SamplingFields,
+    Tool,
+    ToolChoice,
+    hosted_name,
+)
+from headwater.actors.http.errors import ApiError, bad_request
+from headwater.schemas.inference import Guide
+
+TOOLS_MAX: Final = 1_024
+ToolName = Annotated[str, msgspec.Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+Callers = list[Literal["direct", "programmatic"]]
+
+
+class FunctionTool(msgspec.Struct, tag="function"):
+    """A function of the client. `parameters` is a JSON schema."""
+
+    name: ToolName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+    defer_loading: bool | None = None
+    allowed_callers: Callers | None = None
+
+
+class CustomToolFormat(msgspec.Struct):
+    """What the input of a custom tool must look like. A grammar is a part of the tool's description."""
+
+    type: Literal["text", "grammar"] = "text"
+    syntax: str | None = None
+    definition: str | None = None
+
+
+class CustomTool(msgspec.Struct, tag="custom"):
+    """A tool whose input is plain text. The model sees a function with one argument."""
+
+    name: ToolName
+    description: str | None = None
+    format: CustomToolFormat | None = None
+    defer_loading: bool | None = None
+    allowed_callers: Callers | None = None
+
+
+AnyTool = FunctionTool | CustomTool
+
+
+class Namespace(msgspec.Struct):
+    """Functions and custom tools that belong together, as those of a server of tools."""
+
+    name: ToolName
+    tools: list[dict[str, Any]]
+    description: str | None = None
+
+
+class OfferedTool(NamedTuple):
+    """A tool as the model sees it, under a name that no other has, and where its client has it."""
+
+    name: str
+    tool: AnyTool
+    namespace: str = ""
+
+
+class NamedChoice(msgspec.Struct):
+    """The model must call this tool."""
+
+    type: Literal["function", "custom"]
+    name: str
+    namespace: str | None = None
+
+
+class AllowedTools(msgspec.Struct):
+    """The model may call some of the tools only."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: list[dict[str, Any]]
+
+
+class ToolSet(NamedTuple):
+    """What the model gets. `custom`: names of the custom tools among `tools`. `echo`: the tools as responses show them.
+
+    `namespaces`: namespace and own name of those tools that are in one, by the name that the model sees. `omitted`: types of the tools that
+    are left out, as nothing here runs them.
+    """
+
+    tools: tuple[Tool, ...]
+    custom: frozenset[str]
+    choice: ToolChoice
+    echo: list[dict[str, Any]]
+    namespaces: Mapping[str, tuple[str, str]] = {}
+    omitted: tuple[str, ...] = ()
+
+
+def tools_of(given: list[dict[str, Any]] | None, choice: Any, *, parallel: bool) -> ToolSet:
+    """The request's tools, checked. Raises `ApiError` 400 naming the field."""
+    if len(given or ()) > TOOLS_MAX:
+        raise bad_request(f"At most {TOOLS_MAX} tools.", param="tools")
+    offered: list[OfferedTool] = []
+    echo: list[dict[str, Any]] = []
+    omitted: list[str] = []
+    for index, tool in enumerate(given or ()):
+        param = f"tools[{index}]"
+        if kind := hosted_name(tool, OPENAI):
+            omitted.append(kind)
+            echo.append(tool)
+        elif tool.get("type") == "namespace":
+            offered += _of_namespace(tool, param)
+            echo.append(tool)
+        else:
+            read = _read(tool, param)
+            offered.append(OfferedTool(read.name, read))
+            echo.append(_shown(read, tool))
+    names = [one.name for one in offered]
+    if len(set(names)) < len(names):
+        raise bad_request("Two tools have the same name.", param="tools")
+    wanted, allowed = _choice(choice, names)
+    return ToolSet(
+        tuple(_offered(one) for one in offered if allowed is None or one.name in allowed),
+        frozenset(one.name for one in offered if isinstance(one.tool, CustomTool)),
+        ToolChoice(wanted.mode, wanted.name, parallel),
+        echo,
+        {one.name: (one.namespace, one.tool.name) for one in offered if one.namespace},
+        tuple(omitted),
+    )
+
+
+def _of_namespace(given: dict[str, Any], param: str) -> list[OfferedTool]:
+    """Its tools, each with the namespace in its name; the first says what the namespace is."""
+    try:
+        space = msgspec.convert(given, Namespace)
+    except msgspec.ValidationError as error:
+        raise _invalid(error, param) from error
+    found: list[OfferedTool] = []
+    for number, one in enumerate(space.tools):
+        tool = _read(one, f"{param}.tools[{number}]")
+        if space.description and not found:
+            described = f"{space.description}\n{tool.description or ''}".rstrip()
+            tool = msgspec.structs.replace(tool, description=described)
+        found.append(OfferedTool(offered_name(space.name, tool.name), tool, space.name))
+    return found
+
+
+def _read(tool: dict[str, Any], param: str) -> AnyTool:
+    kind = tool.get("type")
+    if kind not in ("function", "custom"):
+        shown = repr(kind[:64]) if isinstance(kind, str) else "unknown"
+        raise bad_request(
+            f"{param}: tools of type {shown} are not served here; use type 'function', 'custom' or 'namespace'.",
+            param=f"{param}.type",
+        )
+    try:
+        read = cast(AnyTool, msgspec.convert(tool, AnyTool))
+    except msgspec.ValidationError as error:
+        raise _invalid(error, param) from error
+    if read.allowed_callers is not None and "direct" not in read.allowed_callers:
+        raise _unsupported(f"{param}.allowed_callers", "only the model itself calls tools here")
+    return read
+
+
+def _offered(one: OfferedTool) -> Tool:
+    tool = one.tool
+    if isinstance(tool, FunctionTool):
+        return Tool(one.name, tool.description or "", tool.parameters or {}, bool(tool.strict))
+    description = tool.description or ""
+    if tool.format is not None and tool.format.definition:
+        syntax = f" ({tool.format.syntax})" if tool.format.syntax else ""
+        description += f"\n\nThe input conforms to this grammar{syntax}:\n{tool.format.definition}"
+    schema = {
+        "type": "object",
+        "properties": {CUSTOM_INPUT: {"type": "string", "description": "the input, as plain text"}},
+        "required": [CUSTOM_INPUT],
+        "additionalProperties": False,
+    }
+    return Tool(one.name, description.strip(), schema)
+
+
+def _shown(tool: AnyTool, given: dict[str, Any]) -> dict[str, Any]:
+    if isinstance(tool, CustomTool):
+        return {key: value for key, value in given.items() if value is not None}
+    return {
+        "type": "function",
+        "name": tool.name,
+        "description": tool.description,
+        "parameters": tool.parameters,
+        "strict": tool.strict,
+    }
+
+
+def _choice(choice: Any, names: list[str]) -> tuple[ToolChoice, frozenset[str] | None]:
+    """The choice, and the names of the tools that remain, None for all."""
+    if choice is None:
+        return ToolChoice(), None
+    if isinstance(choice, str):
+        if choice not in ("none", "auto", "required"):
+            raise bad_request("tool_choice is none, auto, required or an object.", param="tool_choice")
+        if choice == "required" and not names:
+            raise bad_request("tool_choice is required, but there are no tools.", param="tool_choice")
+        return ToolChoice("none" if choice == "none" else _mode(choice)), None
+    kind = choice.get("type") if isinstance(choice, dict) else None
+    if kind == "allowed_tools":
+        allowed = _convert(choice, AllowedTools)
+        chosen = [_chosen(tool.get("namespace"), str(tool.get("name", ""))) for tool in allowed.tools]
+        _check_known(chosen, names)
+        return ToolChoice(_mode(allowed.mode)), frozenset(chosen)
+    if kind not in ("function", "custom"):
+        raise bad_request(
+            "tool_choice.type must be function, custom or allowed_tools; hosted tools are not served here.",
+            param="tool_choice.type",
+        )
+    named = _convert(choice, NamedChoice)
+    chosen_name = _chosen(named.namespace, named.name)
+    _check_known([chosen_name], names)
+    return ToolChoice("named", chosen_name), None
+
+
+def _chosen(namespace: str | None, name: str) -> str:
+    return offered_name(namespace, name) if namespace else name
+
+
+def _mode(word: str) -> Literal["auto", "required"]:
+    return "required" if word == "required" else "auto"
+
+
+def _convert(choice: Any, kind: type[Any]) -> Any:
+    try:
+        return msgspec.convert(choice, kind)
+    except msgspec.ValidationError as error:
+        raise _invalid(error, "tool_choice") from error
+
+
+def _check_known(chosen: list[str], names: list[str]) -> None:
+    for name in chosen:
+        if name not in names:
+            shown = name[:64] if re.fullmatch(r"[a-zA-Z0-9_-]+", name) else "that name"
+            raise bad_request(f"tool_choice names {shown}, which is not among tools.", param="tool_choice")
+
+
+def _invalid(error: msgspec.ValidationError, param: str) -> ApiError:
+    message, _, where = str(error).partition(" - at `$")
+    where = param + where.rstrip("`")
+    return bad_request(f"{message} (at {where})", param=where)
+
+
+def _unsupported(param: str, reason: str) -> ApiError:
+    return bad_request(f"{param} is not supported: {reason}.", param=param)
+
+
+ENDPOINT: Final = "responses"
+ID_PREFIX: Final = "resp_"
+
+
+def generation_request(
+    fields: CreateFields, history: Sequence[Item], items: Sequence[Item], id_: str, *, stream: bool
+) -> tuple[GenerationRequest, ToolSet]:
+    """The internal request, and its tools. `items` is the input, `history` comes before it.
+
+    `id_`: the response's id without its prefix. Raises `ApiError` 400 naming the field.
+    """
+    tools, turns, guide = _prompt(fields, history, items)
+    logprobs = (fields.top_logprobs or 0) if fields.includes(LOGPROBS) or fields.top_logprobs else None
+    request = GenerationRequest(
+        model=fields.model,
+        param="input",
+        endpoint=ENDPOINT,
+        id_prefix=ID_PREFIX,
+        id=id_,
+        messages=turns,
+        tools=tools.tools,
+        omitted_tools=tools.omitted,
+        tool_choice=tools.choice,
+        reasoning=Reasoning(effort=fields.reasoning.effort if fields.reasoning else None),
+        sampling=SamplingFields(
+            temperature=fields.temperature,
+            top_p=fields.top_p,
+            presence_penalty=fields.presence_penalty,
+            frequency_penalty=fields.frequency_penalty,
+            logprobs=logprobs,
+        ),
+        max_tokens=fields.max_output_tokens,
+        max_tokens_param="max_output_tokens",
+        logprobs_param="top_logprobs",
+        guide=guide,
+        guide_param="text.format" if guide else "",
+        stream=stream,
+        hints=Hints(
+            user=fields.user or fields.safety_identifier,
+            session=fields.prompt_cache_key or fields.conversation_id or None,
+            priority=fields.priority,
+            cache_salt=fields.cache_salt or "",
+        ),
+    )
+    return request, tools
+
+
+def count_request(fields: InputFields, history: Sequence[Item], items: Sequence[Item]) -> GenerationRequest:
+    """The internal request for counting the prompt's tokens. Raises `ApiError` 400."""
+    tools, turns, guide = _prompt(fields, history, items)
+    return GenerationRequest(
+        model=fields.model,
+        param="input",
+        endpoint=ENDPOINT,
+        messages=turns,
+        tools=tools.tools,
+        omitted_tools=tools.omitted,
+        tool_choice=tools.choice,
+        reasoning=Reasoning(effort=fields.reasoning.effort if fields.reasoning else None),
+        max_tokens=1,
+        guide=guide,
+        guide_param="text.format" if guide else "",
+    )
+
+
+def _prompt(
+    fields: InputFields, history: Sequence[Item], items: Sequence[Item]
+) -> tuple[ToolSet, tuple[Turn, ...], Guide | None]:
+    # A tool that is offered again, by a later item too, is the same one.
+    added = additional_tools([*history, *items])
+    given = [*(fields.tools or []), *(tool for tool in added if tool not in (fields.tools or []))]
+    tools = tools_of(
+        given if added else fields.tools, fields.tool_choice, parallel=fields.parallel_tool_calls is not False
+    )
+    earlier = turns_of(history, "previous_response_id", fields.instructions or "")
+    # A call of the earlier response and a text of the input are of different turns.
+    turns = earlier + turns_of(items, "input", earlier=history)
+    guide = guide_of(fields.text.format) if fields.text and fields.text.format else None
+    return tools, turns, guide
+
+
+def guide_of(wanted: TextFormat) -> Guide | None:
+    """Return what the answer must conform to, None for anything. Raises `ApiError` 400."""
+    if wanted.type == "text":
+        return None
+    if wanted.type == "json_object":
+        return Guide("json_object")
+    if wanted.name is None:
+        raise bad_request("text.format.name is missing.", param="text.format.name")
+    check_schema(wanted.json_schema, "text.format.schema")
+    # The schema is always enforced, with or without `strict`.
+    text = msgspec.json.encode(wanted.json_schema)
+    if len(text) > VALUE_BYTES_MAX:
+        raise too_large("text.format.schema")
+    return Guide("json_schema", text.decode())
+
+
+def keep_last(request: GenerationRequest, count: int) -> GenerationRequest:
+    """The request with the last `count` turns: see `truncated`."""
+    return msgspec.structs.replace(request, messages=truncated(request.messages, count))
+
+
+def truncated(turns: tuple[Turn, ...], count: int) -> tuple[Turn, ...]:
+    """System messages, and the last `count` other turns. Results of calls that were dropped go too."""
+    others = [turn for turn in turns if turn.role not in _KEPT]
+    kept = others[len(others) - min(count, len(others)) :]
+    while kept and kept[0].role == "tool":
+        kept.pop(0)
+    remaining = {id(turn) for turn in kept}
+    return tuple(turn for turn in turns if turn.role in _KEPT or id(turn) in remaining)
+
+
+_KEPT: Final = ("system", "developer")

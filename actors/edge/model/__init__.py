@@ -1,1 +1,0 @@
-"""A model at the edge: its card, tokenizer, chat template and stop strings."""

@@ -1,0 +1,118 @@
+"""`headwater trace REQUEST`: the trace of a request that the log still holds, printed or sent to a receiver."""
+
+import sys
+from collections.abc import Iterator
+
+import msgspec
+
+from headwater.ops.config.sections import NatsSettings, Receiver
+from headwater.ops.history.request_spans import Stamped
+from headwater.ops.history.trace_spans import (
+    OtlpSender,
+    Routing,
+    Trace,
+    TraceSpan,
+    Value,
+    need_opentelemetry,
+    spans_of,
+)
+from headwater.ops.nats.connect import choose_pool, operator_ports
+from headwater.ops.operator.explain import Account, account
+from headwater.ops.operator.log_reading import ID_FORM, check_id
+
+SHOWN = (
+    "headwater.attempt",
+    "headwater.log_position",
+    "headwater.position",
+    "headwater.cached_blocks",
+    "headwater.cost_margin",
+    "headwater.cached_tokens",
+    "headwater.waited_ms",
+    "headwater.handoff",
+    "headwater.outcome",
+    "headwater.migrations",
+    "gen_ai.usage.input_tokens",
+    "gen_ai.usage.output_tokens",
+)
+"""Attributes that a line for people has."""
+
+
+async def trace(
+    nats: NatsSettings, pool: str, request: str, receiver: Receiver | None, *, as_json: bool
+) -> int:
+    """Print the trace of a request, or send it. 1 if the log has none, or the receiver did not take it."""
+    check_id(request)
+    if receiver is not None:
+        need_opentelemetry()
+    async with operator_ports(nats, "trace") as ports:
+        found = await account(ports, await choose_pool(ports, pool), request)
+        made = trace_of(request, found)
+    if made is None:
+        print(
+            f"no events of {request} in the request log; {ID_FORM}",
+            file=sys.stderr,
+        )
+        return 1
+    if as_json:
+        print(msgspec.json.encode({"trace": made.trace, "state": made.state, "spans": made.spans}).decode())
+    elif receiver is None:
+        print("\n".join(lines_of(made)))
+    return _send(made, receiver, ports.ns) if receiver is not None else 0
+
+
+def trace_of(request: str, found: Account) -> Trace | None:
+    """The trace of a request from what the logs have of it; None if that is nothing."""
+    if not found.life:
+        return None
+    events = [Stamped(one.stored_ns, one.position, one.event) for one in found.life]
+    made = [Routing(one.router[0], one.position, one.decision) for one in found.decisions]
+    return spans_of(request, found.life[0].edge, events, made)
+
+
+def _send(made: Trace, receiver: Receiver, ns: str) -> int:
+    sender = OtlpSender(receiver, ns)
+    try:
+        failure = sender.send(sender.spans([made]))
+    finally:
+        sender.close()
+    where = f"{receiver.endpoint} ({receiver.protocol})"
+    if failure:
+        print(f"headwater: the trace was not sent to {where}: {failure}", file=sys.stderr)
+        return 1
+    print(f"sent trace {made.trace}, {len(made.spans)} spans, to {where}", file=sys.stderr)
+    return 0
+
+
+def lines_of(made: Trace) -> Iterator[str]:
+    """The spans as a tree for people: since when, how long, what, in which process."""
+    first_ns = made.spans[0].start_ns
+    below: dict[str, list[TraceSpan]] = {}
+    for span in made.spans:
+        below.setdefault(span.parent, []).append(span)
+    yield f"trace {made.trace}, {len(made.spans)} spans; times in ms"
+    before = f"{made.spans[0].attributes['headwater.request']}-"
+
+    def lines(span: TraceSpan, depth: int) -> Iterator[str]:
+        began, took = (span.start_ns - first_ns) / 1e6, (span.end_ns - span.start_ns) / 1e6
+        about = ", ".join(
+            f"{name.rpartition('.')[2]} {_text(span.attributes[name]).removeprefix(before)}"
+            for name in SHOWN
+            if name in span.attributes
+        )
+        failed = f"; failed: {span.error}" if span.error else ""
+        name = f"{'  ' * depth}{span.name}"
+        where = f"{span.service} {span.instance}"
+        yield f"{began:10.3f} {took:10.3f}  {name:28} {where:18} {about}{failed}".rstrip()
+        for one in sorted(below.get(span.span, ()), key=lambda one: (one.start_ns, -one.end_ns)):
+            yield from lines(one, depth + 1)
+
+    yield from lines(made.spans[0], 0)
+    for event in made.spans[0].events:
+        about = ", ".join(
+            f"{name.rpartition('.')[2]} {_text(value)}" for name, value in event.attributes.items()
+        )
+        yield f"{(event.time_ns - first_ns) / 1e6:10.3f} {'':10}  {event.name}: {about}"
+
+
+def _text(value: Value) -> str:
+    return " ".join(value) if isinstance(value, list) else str(value)

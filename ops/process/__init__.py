@@ -1,1 +1,0 @@
-"""One Headwater process: signals, logging, metrics, sockets, and its actor."""

@@ -1,1 +1,0 @@
-"""Traces of requests for OpenTelemetry's receivers: afterwards from the log, and while a fleet runs."""

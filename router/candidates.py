@@ -1,0 +1,588 @@
+"""Candidates: each worker that passes the filters, with the work that the request would add and its cost.
+
+A pool with prefill workers offers two ways. Remote prefill (leg "prefill") costs computing the prompt there, transferring what
+the cheapest decode worker lacks, and that worker's memory. Aggregated (leg "") computes the prompt where it is
+decoded, which delays the requests decoding there. An engine that only serves legs is offered for remote prefill only.
+
+All workers are scored at once, as arrays (`cost.score_workers`). Tests compare the outcome with a plain implementation, bit for bit.
+
+All filters but the last test what workers have in common with others (`Traits`), so that a decision tests each kind of worker once. The last
+leaves out incarnations by name.
+
+An engine of a weighted pool, and a revision or a policy of a split one, is drawn by weighted rendezvous hashing: each gets a time
+from an exponential distribution with its weight as the rate, seeded by its name and by the request, and the earliest one is drawn.
+So each is drawn in proportion to its weight; the requests of one session, or else of one conversation, always draw the same; a
+change of weights moves only the sessions that it has to move; and where no worker of the drawn engine may take the request, the
+order of the others is fixed too.
+
+A request for a given worker or engine draws no engine, nor does a decode leg: its prefill leg has drawn. Nor do images for encode
+workers: what the serving worker can read decides. The same holds for revisions. Those without a share come last: a pool whose workers
+are all of other revisions than its split names still serves.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from functools import partial
+from hashlib import blake2b
+from typing import Final, NamedTuple, overload
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from headwater.router import cost
+from headwater.router import cost as decision_cost
+from headwater.router.columns import F64, I64, PLACEMENTS_MAX, Flags, WorkerColumns
+from headwater.router.context import ScoringContext
+from headwater.router.load import Loads
+from headwater.router.worker import Traits, Worker
+from headwater.schemas.events import LORA_ON_DEMAND
+from headwater.schemas.inference import Leg
+from headwater.schemas.routing import Candidate, Constraints, Draw, Preferences
+
+
+class Filter(NamedTuple):
+    """`keeps` tests one kind of worker; `reason` completes "none of the workers …". Skipped for requests it does not apply to."""
+
+    name: str
+    applies: Callable[[Constraints], bool]
+    keeps: Callable[[Traits, Constraints], bool]
+    reason: Callable[[Constraints], str]
+
+
+def _has_capabilities(worker: Traits, wanted: Constraints) -> bool:
+    # A worker that published no capabilities passes: its engine refuses what it cannot do.
+    return not worker.capabilities or all(need in worker.capabilities for need in wanted.needs)
+
+
+def _serves_lora(worker: Traits, wanted: Constraints) -> bool:
+    loadable = worker.lora_slots > 0 and LORA_ON_DEMAND in worker.capabilities
+    return wanted.lora_name in worker.loras or loadable
+
+
+def _can_continue(worker: Traits, wanted: Constraints) -> bool:
+    return worker.role != "prefill" and worker.pairs_with == wanted.pairs_with
+
+
+FILTERS: Final[tuple[Filter, ...]] = (
+    Filter(
+        "capability",
+        lambda wanted: bool(wanted.needs),
+        _has_capabilities,
+        lambda wanted: f"supports {', '.join(wanted.needs)}",
+    ),
+    Filter(
+        "encode",
+        lambda wanted: "encode" not in wanted.needs,
+        lambda worker, wanted: worker.role != "encode",
+        lambda wanted: "generates (all only encode media)",
+    ),
+    Filter(
+        "embeddings",
+        lambda wanted: "encode" in wanted.needs and bool(wanted.pairs_with),
+        lambda worker, wanted: worker.pairs_with == wanted.pairs_with,
+        lambda wanted: f"computes embeddings of the format {wanted.pairs_with}",
+    ),
+    Filter(
+        "lora",
+        lambda wanted: bool(wanted.lora_name),
+        _serves_lora,
+        lambda wanted: f"has LoRA adapter {wanted.lora_name} or can load it",
+    ),
+    Filter(
+        "tier",
+        lambda wanted: bool(wanted.tier),
+        lambda worker, wanted: worker.tier == wanted.tier,
+        lambda wanted: f"is of tier {wanted.tier}",
+    ),
+    Filter(
+        "engine",
+        lambda wanted: bool(wanted.engine),
+        lambda worker, wanted: worker.engine == wanted.engine,
+        lambda wanted: f"runs {wanted.engine}",
+    ),
+    Filter(
+        "revision",
+        lambda wanted: bool(wanted.revision),
+        lambda worker, wanted: worker.revision == wanted.revision,
+        lambda wanted: f"is of revision {wanted.revision}",
+    ),
+    Filter(
+        "taint",
+        lambda wanted: True,
+        lambda worker, wanted: not worker.taints or set(worker.taints) <= set(wanted.tolerates),
+        lambda wanted: "is free of taints that the request does not tolerate",
+    ),
+    Filter(
+        "tokenizer",
+        lambda wanted: bool(wanted.tokenizer),
+        # A worker of a release that published none passes.
+        lambda worker, wanted: worker.tokenizer in ("", wanted.tokenizer),
+        lambda wanted: "has the tokenizer of the answer so far, so none can continue it",
+    ),
+    Filter(
+        "media processor",
+        lambda wanted: bool(wanted.media_processor),
+        # A worker of a release that published none passes.
+        lambda worker, wanted: worker.media_processor in ("", wanted.media_processor),
+        lambda wanted: "processes media with the settings of the model card (restart those with other ones)",
+    ),
+    Filter(
+        "role",
+        lambda wanted: wanted.leg == "decode",
+        _can_continue,
+        lambda wanted: "can decode a prompt prefilled there",
+    ),
+    Filter(
+        "state",
+        lambda wanted: True,
+        lambda worker, wanted: worker.takes_requests,
+        lambda wanted: "takes requests (all are draining, paused or asleep)",
+    ),
+)
+"""Permanent reasons come before passing ones: they are the more useful error."""
+
+
+EXCLUDED_REASON: Final = "has not just failed this request"
+
+
+def allows(traits: Traits, wanted: Constraints) -> bool:
+    """Does a worker with these traits pass all filters, unless it is excluded by name?"""
+    return all(filter.keeps(traits, wanted) for filter in FILTERS if filter.applies(wanted))
+
+
+def _passes(filter: Filter, wanted: Constraints, worker: Worker) -> bool:
+    return filter.keeps(worker.traits, wanted)
+
+
+def _steps(wanted: Constraints) -> Iterator[tuple[str, Callable[[Worker], bool]]]:
+    """(reason, test) of each filter that applies."""
+    for filter in FILTERS:
+        if filter.applies(wanted):
+            yield filter.reason(wanted), partial(_passes, filter, wanted)
+    if wanted.exclude:
+        yield EXCLUDED_REASON, lambda worker: f"{worker.name}.{worker.epoch}" not in wanted.exclude
+
+
+def explain_no_worker(workers: Sequence[Worker], wanted: Constraints) -> str:
+    """The error for a request that no worker may take: the first filter that leaves none."""
+    if not workers:
+        return "no worker has joined this pool"
+    if wanted.pinned and wanted.pinned not in {worker.name for worker in workers}:
+        return f"worker {wanted.pinned} is not in this pool"
+    left = list(workers)
+    for reason, keeps in _steps(wanted):
+        passed = [worker for worker in left if keeps(worker)]
+        if not passed:
+            rest = "" if len(left) == len(workers) else f" left of {len(workers)}"
+            return f"none of the {len(left)} workers{rest} {reason}"
+        left = passed
+    if wanted.pinned:
+        left = [worker for worker in left if worker.name == wanted.pinned]
+    if left and not any(worker.serves_whole for worker in left):
+        return _explain_split(left, wanted)
+    return f"none of the {len(workers)} workers may take the request"
+
+
+def _explain_split(workers: Sequence[Worker], wanted: Constraints) -> str:
+    """Workers that only serve the legs of split requests passed the filters, and no two of them make a pair."""
+    roles = {worker.role for worker in workers}
+    if wanted.pinned and "prefill" not in roles:
+        return f"worker {wanted.pinned} only decodes prompts that another worker prefilled"
+    missing = next((role for role in ("prefill", "decode") if role not in roles), "")
+    needed = f"a {missing} worker" if missing else "a prefill and a decode worker that can exchange KV"
+    return f"the engines of this pool serve only split requests: it needs {needed}"
+
+
+# Engine weights: which engine serves a request of a pool whose engines an operator has weighted.
+
+
+def find_invalid_weight(weights: Mapping[str, float], workers: Sequence[Worker]) -> str:
+    """Why an operator's weights cannot be set for these workers, or ""."""
+    engines = {worker.engine: False for worker in workers}
+    for worker in workers:
+        engines[worker.engine] |= worker.takes_requests
+    for engine, weight in sorted(weights.items()):
+        if engine not in engines:
+            present = ", ".join(sorted(engines)) or "none"
+            return f"no worker of this pool runs engine {engine!r}; its engines are: {present}"
+        if not (math.isfinite(weight) and weight >= 0):
+            return f"the weight of {engine} is {weight:g}: it must be a finite number, and not negative"
+    positive = sorted(engine for engine, weight in weights.items() if weight > 0)
+    if not positive:
+        return "every weight is 0, so no engine would get a request: give one of them a greater weight"
+    if not any(engines[engine] for engine in positive):
+        return (
+            f"no worker of {' or '.join(positive)} takes requests (draining, paused or asleep), "
+            "so no request could be served"
+        )
+    return ""
+
+
+def weights_for(loads: Loads, wanted: Constraints) -> Mapping[str, float]:
+    """The weights by which a request draws its engine; empty where it draws none."""
+    is_image = "encode" in wanted.needs and wanted.pairs_with
+    drawn = wanted.pinned or wanted.engine or wanted.leg == "decode" or is_image
+    return {} if drawn else loads.engine_weights
+
+
+def revision_shares_for(loads: Loads, wanted: Constraints) -> Mapping[str, float]:
+    """The shares by which a request draws the revision of its worker; empty where it draws none."""
+    is_image = "encode" in wanted.needs and wanted.pairs_with
+    drawn = wanted.pinned or wanted.revision or wanted.leg == "decode" or is_image
+    return {} if drawn else loads.shares("revision")
+
+
+def weighted_workers(loads: Loads, wanted: Constraints) -> list[Worker]:
+    """The workers, by name, without those whose engine or revision may get no new request."""
+    weights, shares = weights_for(loads, wanted), revision_shares_for(loads, wanted)
+    workers = [worker for _, worker in sorted(loads.workers.items())]
+    if weights:
+        workers = [one for one in workers if weights.get(one.engine, 0.0) > 0]
+    return [one for one in workers if shares.get(one.revision, 1.0) > 0] if shares else workers
+
+
+def drawing_key(preferences: Preferences, seed: int) -> str:
+    """What decides a request's draws: its session, or else its conversation, or else its seed."""
+    if preferences.session:
+        return f"session {preferences.session}"
+    return f"conversation {preferences.conversation}" if preferences.conversation else f"seed {seed}"
+
+
+def order_by_draw(weights: Mapping[str, float], key: str) -> list[str]:
+    """Names with a weight above 0: the one that `key` draws, then the others in the order in which they replace it."""
+    return sorted(
+        (name for name, weight in weights.items() if weight > 0),
+        key=lambda name: (_arrival(name, key) / weights[name], name),
+    )
+
+
+def _arrival(name: str, key: str) -> float:
+    """A draw from the exponential distribution of rate 1."""
+    digest = blake2b(name.encode(), key=blake2b(key.encode()).digest(), digest_size=8).digest()
+    return -math.log((int.from_bytes(digest, "little") + 0.5) / 2**64)
+
+
+def draw_engine(loads: Loads, wanted: Constraints, key: str, capable: Callable[[], Set[str]]) -> Draw | None:
+    """The draw for a request whose candidates run the engines `capable`, one at least; None where it draws none."""
+    weights = weights_for(loads, wanted)
+    if not weights:
+        return None
+    order, engines = order_by_draw(weights, key), capable()
+    used = next(engine for engine in order if engine in engines)
+    return _drawn(weights, order[0], used, lambda: _explain_no_engine(loads, wanted, order[0]))
+
+
+def draw_revision(
+    loads: Loads, wanted: Constraints, key: str, capable: Callable[[], Set[str]]
+) -> Draw | None:
+    """The draw for a request whose candidates are of the revisions `capable`, one at least; None where it draws none."""
+    shares = revision_shares_for(loads, wanted)
+    if not shares:
+        return None
+    revisions = capable()
+    listed = order_by_draw(shares, key)
+    unlisted = order_by_draw(dict.fromkeys(sorted(revisions - shares.keys()), 1.0), key)
+    order = [*listed, *unlisted]
+    used = next(revision for revision in order if revision in revisions)
+    return _drawn(shares, order[0], used, lambda: _explain_no_revision(loads, wanted, order[0]))
+
+
+def draw_policy(loads: Loads, key: str, known: Set[str]) -> Draw | None:
+    """The draw of a query that states no policy, among the policies that this release has; None without a split, or with none of them."""
+    shares = loads.shares("policy")
+    order = order_by_draw(shares, key)
+    used = next((policy for policy in order if policy in known), None)
+    if used is None:
+        return None
+    return _drawn(shares, order[0], used, lambda: f"this release has no policy {order[0]}")
+
+
+def _drawn(weights: Mapping[str, float], drawn: str, used: str, explain: Callable[[], str]) -> Draw:
+    return Draw(tuple(sorted(weights.items())), drawn, used, "" if used == drawn else explain())
+
+
+def _explain_no_engine(loads: Loads, wanted: Constraints, engine: str) -> str:
+    workers = [worker for _, worker in sorted(loads.workers.items()) if worker.engine == engine]
+    return explain_no_worker(workers, wanted) if workers else f"no worker of {engine} is in the pool"
+
+
+def _explain_no_revision(loads: Loads, wanted: Constraints, revision: str) -> str:
+    workers = [worker for _, worker in sorted(loads.workers.items()) if worker.revision == revision]
+    if not workers:
+        return f"no worker of revision {revision} is in the pool"
+    reason = explain_no_worker(workers, wanted)
+    # With engine weights, the engine was drawn before: its workers are of other revisions.
+    return (
+        reason if not wanted.exclude and not loads.engine_weights else f"{reason}, or runs the drawn engine"
+    )
+
+
+def explain_weights(loads: Loads, wanted: Constraints) -> str:
+    """Why no worker is left of a pool that has some: the weights name none of its engines, or the split gives its revisions nothing."""
+    engines, revisions = weights_for(loads, wanted), revision_shares_for(loads, wanted)
+    count = len(loads.workers)
+    if engines and not any(engines.get(one.engine, 0.0) > 0 for one in loads.workers.values()):
+        weights = ", ".join(f"{engine}={weight:g}" for engine, weight in sorted(engines.items()))
+        return f"none of the {count} workers runs an engine with a weight above 0 ({weights})"
+    shares = ", ".join(f"{revision}={share:g}" for revision, share in sorted(revisions.items()))
+    return (
+        f"none of the {count} workers is of a revision that may get requests ({shares}): start workers of another one, "
+        "or change the shares with `headwater switch`"
+    )
+
+
+# Candidates.
+
+_LEGS: Final[tuple[Leg, ...]] = ("", "", "prefill", "decode")
+"""The leg of each kind of work: `cost.NO_CANDIDATE`, `WHOLE`, `PREFILL`, `DECODE`."""
+
+
+class Candidates(Sequence[Candidate]):
+    """Scored candidates in order of worker names. Each is built when it is asked for; the arrays hold a value for every worker.
+
+    `rows` are the candidates' rows in the arrays: the workers of the fold as it was, so use them before it changes. `excluded` are
+    those of workers that the query left out by name; `mixed`: some would serve the whole request, others a leg of it. `spare`, 0 to 1,
+    is how idle the workers are that pass the filters.
+    """
+
+    def __init__(
+        self,
+        workers: Sequence[Worker],
+        counts: I64,
+        costs: F64,
+        rows: I64,
+        *,
+        mixed: bool = False,
+        excluded: Sequence[int] = (),
+        spare: float = 0.0,
+    ) -> None:
+        self._workers = workers
+        self._counts = counts
+        self._costs = costs
+        self.rows = rows
+        self.mixed = mixed
+        self.excluded = excluded
+        self.spare = spare
+        self.scores: F64 = costs[rows, decision_cost.SCORE]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @overload
+    def __getitem__(self, at: int) -> Candidate: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[Candidate]: ...
+    def __getitem__(self, at: int | slice) -> Candidate | list[Candidate]:
+        if isinstance(at, slice):
+            return self._built(self.rows[at])
+        return self._at(int(self.rows[at]))
+
+    def _at(self, row: int) -> Candidate:
+        return _candidate(self._workers[row], self._counts[row].tolist(), self._costs[row].tolist())
+
+    def __iter__(self) -> Iterator[Candidate]:
+        return iter(self._built(self.rows))
+
+    def at(self, places: Sequence[int]) -> list[Candidate]:
+        """Return the candidates at some places, which is faster than one by one."""
+        return self._built(self.rows[places])
+
+    def _built(self, rows: I64) -> list[Candidate]:
+        columns = zip(self._counts[rows].tolist(), self._costs[rows].tolist(), strict=True)
+        return [_candidate(self._workers[row], *one) for row, one in zip(rows.tolist(), columns, strict=True)]
+
+    def worker_of(self, at: int) -> Worker:
+        """The worker of a candidate."""
+        return self._workers[int(self.rows[at])]
+
+    def quantity(self, which: int) -> I64:
+        """One of the `counts` of `cost.score_workers`, for each candidate."""
+        found: I64 = self._counts[self.rows, which]
+        return found
+
+    def times(self, which: int) -> F64:
+        """One of the `costs` of `cost.score_workers`, for each candidate."""
+        found: F64 = self._costs[self.rows, which]
+        return found
+
+    def engines(self) -> set[str]:
+        """The engines that they run."""
+        return {self._workers[row].engine for row in self.rows.tolist()}
+
+    def of_engine(self, engine: str) -> "Candidates":
+        """Return the candidates that run an engine."""
+        return self.only(
+            np.array([self._workers[row].engine == engine for row in self.rows.tolist()], np.bool_)
+        )
+
+    def revisions(self) -> set[str]:
+        """Their revisions."""
+        return {self._workers[row].revision for row in self.rows.tolist()}
+
+    def of_revision(self, revision: str) -> "Candidates":
+        """Return the candidates of a revision."""
+        return self.only(
+            np.array([self._workers[row].revision == revision for row in self.rows.tolist()], np.bool_)
+        )
+
+    def only(self, places: NDArray[np.bool_]) -> "Candidates":
+        """Return the candidates at which `places` is true."""
+        return Candidates(self._workers, self._counts, self._costs, self.rows[places], mixed=self.mixed)
+
+
+def _candidate(worker: Worker, counts: list[int], costs: list[float]) -> Candidate:
+    """Return a candidate from a worker's row of each array."""
+    leg, cached, lower, tokens, blocks, requests, assumed, loads = counts
+    score, queue_ms, prefill_ms, transfer_ms, itl_ms = costs
+    return Candidate(
+        worker.name,
+        worker.epoch,
+        cached,
+        lower,
+        tokens,
+        blocks,
+        requests,
+        score,
+        _LEGS[leg],
+        bool(loads),
+        assumed,
+        queue_ms,
+        prefill_ms,
+        transfer_ms,
+        itl_ms,
+    )
+
+
+def score_candidates(scoring: ScoringContext) -> Candidates:
+    """All candidates of the query, ordered by worker name. A pinned worker is offered for the whole request only."""
+    wanted, weights, columns = scoring.constraints, scoring.weights, scoring.loads.columns
+    columns.refresh_at(scoring.context.wall_ns)
+    count = len(columns.names)
+    counts: I64 = np.empty((count, 8), np.int64)
+    costs: F64 = np.empty((count, 5))
+    excluded = _excluded(columns, wanted)
+    split = scoring.context.algorithm > 1
+    shares = revision_shares_for(scoring.loads, wanted) if split else {}
+    allowed, changes = _allowed(columns, wanted, weights_for(scoring.loads, wanted), shares)
+    if excluded:
+        allowed[excluded] = 0
+    whole, legs, spare = cost.score_workers(
+        columns.table if split else columns.without_revisions(),
+        columns.queues,
+        (columns.classes, columns.lengths, columns.times),
+        allowed,
+        changes,
+        _slots(scoring, columns),
+        _credited(scoring, columns),
+        scoring.depths,
+        decision_cost.Asked(
+            scoring.query.prompt_tokens,
+            scoring.context.wall_ns,
+            columns.rows.get(wanted.pinned, -2) if wanted.pinned else -1,
+            wanted.leg == "decode",
+            weights.estimate,
+        ),
+        decision_cost.cost_weights(weights),
+        counts,
+        costs,
+    )
+    rows = counts[:, decision_cost.LEG].nonzero()[0]
+    return Candidates(
+        columns.workers,
+        counts,
+        costs,
+        rows,
+        mixed=bool(whole and legs),
+        excluded=excluded,
+        spare=float(spare),
+    )
+
+
+def select_legs(scoring: ScoringContext, candidates: Candidates) -> Candidates:
+    """The candidates that the policy picks from: a prompt with few uncached tokens is always prefilled where it is decoded."""
+    if not candidates.mixed:
+        return candidates
+    whole = candidates.quantity(decision_cost.LEG) == decision_cost.WHOLE
+    count = int(whole.sum())
+    if not count or count == len(candidates):
+        return candidates
+    aggregated = candidates.only(whole)
+    at = int(aggregated.scores.argmin())
+    cheapest = aggregated[at]
+    cached = (cheapest.cached_blocks + cheapest.lower_blocks) * aggregated.worker_of(at).block_size
+    if scoring.query.prompt_tokens - cached <= scoring.weights.local_tokens:
+        return aggregated
+    return candidates.only(~whole) if scoring.weights.apart else candidates
+
+
+def _allowed(
+    columns: WorkerColumns,
+    wanted: Constraints,
+    engine_weights: Mapping[str, float],
+    revision_shares: Mapping[str, float],
+) -> tuple[Flags, F64]:
+    """Return which workers pass the filters, and how many slots of LoRA adapters each must change.
+
+    With `engine_weights`, an engine without one may get no request, and with `revision_shares` a revision with the share 0.
+    """
+    shared = (
+        msgspec.structs.replace(wanted, exclude=(), pinned="") if wanted.exclude or wanted.pinned else wanted
+    )
+    known = columns.placements.get(shared)
+    if known is None:
+        known = (
+            np.array([allows(traits, shared) for traits in columns.kinds], np.uint8),
+            np.array([_slot_changes(traits, shared.lora_name) for traits in columns.kinds], np.float64),
+        )
+        if len(columns.placements) >= PLACEMENTS_MAX:
+            columns.placements.clear()
+        columns.placements[shared] = known
+    kinds = columns.table["kind"]
+    passing = known[0]
+    if engine_weights:
+        weighted = [engine_weights.get(traits.engine, 0.0) > 0 for traits in columns.kinds]
+        passing = passing & np.array(weighted, np.uint8)
+    if revision_shares:
+        shared_in = [revision_shares.get(traits.revision, 1.0) > 0 for traits in columns.kinds]
+        passing = passing & np.array(shared_in, np.uint8)
+    allowed: Flags = passing[kinds]
+    return allowed, known[1][kinds]
+
+
+def _excluded(columns: WorkerColumns, wanted: Constraints) -> list[int]:
+    """The rows of the workers that the query leaves out by name, each once: the edge may name one that is saturated as well."""
+    rows: dict[int, None] = {}
+    for incarnation in wanted.exclude:
+        name, _, epoch = incarnation.rpartition(".")
+        row = columns.rows.get(name)
+        if row is not None and str(columns.workers[row].epoch) == epoch:
+            rows[row] = None
+    return list(rows)
+
+
+def _slot_changes(traits: Traits, lora_name: str) -> int:
+    if not lora_name or lora_name in traits.loras:
+        return 0
+    # With all slots taken, another adapter must be unloaded first.
+    return 2 if len(traits.loras) >= traits.lora_slots else 1
+
+
+def _slots(scoring: ScoringContext, columns: WorkerColumns) -> I64:
+    """The row of `scoring.depths` of each worker; -1 for one whose cache is unknown."""
+    slots = columns.slots(scoring.prefixes)
+    if not scoring.cold:
+        return slots
+    slots = slots.copy()
+    slots[[columns.rows[name] for name in scoring.cold if name in columns.rows]] = -1
+    return slots
+
+
+def _credited(scoring: ScoringContext, columns: WorkerColumns) -> I64:
+    """Return how many leading blocks each worker is expected to hold by now."""
+    found: I64 = np.zeros(len(columns.names), np.int64)
+    for name, blocks in scoring.credited.items():
+        row = columns.rows.get(name)
+        if row is not None:
+            found[row] = blocks
+    return found

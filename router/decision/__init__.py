@@ -1,1 +1,0 @@
-"""One routing decision: filters, scorer, picker."""

@@ -1,1 +1,0 @@
-"""Admission queue (flow control): saturation, fairness between tenants, order of bursts."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from prometheus_client import REGISTRY, Counter, Gauge, Histogram
 from prometheus_client.metrics import MetricWrapperBase
 
-from headwater.engines import traits as engine_metrics
+from headwater.engines import traits
 
 if TYPE_CHECKING:
     # It loads the router's kernels, which edges and workers do not use.
@@ -507,7 +507,7 @@ TENANTS: Final = TenantMetrics()
 # Metrics of workers, computed from their statistics (`actors.worker.inflight`) on each scrape.
 
 WORKER_GAUGES: Final = {
-    **engine_metrics.FROM_LOAD,
+    **traits.FROM_LOAD,
     "handoffs_held": (
         "headwater_worker_held_handoffs",
         "Prefilled prompts whose KV is kept for another worker",
@@ -577,9 +577,9 @@ def table() -> Iterator[MetricRow]:
         yield MetricRow(name, "gauge", ("worker",), text)
     for name, text in WORKER_COUNTERS.values():
         yield MetricRow(name, "counter", ("worker",), text)
-    for one in engine_metrics.COMMON_METRICS:
+    for one in traits.COMMON_METRICS:
         suffix = "_total" if one.kind == "counter" else ""
-        yield MetricRow(engine_metrics.PREFIX + one.name + suffix, one.kind, (), one.help)
+        yield MetricRow(traits.PREFIX + one.name + suffix, one.kind, (), one.help)
 
 
 __all__ = ["REGISTRY", "RouterMetrics", "ShadowMetrics"]

@@ -517,6 +517,8 @@ def guide_text(guide: Guide) -> str:
     return guide.value
 
 
+# Parameters of a hand-off, sealed to their prompt.
+
 CHECKSUM_BYTES = 8
 
 

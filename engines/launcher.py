@@ -1,7 +1,7 @@
 """What the start of workers asks of an engine, and which of its releases are known, with their published vulnerabilities.
 
-An engine's package answers with a subclass of `EngineLauncher`, which its traits name.
-Nothing here imports the engine itself before `make`, `run_follower` or `import_once`.
+An engine's package answers with a subclass of `EngineLauncher`, which its traits name. Nothing here imports the engine itself before `make`,
+`run_follower` or `import_once`.
 """
 
 import contextlib
@@ -229,7 +229,7 @@ class EngineLauncher(Generic[OptionsT]):
         return None
 
     def run_follower(self, worker: WorkerSpec) -> None:
-        """Run as a `follower` until a signal, or until its leader ends."""
+        """Run as a `follower` until its leader ends. Raises `EngineInterrupted` after a signal."""
         raise NotImplementedError
 
     def node_arguments(self, nodes: int, rank: int, leader: str, port: int) -> list[str]:

@@ -122,6 +122,8 @@ class EngineTraits(NamedTuple):
     environment: EngineEnvironment | None = None
 
 
+# Default limits of adapters and embeddings.
+
 LORA_MIB: Final = 4_096
 """Largest adapter."""
 
@@ -135,6 +137,8 @@ LORA_FETCH_S: Final = 600.0
 EMBEDDINGS_MIB: Final = 256
 """Room of one worker for embeddings of images, in MiB."""
 
+
+# Metrics of engines under one set of names.
 
 PREFIX: Final = "headwater_engine_"
 
@@ -173,6 +177,9 @@ FROM_LOAD: Final = {
     "total_blocks": (PREFIX + "total_blocks", "KV blocks in total"),
 }
 """(name, help) of what a worker reads of every engine (`Engine.load`), by its statistic."""
+
+
+# Spans that engines make themselves.
 
 
 class EngineTraces(NamedTuple):

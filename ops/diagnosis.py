@@ -1,4 +1,9 @@
-"""Everything that `headwater doctor` can find (what is checked, where the fact comes from, and the remedy), and the checks that processes make themselves when they start: room on disks, and why an engine did not start, by its log."""
+"""What can be wrong with a fleet, in one table: what `headwater doctor` checks, where the fact comes from, and the remedy.
+
+Processes make some of these checks themselves when they start, and log what they find: room on the disks of folders, and why an engine did
+not start, by what it said (pure). Engines print hundreds of lines after the cause, and the last one is seldom it. The patterns are
+words of vLLM, SGLang, TensorRT-LLM, torch, NCCL and the connectors, as their users report them.
+"""
 
 import re
 import shutil
@@ -24,6 +29,8 @@ class Kind(NamedTuple):
     start: str = ""
 
 
+# Where facts come from.
+
 INFO: Final = "the server's greeting"
 MONITOR: Final = "the server's monitoring port"
 STREAM_INFO: Final = "STREAM.INFO of each stream"
@@ -38,6 +45,8 @@ ACCOUNT: Final = "the server's account information"
 OBJECTS: Final = "the object store"
 API_KEYS: Final = "the table of API keys"
 SOCKETS: Final = "the sockets of this machine"
+
+# Which start reports a finding too.
 
 EACH: Final = "each process"
 ENGINES: Final = "`engine`, when its engine fails"
@@ -298,7 +307,7 @@ KINDS: Final[dict[str, Kind]] = {
         "error",
         "workers with a role have a partner of the other role that takes their KV",
         FOLD,
-        "start a worker of the other role with the same engine, version, model, --dtype and --block-size and a connector that hands over "
+        "start a worker of the other role with the same engine, version, model, dtype and --block-size and a connector that hands over "
         "(vLLM: --connector nixl)",
         "`up`, `engine`",
     ),
@@ -373,7 +382,10 @@ def finding(
 _log = structlog.get_logger("headwater.diagnosis")
 
 
-def report(found: Iterable[Finding]) -> None:
+# Checks that processes make.
+
+
+def log_findings(found: Iterable[Finding]) -> None:
     """Log each finding, with its remedy: as `headwater doctor` names it, too."""
     for one in found:
         log = _log.error if one.severity == "error" else _log.warning
@@ -441,7 +453,7 @@ _PATTERNS: Final[Sequence[tuple[str, str]]] = (
 )
 
 
-def explain(text: str, about: str) -> list[Finding]:
+def explain_engine_log(text: str, about: str) -> list[Finding]:
     """What a log or the reason of a failure says of its cause: the first of each kind."""
     found = []
     for kind, pattern in _PATTERNS:

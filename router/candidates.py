@@ -31,7 +31,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headwater.router import cost
-from headwater.router import cost as decision_cost
 from headwater.router.columns import F64, I64, PLACEMENTS_MAX, Flags, WorkerColumns
 from headwater.router.context import ScoringContext
 from headwater.router.load import Loads
@@ -364,7 +363,7 @@ class Candidates(Sequence[Candidate]):
         self.mixed = mixed
         self.excluded = excluded
         self.spare = spare
-        self.scores: F64 = costs[rows, decision_cost.SCORE]
+        self.scores: F64 = costs[rows, cost.SCORE]
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -476,18 +475,18 @@ def score_candidates(scoring: ScoringContext) -> Candidates:
         _slots(scoring, columns),
         _credited(scoring, columns),
         scoring.depths,
-        decision_cost.Asked(
+        cost.Asked(
             scoring.query.prompt_tokens,
             scoring.context.wall_ns,
             columns.rows.get(wanted.pinned, -2) if wanted.pinned else -1,
             wanted.leg == "decode",
             weights.estimate,
         ),
-        decision_cost.cost_weights(weights),
+        cost.cost_weights(weights),
         counts,
         costs,
     )
-    rows = counts[:, decision_cost.LEG].nonzero()[0]
+    rows = counts[:, cost.LEG].nonzero()[0]
     return Candidates(
         columns.workers,
         counts,
@@ -503,7 +502,7 @@ def select_legs(scoring: ScoringContext, candidates: Candidates) -> Candidates:
     """The candidates that the policy picks from: a prompt with few uncached tokens is always prefilled where it is decoded."""
     if not candidates.mixed:
         return candidates
-    whole = candidates.quantity(decision_cost.LEG) == decision_cost.WHOLE
+    whole = candidates.quantity(cost.LEG) == cost.WHOLE
     count = int(whole.sum())
     if not count or count == len(candidates):
         return candidates

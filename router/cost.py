@@ -539,7 +539,7 @@ def score_workers(
     counts: Any,
     costs: Any,
 ) -> tuple[int, int, float]:
-    """Score the `allowed` rows of `table` and `queues` (`fold.columns`): fills `counts` and `costs`, shape (workers, quantities).
+    """Score the `allowed` rows of `table` and `queues` (`router.columns`): fills `counts` and `costs`, shape (workers, quantities).
 
     `model` is (classes, lengths, times) of the step times; `changes` how many slots of LoRA adapters each worker must change;
     `slots` the row of `depths` of each worker, and `credited` its credited blocks. Returns how many candidates would serve

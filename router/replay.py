@@ -203,6 +203,8 @@ class Reconstruction(Replay):
         return Reconstructed(tuple(again.candidates))
 
 
+# The shadow policy.
+
 VIEWS_MAX: Final = 16
 """Incarnations of routers whose views are kept. A dropped view is copied again from the plain fold."""
 

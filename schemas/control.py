@@ -98,6 +98,9 @@ class WeightsReply(msgspec.Struct, frozen=True, array_like=True):
     engines: tuple[EngineStatus, ...] = ()
 
 
+# Commands about the traffic splits of a pool.
+
+
 class SplitRequest(msgspec.Struct, frozen=True, array_like=True):
     """A new split of a pool's requests by this `subject`, or None to show the present one."""
 

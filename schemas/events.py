@@ -228,6 +228,8 @@ class RequestsHeld(Event, frozen=True, tag="load.held"):
     requests: tuple[str, ...]
 
 
+# The KV cache of one worker, kind `kv`.
+
 Hash = Annotated[int, msgspec.Meta(ge=0)]
 Tier = Annotated[int, msgspec.Meta(ge=0, le=3)]
 Rank = Annotated[int, msgspec.Meta(ge=0)]
@@ -270,6 +272,8 @@ class KvGap(Event, frozen=True, tag="kv.gap"):
     missing: Annotated[int, msgspec.Meta(ge=0)]
     rank: Rank = 0
 
+
+# The lifecycle of a request.
 
 SagaState = Literal["routing", "prefill", "handoff", "decode", "ended"]
 PayloadKind = Literal["off", "hashed", "full"]

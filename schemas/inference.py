@@ -317,6 +317,8 @@ class UsageReport(msgspec.Struct, frozen=True, array_like=True):
     accounts: tuple[AccountUsage, ...]
 
 
+# Files to generate.
+
 ImageFormat = Literal["png", "jpeg", "webp"]
 FileNeed = Literal["image_generation", "image_edits", "video_generation"]
 """Capabilities that engines need for files: see `headwater.schemas.tables`."""

@@ -66,6 +66,8 @@ def pool_name(model: str, block_size: int) -> str:
     return f"{plain}-b{block_size}"
 
 
+# Hosts with ports.
+
 NATS_PORT: Final = 4222
 """The port that NATS servers listen on by convention."""
 
@@ -103,6 +105,8 @@ def is_loopback(host: str) -> bool:
 def _bare(host: str) -> str:
     return host.removeprefix("[").removesuffix("]")
 
+
+# Names of requests.
 
 SECOND_NS: Final = 1_000_000_000
 
@@ -157,6 +161,8 @@ def request_of(attempt: str) -> str:
     """The name of the request in that of an attempt, `REQUEST-CHOICE-NUMBER`, or of its encode leg, `…-eITEM-NUMBER`."""
     return _ATTEMPT.sub("", attempt)
 
+
+# Traces and spans.
 
 TRACE_BYTES: Final = 16
 SPAN_BYTES: Final = 8

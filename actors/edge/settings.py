@@ -79,9 +79,14 @@ class AccessSettings(NamedTuple):
 
 
 def jwks_path(url: str) -> str:
-    """The path of a file: URL of this machine, "" of another URL."""
+    """The path of a file: URL of this machine, "" of another URL. Raises `ValueError` for one that is no URL, or names no file."""
     parts = urlsplit(url)
-    return unquote(parts.path) if parts.scheme == "file" and not parts.netloc else ""
+    if parts.scheme != "file":
+        return ""
+    path = unquote(parts.path)
+    if parts.netloc not in ("", "localhost") or not path.startswith("/") or path.endswith("/"):
+        raise ValueError("must be file:///PATH, with the whole path of a file of this machine")
+    return path
 
 
 def check_jwks_url(url: str) -> None:
@@ -90,7 +95,7 @@ def check_jwks_url(url: str) -> None:
     local = parts.hostname in ("localhost", "127.0.0.1", "::1")
     if not parts.hostname or not (parts.scheme == "https" or (parts.scheme == "http" and local)):
         raise ValueError(
-            "must be an https URL (http on loopback only): a server that can alter the keys can make tokens"
+            "must be an https URL (http on loopback only) or file:///PATH: a server that can alter the keys can make tokens"
         )
 
 

@@ -14,7 +14,7 @@ import structlog
 
 from headwater.actors import metrics
 from headwater.actors.edge.apis.anthropic import respond_error
-from headwater.actors.edge.saga.http_call import HEADER
+from headwater.actors.edge.saga.http_call import DECISION_HEADER
 from headwater.actors.http.asgi import Headers
 from headwater.actors.http.body import UNCOUNTED_BYTES, Bodies
 from headwater.actors.http.errors import ApiError
@@ -27,7 +27,7 @@ NAMESPACE: Final = "envoy.lb"
 SERVED: Final = "x-gateway-destination-endpoint-served"
 SUBSET_NAMESPACE: Final = "envoy.lb.subset_hint"
 SUBSET: Final = "x-gateway-destination-endpoint-subset"
-DECISION: Final = HEADER.decode()
+DECISION: Final = DECISION_HEADER.decode()
 
 ATTRIBUTES: Final = "envoy.filters.http.ext_proc"
 UPSTREAM: Final = "upstream.address"

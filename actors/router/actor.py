@@ -1,7 +1,7 @@
 """The router actor: a fold of the pool log that answers route queries.
 
 Subjects in
-    hw.<ns>.route.<pool> (queue group `router`), hw.<ns>.wait.<pool>.<router>.<epoch> (`actors.router.queue`); the pool log;
+    hw.<ns>.route.<pool> (queue group `router`), hw.<ns>.wait.<pool>.<router>.<epoch> (`actors.router.queries`); the pool log;
     the lease table; hw.<ns>.digest.<pool> (`actors.router.divergence`); hw.<ns>.weights.<pool> and
     hw.<ns>.split.<pool> (`actors.router.commands`)
 Subjects out

@@ -239,6 +239,8 @@ class BurstBatcher:
         await self._none.wait()
 
 
+# Edges that wait for the outcome of a queued query.
+
 HOLD_S: Final = 1.0
 """The longest that a poll is held: well below the time after which an edge gives up on a reply."""
 

@@ -1,1 +1,1 @@
-"""What every actor runs on: ports, leases, typed tables, discovery, supervision."""
+"""What every actor runs on: the bus, ports, leases, supervision, typed tables, discovery."""

@@ -186,6 +186,8 @@ class QueuedSubscription:
             await asyncio.gather(self._task, return_exceptions=True)
 
 
+# The state of an actor's storage.
+
 STALLED_S: Final = 4.0
 """An append or renewal that is unanswered for this long is reported."""
 

@@ -50,6 +50,8 @@ from headwater.schemas.inference import (
 )
 from headwater.schemas.names import is_loopback, split_host_port
 
+# Whether other workers are reached.
+
 CONNECT_S: Final = 2.0
 
 GOOD_S: Final = 30.0
@@ -105,6 +107,8 @@ async def _attempt(place: str) -> str:
         await writer.wait_closed()
     return ""
 
+
+# Hand-offs.
 
 REMEMBERED_MAX = 4_096
 """Closed hand-offs remembered for late claims; the oldest is dropped first and is unknown from then on."""

@@ -259,7 +259,7 @@ def misfit(own: ModelCard, present: ModelCard, worker: str) -> EngineUnavailable
     """The error of a worker that does not fit its pool, where `worker` serves another model."""
     if difference(own, present) == "dtype":
         return EngineUnavailable(
-            f"--dtype {own.dtype}: worker {worker} of pool {own.pool} serves {present.name} in {present.dtype}, and their KV must be alike"
+            f"dtype {own.dtype}: worker {worker} of pool {own.pool} serves {present.name} in {present.dtype}, and their KV must be alike"
         )
     return EngineUnavailable(
         f"model {own.name} ({own.identity[:12]}) does not fit pool {own.pool}, where worker {worker} serves {present.name} "

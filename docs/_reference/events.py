@@ -21,9 +21,14 @@ def page() -> str:
     parts = [_HEAD, doc(encoding), "", *_structs(encoding)]
     for module in (events, routing):
         name = module.__name__.removeprefix("headwater.").replace(".", "/")
-        parts += [f"## `{name}.py`", _block(doc(module)), *_structs(module)]
+        parts += [f"## `{name}.py`", _blocks(doc(module)), *_structs(module)]
     parts += ["## Retired shapes", _block(doc(encoding))]
     return "\n\n".join(parts)
+
+
+def _blocks(text: str) -> str:
+    """A docstring, each paragraph by itself."""
+    return "\n\n".join(_block(part) for part in text.split("\n\n"))
 
 
 def _block(text: str) -> str:
@@ -35,7 +40,7 @@ def _structs(module: object) -> list[str]:
     found = []
     for name, value in vars(module).items():
         own = inspect.isclass(value) and value.__module__ == getattr(module, "__name__", "")
-        if own and hasattr(value, "__struct_config__"):
+        if own and value is not events.Event and hasattr(value, "__struct_config__"):
             tag = value.__struct_config__.tag
             title = f"### {name}" + (f" (`{tag}`)" if isinstance(tag, str) else "")
             rows = fields(value)

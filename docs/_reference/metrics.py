@@ -2,8 +2,7 @@
 
 from docs._reference.markdown import code, table
 from headwater.actors import metrics
-from headwater.engines import registry
-from headwater.engines import traits as engine_metrics
+from headwater.engines import registry, traits
 
 _HEAD = """
 # Metrics
@@ -51,11 +50,11 @@ def page() -> str:
 def _own_names() -> str:
     own = {name: traits.metrics for name, traits in registry.all_traits().items() if traits.metrics}
     rows = []
-    for one in engine_metrics.COMMON_METRICS:
+    for one in traits.COMMON_METRICS:
         suffix = "_total" if one.kind == "counter" else ""
         cells = []
         for names in own.values():
             found = [theirs for theirs, common in names.items() if common == one.name]
             cells.append(code(found[0] + suffix) if found else "–")
-        rows.append((code(engine_metrics.PREFIX + one.name + suffix), *cells))
+        rows.append((code(traits.PREFIX + one.name + suffix), *cells))
     return table(("common name", *own), rows)

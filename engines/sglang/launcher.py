@@ -26,7 +26,7 @@ from headwater.engines.launcher import (
     WorkerSpec,
 )
 from headwater.engines.model_files import ModelFiles
-from headwater.engines.process import EngineInterrupted, interruptible
+from headwater.engines.process import interruptible
 from headwater.engines.sglang import SglangOptions, config
 from headwater.engines.sglang.config import SglangSettings, keyword_arguments
 from headwater.schemas.events import Role
@@ -113,7 +113,7 @@ class SglangLauncher(EngineLauncher[SglangOptions]):
 
 
 def follow(settings: SglangSettings) -> None:
-    """Run a node other than the first until SIGTERM, SIGINT or SIGHUP, or until the first node stops. Raises `EngineUnavailable`, and `EngineDied` with the cause."""
+    """Run a node other than the first until that stops. Raises `EngineUnavailable`, `EngineDied` with the cause, and `EngineInterrupted` after a signal."""
     from headwater.engines.sglang.process import import_sglang, launch
 
     cpu = import_sglang()
@@ -126,8 +126,6 @@ def follow(settings: SglangSettings) -> None:
         with interruptible():
             launch(keyword_arguments(settings, given, *kv_socket.in_folder(folder), cpu=cpu), failure)
             _watch(multiprocessing.active_children(), failure)
-    except EngineInterrupted:
-        return
     finally:
         # Those of this process only: the first node notices that its peer is gone.
         for process in multiprocessing.active_children():

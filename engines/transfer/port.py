@@ -192,6 +192,8 @@ def copy_checked(into: Bytes, source: Bytes) -> int:
     return state.intdigest()
 
 
+# The memory that tensors are in.
+
 ITEM_BYTES: Final[dict[DType, int]] = {
     name: 2 if name == "bfloat16" else np.dtype(name).itemsize for name in get_args(DType)
 }

@@ -61,7 +61,7 @@ def connectors_of(settings: VllmSettings) -> tuple[str, ...]:
 
 
 def transfer_config(settings: VllmSettings, *, cpu: bool) -> dict[str, Any] | None:
-    """See `connectors.transfer_config`. An encode worker has no connectors, whatever the others of its fleet have."""
+    """See `handoff.transfer_config`. An encode worker has no connectors, whatever the others of its fleet have."""
     options = {} if settings.worker.role == "encode" else settings.options.connector_options
     return handoff.transfer_config(connectors_of(settings), options, cpu=cpu)
 

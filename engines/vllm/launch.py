@@ -188,7 +188,7 @@ def words(settings: VllmSettings, transfer: str = "", *, cpu: bool = False) -> t
 
 
 def run(settings: VllmSettings) -> None:
-    """Run until SIGTERM, SIGINT or SIGHUP, or until the leader ends. Raises `EngineUnavailable`.
+    """Run until the leader ends. Raises `EngineUnavailable`, and `EngineInterrupted` after SIGTERM, SIGINT or SIGHUP.
 
     The caller removes the private folder: see `give_up_own` of `headwater.engines.process`.
     """
@@ -217,7 +217,7 @@ def run(settings: VllmSettings) -> None:
         with interruptible():
             with_stack_room(run_headless)(arguments)
     except EngineInterrupted:
-        return
+        raise
     except Exception as error:  # whatever vLLM raises
         raise start_failure("vLLM cannot run headless", error) from error
 

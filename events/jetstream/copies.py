@@ -228,6 +228,8 @@ async def promote(client: Client, original: StreamSpec) -> bool:
     return True
 
 
+# Backups.
+
 CHUNK_BYTES: Final = 128 * 1024
 WINDOW_BYTES: Final = 4 * 1024 * 1024
 SILENCE_S: Final = 30.0

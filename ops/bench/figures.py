@@ -1,4 +1,7 @@
-"""The figures of a run of `headwater bench serve`, defined as `vllm bench serve` and aiperf define them (docs/guides/benchmarking.md has the definitions), and the result as text and as a plot."""
+"""The figures of a run of `headwater bench serve`, and the result as text and as a plot.
+
+They are defined as `vllm bench serve` and aiperf define them; docs/guides/benchmarking.md has the definitions.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence

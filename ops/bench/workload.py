@@ -1,4 +1,10 @@
-"""Workloads: which prompts are sent, how long their answers are to be, and when they are due; and prompts of a wanted number of tokens, for a model whose tokenizer need not be known."""
+"""Workloads: which prompts are sent, how long their answers are to be, and when they are due.
+
+Everything is a list of conversations, most of which have one turn. Prompts have a wanted number of tokens, for a model whose tokenizer need
+not be known. A prompt is made of words, each from a number: equal numbers are equal text, so prompts begin alike as far as their parts have
+equal keys. With the model's tokenizer the words are those that are one token each, after any other. Without it they are common English words,
+and two requests that ask for one token find out how many tokens the server counts for them (`Calibration`).
+"""
 
 import re
 from collections.abc import Callable, Iterator, Sequence

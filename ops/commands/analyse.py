@@ -27,18 +27,18 @@ def whatif_trace(
     An option given several times defines columns; an option given once holds for all of them. `headwater whatif log`
     takes a recorded log instead of a trace.
     """
-    from headwater.ops.whatif import command as whatif
+    from headwater.ops.whatif import command as whatif_command
 
-    return whatif.run_trace(file, values, runs)
+    return whatif_command.run_trace(file, values, runs)
 
 
 @command
 def whatif_log(settings: PoolReader, *, values: Values, runs: Annotated[Runs, Options()]) -> int:
     """Simulate a pool's recorded log: with its own settings, compared with what happened, and with other ones."""
     from headwater.ops.start import signals
-    from headwater.ops.whatif import command as whatif
+    from headwater.ops.whatif import command as whatif_command
 
-    return signals.run_command(lambda: whatif.run_log(settings.nats, settings.pool, values, runs))
+    return signals.run_command(lambda: whatif_command.run_log(settings.nats, settings.pool, values, runs))
 
 
 whatif = group("whatif", whatif_trace, log=whatif_log)

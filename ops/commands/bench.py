@@ -30,10 +30,10 @@ def serve(
 
     Exit codes: 0 if all requests succeeded, 1 if one failed, 2 if something given is wrong or the server is out of reach.
     """
-    from headwater.ops.bench import serve as load
+    from headwater.ops.bench import serve as bench_serve
     from headwater.ops.start import signals
 
-    return signals.run_command(lambda: load.serve(url, traffic, arrivals, target, output))
+    return signals.run_command(lambda: bench_serve.serve(url, traffic, arrivals, target, output))
 
 
 @command

@@ -51,12 +51,12 @@ def trace(
 ) -> int:
     """Show a request that the log holds as the spans of a trace, or send them to a receiver (--otlp)."""
     from headwater.ops.config.sections import receiver_of
-    from headwater.ops.operator import trace as tracing
+    from headwater.ops.operator import trace as operator_trace
     from headwater.ops.start import signals
 
     receiver = receiver_of(otlp) if otlp else None
     return signals.run_command(
-        lambda: tracing.trace(settings.nats, settings.pool, request, receiver, as_json=as_json)
+        lambda: operator_trace.trace(settings.nats, settings.pool, request, receiver, as_json=as_json)
     )
 
 
@@ -155,12 +155,12 @@ def replay(
     from headwater.ops.start import signals
 
     if into:
-        from headwater.ops.whatif import replay_into as load_replay
+        from headwater.ops.whatif import replay_into
 
         if verify or bookmark or until:
             raise ConfigError("--into sends requests, and goes without --verify, --from and --until")
         return signals.run_command(
-            lambda: load_replay.replay_into(
+            lambda: replay_into.replay_into(
                 settings.nats, settings.pool, into, speed, key_file=api_key_file, as_json=as_json
             )
         )
@@ -285,7 +285,7 @@ def check_engine(
         max_model_len=max_model_len,
         engine_options=engine_options,
     )
-    return engines.run(worker, lora_adapters, as_json=as_json)
+    return engines.check_engine(worker, lora_adapters, as_json=as_json)
 
 
 @command

@@ -350,7 +350,7 @@ def doctor(
     as_json: Annotated[bool, Flag("json"), Meta(description="print JSON")] = False,
 ) -> int:
     """Find what is wrong with a fleet, its server and this machine, and the remedy of each. Nothing is changed."""
-    from headwater.ops.debug import doctor as operator
+    from headwater.ops.debug import doctor as debug_doctor
     from headwater.ops.debug.doctor_collect import Asked
     from headwater.ops.debug.doctor_facts import Place, WantedPort
     from headwater.ops.start import signals
@@ -361,4 +361,4 @@ def doctor(
         wanted.insert(0, WantedPort("--nats-port", "127.0.0.1", nats.port))
     place = Place(Path(data_dir), cache_dir, tuple(wanted))
     asked = Asked(nats, settings.streams, place, monitor, engine_log)
-    return signals.run_command(lambda: operator.doctor(asked, as_json=as_json))
+    return signals.run_command(lambda: debug_doctor.doctor(asked, as_json=as_json))

@@ -128,13 +128,13 @@ def _check_unused(settings: HasEngine) -> None:
 def up(settings: LocalFleetSettings) -> int:
     """Start a whole fleet on this machine: NATS server, router, edge and workers. The engine's own arguments follow after `--`."""
     from headwater.ops.commands import application
-    from headwater.ops.launch import up as fleet
+    from headwater.ops.launch import up as launch_up
     from headwater.ops.start import engine_process, signals
 
     settings = checked(settings)
     engine_process.enter_for(settings, sys.argv[1:], per_worker=False)
-    spawner = fleet.start_spawner(application.main)
-    return signals.run(lambda stop: fleet.up(fleet.plan_of(settings), stop, spawner))
+    spawner = launch_up.start_spawner(application.main)
+    return signals.run(lambda stop: launch_up.up(launch_up.plan_of(settings), stop, spawner))
 
 
 @command(defaults={"data_dir": "", "nats.port": 0, "http.port": 0, "log.level": "warning"})
@@ -143,32 +143,32 @@ def demo(settings: LocalFleetSettings) -> int:
 
     It has its own NATS server, ports and data folder, so that it does not affect a running fleet.
     """
-    from headwater.ops.launch import up as demonstration
+    from headwater.ops.launch import up as launch_up
     from headwater.ops.start import engine_process, signals
 
     settings = checked(settings)
     if not settings.data_dir:
         settings = settings._replace(data_dir=tempfile.mkdtemp(prefix="headwater-demo-"))
     engine_process.enter_for(settings, sys.argv[1:], per_worker=False)
-    return signals.run(lambda stop: demonstration.demo(settings, stop))
+    return signals.run(lambda stop: launch_up.demo(settings, stop))
 
 
 @command
 def edge(settings: EdgeProcess) -> int:
     """Run one edge: an OpenAI-compatible HTTP endpoint."""
-    from headwater.ops.start import edge as process
+    from headwater.ops.start import edge as edge_process
     from headwater.ops.start import signals
 
-    return signals.run(lambda stop: process.run_edge(settings, stop))
+    return signals.run(lambda stop: edge_process.run_edge(settings, stop))
 
 
 @command
 def router(settings: RouterProcess) -> int:
     """Run one router. Without --pool it waits for the first model card."""
-    from headwater.ops.start import router as process_router
+    from headwater.ops.start import router as router_process
     from headwater.ops.start import signals
 
-    return signals.run(lambda stop: process_router.run_router(settings, stop))
+    return signals.run(lambda stop: router_process.run_router(settings, stop))
 
 
 @command
@@ -191,10 +191,10 @@ def engine(
 @command
 def admin(settings: AdminProcess) -> int:
     """Run the admin port: control of workers over HTTP."""
-    from headwater.ops.start import admin as process
+    from headwater.ops.start import admin as admin_process
     from headwater.ops.start import signals
 
-    return signals.run(lambda stop: process.admin(settings, stop))
+    return signals.run(lambda stop: admin_process.admin(settings, stop))
 
 
 @command
@@ -218,10 +218,10 @@ def tracer(settings: TracerProcess) -> int:
 @command(defaults={"picker.port": PICKER_PORT})
 def picker(settings: PickerProcess) -> int:
     """Run an endpoint picker: gateways ask it over Envoy's ext_proc which endpoint serves a request, and a router decides."""
-    from headwater.ops.start import edge as process
+    from headwater.ops.start import edge as edge_process
     from headwater.ops.start import signals
 
-    return signals.run(lambda stop: process.run_picker(settings, stop))
+    return signals.run(lambda stop: edge_process.run_picker(settings, stop))
 
 
 @command
@@ -232,7 +232,7 @@ def shadow(
     judge: Annotated[PolicyName, Meta(description="policy whose costs rate the choices")] = "kv",
 ) -> int:
     """Run another routing policy in the shadow of a pool's routers, and record what it would have chosen."""
-    from headwater.ops.start import router as process_router
+    from headwater.ops.start import router as router_process
     from headwater.ops.start import signals
 
-    return signals.run(lambda stop: process_router.run_shadow(settings, policy, judge, stop))
+    return signals.run(lambda stop: router_process.run_shadow(settings, policy, judge, stop))

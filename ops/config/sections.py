@@ -1,4 +1,4 @@
-"""Sections of settings: the connection to NATS and its streams, traces, routers, the endpoint picker, and what edges, the admin port and the console listen on."""
+"""Sections of settings: NATS and its streams, traces, routers, the picker, the admin port, the console, what edges listen on, and media."""
 
 import os
 from typing import Annotated, Any, Final, Literal, NamedTuple
@@ -20,6 +20,8 @@ from headwater.ops.config.setting import ConfigError, Flag, Prefix, Secret
 from headwater.schemas.media import MediaTransport
 from headwater.schemas.names import NATS_PORT, is_loopback
 from headwater.schemas.routing import DEFAULT_POLICY, PolicyName, Weights
+
+# NATS.
 
 
 def without_secrets(urls: str) -> str:
@@ -102,6 +104,8 @@ class StreamSettings(NamedTuple):
     ] = STREAM_SIZES
 
 
+# Traces.
+
 GRPC_PORT = 4317
 """The port that OTLP over gRPC has by its specification; that of HTTP is 4318."""
 
@@ -177,6 +181,8 @@ def receiver_of(url: str, flag: str = "--otlp") -> Receiver:
         url = url.rstrip("/") + PATH
     return Receiver(url, protocol, (host, port or PORTS[parts.scheme]))
 
+
+# Routers.
 
 WEIGHT_MAX: Final = 1e9
 """Above it costs stop being numbers that differ."""
@@ -279,6 +285,8 @@ def replaced(base: Weights, values: dict[str, Any], option: str) -> Weights:
         raise ConfigError(f"{option} {write_weights(values)}: {error}; names are {names}") from error
 
 
+# The endpoint picker.
+
 PICKER_PORT: Final = 9002
 """The port on which gateways expect a picker unless they are told another."""
 
@@ -308,6 +316,8 @@ class PickerSettings(NamedTuple):
     ] = ""
     tls_key: Annotated[str, Meta(description="private key of the certificate, PEM")] = ""
 
+
+# What edges, the admin port and the console listen on.
 
 CONNECTION_NAMES = {
     "message_bytes": "message-bytes-max",
@@ -382,11 +392,11 @@ def check_access(access: AccessSettings, host: str) -> None:
     ):
         if not value:
             raise ConfigError(f"--auth {access.mode}: {flag} is missing")
-    if not jwks_path(oidc.jwks_url):
-        try:
+    try:
+        if not jwks_path(oidc.jwks_url):
             check_jwks_url(oidc.jwks_url)
-        except ValueError as error:
-            raise ConfigError(f"--oidc-jwks-url {oidc.jwks_url}: {error}") from error
+    except ValueError as error:
+        raise ConfigError(f"--oidc-jwks-url {oidc.jwks_url}: {error}") from error
 
 
 class AdminSettings(NamedTuple):

@@ -200,7 +200,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """A table with these fields changed, of texts or of a file's table. Raises `ValueError`."""
         values = {}
         for part in given:
-            pairs = named_values(part) if isinstance(part, str) else part or {}
+            pairs = named_values(part) if isinstance(part, str) else {} if part is None else part
             if not isinstance(pairs, Mapping):
                 raise ValueError(f"expected a table, got a {type(part).__name__}")
             for name, value in pairs.items():

@@ -185,8 +185,10 @@ def _meant(variable: str, known: Mapping[str, str]) -> str:
     words = variable.removeprefix(ENV_PREFIX).lower()
     section, _, name = words.partition("_")
     key = nearest_key(f"{section}.{name}") if name else None
-    if key in all_settings():
-        return all_settings()[key].variable
+    table = key.rpartition(".")[0] if key else ""
+    for one in (key, table):
+        if one in all_settings():
+            return all_settings()[one].variable
     shorter = variable.rpartition("_")[0]
     return shorter if shorter in known else ""
 
@@ -239,8 +241,13 @@ class Sources:
                 continue
             if argument.tokens:
                 self.origins[setting.key] = _origin(argument.tokens[0])
-            if file is not None and setting.key in file.values and (setting.fields or not argument.tokens):
-                self._add_file_value(setting, argument, file)
+            if setting.fields:
+                self._join_table(setting, argument, file)
+            elif not argument.tokens and file is not None and setting.key in file.values:
+                where = f"{file.path}: {setting.key}"
+                value = setting.read([file.values[setting.key]], f"{where} = ")
+                argument.tokens.append(Token(keyword=where, source="file", implicit_value=value))
+                self.origins[setting.key] = ValueOrigin("file", where)
         engines = (section_of(_given(by_name.get(ENGINE))), registry.DEFAULT_ENGINE)
         found = (all_settings().get(f"{engine}.{NATIVE}") for engine in engines)
         own = next((one for one in found if one is not None), None)
@@ -252,15 +259,25 @@ class Sources:
                 f"headwater {' '.join(commands)}: takes no engine arguments: nothing may follow `--`"
             )
 
-    def _add_file_value(self, setting: Setting, argument: Argument, file: ConfigFile) -> None:
-        """Add what a file says: the value, or what flag or variable leave of a table."""
-        where = f"{file.path}: {setting.key}"
-        value = setting.read([file.values[setting.key]], f"{where} = ")
-        origin = ValueOrigin("file", where)
-        if argument.tokens:
-            given = self.origins[setting.key]
-            value = read_tokens(setting, argument.tokens, value)
-            origin = ValueOrigin(given.source, f"{given.where} over {where}")
+    def _join_table(self, setting: Setting, argument: Argument, file: ConfigFile | None) -> None:
+        """Read a table from all sources: each changes what it names of the weaker ones."""
+        text = os.environ.get(setting.variable, "")
+        tokens = [token for token in argument.tokens if token.source != "env"]
+        layers: list[tuple[ValueOrigin, list[Any], str]] = []
+        if file is not None and setting.key in file.values:
+            where = f"{file.path}: {setting.key}"
+            layers.append((ValueOrigin("file", where), [file.values[setting.key]], f"{where} = "))
+        if not is_unset(setting.variable, text):
+            layers.append((ValueOrigin("environment", setting.variable), [text], f"{setting.variable}="))
+        if tokens:
+            origin = _origin(tokens[0])
+            layers.append((origin, [token.value for token in tokens], f"{origin.where} "))
+        if not layers:
+            return
+        value = None
+        for _, given, source in layers:
+            value = setting.read(given, source, value)
+        origin = ValueOrigin(layers[-1][0].source, " over ".join(one.where for one, *_ in reversed(layers)))
         argument.tokens[:] = [Token(keyword=origin.where, source="file", implicit_value=value)]
         self.origins[setting.key] = origin
 
@@ -281,13 +298,13 @@ class Sources:
         argument.tokens[:] = [Token(keyword="--", source="cli", implicit_value=(*section, *own, *words))]
 
 
-def read_tokens(setting: Setting, tokens: Sequence[Token], below: Any = None) -> Any:
-    """The value of tokens of one source, over that of a weaker one (see `Setting.read`). Raises `ConfigError` naming the flag or variable."""
+def read_tokens(setting: Setting, tokens: Sequence[Token]) -> Any:
+    """The value of tokens of one source. Raises `ConfigError` naming the flag or variable."""
     first = tokens[0]
     if first.implicit_value is not UNSET:
         return first.implicit_value
     source = f"{first.keyword}=" if first.source == "env" else f"{first.keyword or setting.flag} "
-    return setting.read([token.value for token in tokens], source, below)
+    return setting.read([token.value for token in tokens], source)
 
 
 def _replace_flags(by_name: dict[str, Argument]) -> None:

@@ -1,4 +1,15 @@
-"""The console's HTTP application: the page, its API, control commands, which it passes to the admin application, and who may see what of it."""
+"""The console's HTTP application: the page, its API, control commands, which it passes to the admin application, and who may see what of it.
+
+    GET  /                    the page; /assets/… its files
+    GET  /api/…               JSON views (ops.console.views, .rates, .requests, .prefixes, .records)
+    GET  /api/live            server-sent events: how far the history reaches
+    POST /admin/workers/…     control commands, for an operator's token
+
+The page comes from this origin alone: its policy forbids everything else. There is no CORS, and requests for the API that a browser sends
+for a page of another site are refused, as are those under another host name on loopback, which a rebound DNS name would have.
+
+On loopback everyone of this machine may read; elsewhere only who shows a token or a key.
+"""
 
 import asyncio
 import contextlib

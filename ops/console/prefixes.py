@@ -1,4 +1,7 @@
-"""The views of what is cached: the prefix tree with its use and its holders, and how a block got to where it is, by the event that stored it and the decision whose prompt or answer it is part of."""
+"""The views of what is cached: the prefix tree with its use and its holders, and how a block got to where it is.
+
+The latter names the event that stored a block, and the decision whose prompt or answer it is part of.
+"""
 
 from collections.abc import AsyncIterator
 from typing import Final, Literal, NamedTuple

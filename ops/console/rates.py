@@ -1,4 +1,8 @@
-"""The views of load: rates, latencies and usage over the window before a position, of all requests, or of some, by tenant or by model; and the requests that wait for a worker: for how long and why."""
+"""The views of load: rates, latencies and usage over the window before a position, and the requests that wait for a worker.
+
+Rates and usage are of all requests, or of some, by tenant or by model. Of those that wait it is shown of which tenant and priority, for how
+long and why, and how long requests waited lately.
+"""
 
 import re
 from collections import defaultdict
@@ -25,6 +29,8 @@ from headwater.ops.history.findings import BEFORE_NS
 from headwater.ops.history.history import FleetAt, History, Moment
 from headwater.ops.history.requests import Request, RequestTable
 from headwater.router.worker import Worker
+
+# Requests that wait.
 
 FULL: Final = 0.95
 """The share of KV blocks in use from which on a worker counts as full here."""
@@ -147,6 +153,8 @@ def _why_all(fleet: FleetAt) -> str:
 def _is_full(one: Worker) -> bool:
     return one.waiting > 0 or max(one.used_blocks, one.decode_blocks) >= FULL * one.total_blocks
 
+
+# Rates and usage.
 
 GROUPS_MAX: Final = 6
 """Groups of a split that have series of their own: those with most requests."""

@@ -1,4 +1,7 @@
-"""`headwater doctor`: what is wrong with a fleet, its server and this machine, and the remedy of each. Each check is one function from facts to findings."""
+"""`headwater doctor`: what is wrong with a fleet, its server and this machine, and the remedy of each.
+
+Facts of the whole fleet are collected once (`doctor_collect`); each check is one small pure function from facts to findings.
+"""
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -148,7 +151,7 @@ def check_engine_log(facts: Facts) -> Iterator[Finding]:
     """Why an engine did not start, from the end of its log."""
     if facts.engine_log is not None:
         path, text = facts.engine_log
-        yield from diagnosis.explain(text, path)
+        yield from diagnosis.explain_engine_log(text, path)
 
 
 PROMPTS_MIN: Final = 3

@@ -1,4 +1,9 @@
-"""The facts that the doctor's checks are about. Those of this machine: disks, ports and who listens on them, key files, and the fleet that `headwater up` runs from a data folder; those of a pool: the folded state of its log now, and what the latest part of it and of the request log say. What could not be learned is None or empty, and named among what was skipped."""
+"""The facts that the doctor's checks are about.
+
+Of this machine: disks, ports and who listens on them, key files, and the fleet that `headwater up` runs from a data folder. Of a pool: the
+folded state of its log now, and what the latest part of it and of the request log say. What could not be learned is None or empty, and named
+among what was skipped.
+"""
 
 import os
 import re

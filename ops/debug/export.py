@@ -1,4 +1,10 @@
-"""`headwater export --perfetto`: the requests, load and changes of a fleet between two places of its logs, for a trace viewer, in Chrome's JSON format."""
+"""`headwater export --perfetto`: the requests, load and changes of a fleet between two places of its logs, for a trace viewer.
+
+Both logs are read once, merged by time. A request is written when it ends, so that memory holds the open ones only.
+
+The trace is in Chrome's JSON format, as ui.perfetto.dev reads it. A process stands for an edge or a worker, a thread for one of its lanes:
+what is in one lane never overlaps, unless it is nested. Times are microseconds since the trace's start.
+"""
 
 import os
 import sys

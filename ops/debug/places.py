@@ -1,4 +1,11 @@
-"""Places in a pool's log as an operator names them, and the folded state there; and both logs as they grow, for commands that show the present."""
+"""Places in a pool's log as an operator names them, and the folded state there; and both logs as they grow.
+
+1234                    a position
+-5m                     a time before now: s, m, h or d
+2026-11-26T21:05:00     a time, in UTC unless it has an offset; 21:05 is today's
+incident                a bookmark of `headwater snapshots`
+start, end              the first and the last position of the log
+"""
 
 import asyncio
 import sys

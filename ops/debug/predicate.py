@@ -1,4 +1,9 @@
-"""Conditions on a folded state, such as `worker("w3").cached_blocks < 100 and workers.ready >= 4`: the facts that they can name, and their evaluation."""
+"""Conditions on a folded state, such as `worker("w3").cached_blocks < 100 and workers.ready >= 4`, and the facts that they can name.
+
+Each fact says which kinds of events it follows from. The text is parsed as a Python expression and translated, node by node, into functions;
+only the nodes that are listed here are taken, and nothing is evaluated as Python. A comparison with an unknown value, such as a fact of a
+worker that is not in the pool, does not hold; the state of such a worker is "absent".
+"""
 
 import ast
 import difflib

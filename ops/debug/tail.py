@@ -1,4 +1,7 @@
-"""`headwater tail`: events of a pool's log and of the request log, merged by the time at which the server stored them; and an event as one line of text, or as plain data."""
+"""`headwater tail`: events of a pool's log and of the request log, merged by the time at which the server stored them.
+
+An event is one line of text for people, or plain data for programs.
+"""
 
 import asyncio
 import difflib

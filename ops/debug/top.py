@@ -1,4 +1,7 @@
-"""`headwater top`: the workers of a pool as the folded state has them now, and what its requests met in the last minute, on a screen that is replaced again and again."""
+"""`headwater top`: the workers of a pool as the folded state has them now, and what its requests met in the last minute.
+
+It is shown on a screen that is replaced again and again.
+"""
 
 import asyncio
 import shutil

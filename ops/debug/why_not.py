@@ -1,4 +1,8 @@
-"""`headwater why-not REQUEST WORKER`: what would have had to differ for the request to go to that worker: what kept it from being a candidate, or what it would have cost more."""
+"""`headwater why-not REQUEST WORKER`: what would have had to differ for the request to go to that worker.
+
+Why a decision did not choose it (what kept it from being a candidate, or what it would have cost more) is pure: `standing_of`, `compare`,
+`sentences`.
+"""
 
 import sys
 from collections.abc import Callable
@@ -427,7 +431,7 @@ def _with_reason(obstacle: Obstacle, standing: Standing, failed: dict[int, str])
     if standing.epoch in failed:
         text = f"the request had failed there before ({failed[standing.epoch]})"
         return Obstacle("failed before", text)
-    text = "it was saturated (--busy-… limits), and another worker was not"
+    text = "it was saturated (limits of --busy), and another worker was not"
     return Obstacle("saturated", text)
 
 

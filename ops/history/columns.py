@@ -1,4 +1,9 @@
-"""What rates and latencies are computed from, as arrays: a line for each request in the order in which they were accepted, started or ended; and a line for each decision with the cached prefix that it found."""
+"""What rates, latencies and the use of prefixes are computed from, as arrays.
+
+`Columns` has a line for each request in the order in which they were accepted, started or ended: of a window of 500 requests/s Python would
+look at 150,000 objects each time; most have not changed since the last one. `PrefixUses` has a line for each decision with the cached prefix
+that it found, up to a number of them.
+"""
 
 from array import array
 from bisect import bisect_left, bisect_right

@@ -1,4 +1,7 @@
-"""What is wrong with a fleet at a moment, worst first: each finding names the worker or request, since when, and the remedy. Among them is a cache hit rate that fell, by more than it varies."""
+"""What is wrong with a fleet at a moment, worst first: each finding names the worker or request, since when, and the remedy.
+
+Of a cache hit rate that fell it says since when, by how much more than it varies, on which worker, and whether the router expected it.
+"""
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence

@@ -1,4 +1,11 @@
-"""The history of one pool: an index of its log and of the request log that grows with them, and the fleet at any position, folded from snapshots that are close enough to one another."""
+"""The history of one pool: an index of its log and of the request log that grows with them, and the fleet at any position.
+
+`History.follow` reads what is new. Of the pool log it takes all kinds but KV events, which are most of a log: they are read only
+where someone asks what was cached (`state_at`), from the nearest snapshot on.
+
+`FleetHistory` has who is there and what was routed to them: that follows from the kinds `fleet`, `load` and `route`, a small part of a log.
+Its states are folded from snapshots that are close enough to one another.
+"""
 
 import asyncio
 import zlib

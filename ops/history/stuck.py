@@ -293,7 +293,7 @@ def _router(around: Surroundings) -> tuple[list[str], str]:
     ]
     return (
         facts,
-        "it is in a router's queue if all of them are saturated: add workers, or raise the --busy-… limits",
+        "it is in a router's queue if all of them are saturated: add workers, or raise the limits of --busy",
     )
 
 

@@ -1,4 +1,21 @@
-"""One request as the spans of a trace: its waterfall as OpenTelemetry has it, with the processes that it went through; and the way of spans to a receiver, by the exporters of OpenTelemetry's SDK."""
+"""One request as the spans of a trace: its waterfall as OpenTelemetry has it, and the way of spans to a receiver.
+
+    POST … (edge)                                  the whole request, below the client's own span
+    ├─ prepare (edge)                              from its body to its tokens
+    │  └─ media (edge)                             fetched and decoded
+    ├─ route, or migrate after a failure (edge)    waits for a worker
+    │  └─ decide (router)
+    │     └─ queue (router)
+    ├─ encode (worker)                             an item of media
+    ├─ prefill, decode, generate or compute (worker)   what one worker does of it: an engine's own spans are below this one
+    │  ├─ prefill or handoff (worker)
+    │  └─ decode (worker)
+    └─ handoff (edge)                              its KV waits for a decode worker
+
+Spans are a function of the logs' events, and their ids of names. So they are the same whoever makes them, and whenever. They contain no
+prompts and no answers. OpenTelemetry's own tracers make spans as things happen, with ids of their choice. Here both are known beforehand,
+so the exporters of its SDK are given what a tracer would give them.
+"""
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence

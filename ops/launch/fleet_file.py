@@ -298,13 +298,19 @@ PLANNED: Final = frozenset(
 """Settings that follow from the rest of the file."""
 
 
-def settings_in(table: Mapping[str, Any], place: str, *, resolve: bool = True) -> dict[str, Any]:
-    """The values of a table by key, checked. Without `resolve` references are checked and left out. Raises `ConfigError`."""
-    return dict(_settings_in(table, place, "", resolve))
+def settings_in(
+    table: Mapping[str, Any], place: str, below: Mapping[str, Any] | None = None, *, resolve: bool = True
+) -> dict[str, Any]:
+    """The values of a table by key, checked, over those of the levels `below`. Without `resolve` references are checked and left out.
+
+    Raises `ConfigError`.
+    """
+    below = below or {}
+    return {**below, **dict(_settings_in(table, place, "", below, resolve))}
 
 
 def _settings_in(
-    table: Mapping[str, Any], place: str, prefix: str, resolve: bool
+    table: Mapping[str, Any], place: str, prefix: str, below: Mapping[str, Any], resolve: bool
 ) -> Iterator[tuple[str, Any]]:
     known = all_settings()
     for name, value in table.items():
@@ -312,17 +318,37 @@ def _settings_in(
         if key in PLANNED or key.startswith(("fleet.", "processes.")):
             raise ConfigError(f"{place}.{key}: follows from the rest of the file; leave it out here")
         if key in known:
-            is_reference = isinstance(value, dict) and bool(value) and set(value) <= {"env", "file"}
-            if is_reference and not resolve:
-                _check_reference(value, f"{place}.{key}")
-                continue
-            given = resolved(value, f"{place}.{key}") if is_reference else value
-            yield key, known[key].read([given], f"{place}.{key} = ")
+            if is_reference(value):
+                if not resolve:
+                    _check_reference(value, f"{place}.{key}")
+                    continue
+                value = resolved(value, f"{place}.{key}")
+            elif known[key].fields and isinstance(value, dict):
+                value = _without_references(value, f"{place}.{key}", resolve)
+            yield key, known[key].read([value], f"{place}.{key} = ", below.get(key))
         elif isinstance(value, dict) and any(one.startswith(f"{key}.") for one in known):
-            yield from _settings_in(value, place, f"{key}.", resolve)
+            yield from _settings_in(value, place, f"{key}.", below, resolve)
         else:
             near = nearest_key(key)
             raise ConfigError(f"{place}: unknown setting {key}{near and f'; did you mean {near}?'}")
+
+
+def is_reference(value: Any) -> bool:
+    """Does a value stand for a variable or a file?"""
+    return isinstance(value, dict) and bool(value) and set(value) <= {"env", "file"}
+
+
+def _without_references(table: Mapping[str, Any], place: str, resolve: bool) -> dict[str, Any]:
+    """A setting that is a table, with what its references stand for; without `resolve` they are checked and left out."""
+    found = {}
+    for name, value in table.items():
+        if not is_reference(value):
+            found[name] = value
+        elif resolve:
+            found[name] = resolved(value, f"{place}.{name}")
+        else:
+            _check_reference(value, f"{place}.{name}")
+    return found
 
 
 def _check_reference(value: Mapping[str, Any], place: str) -> tuple[str, str]:

@@ -1,4 +1,7 @@
-"""The processes of each host of a fleet's file: as settings, and one by one as other supervisors start them, with a name, a command, a configuration file, and what must come from outside."""
+"""The processes of each host of a fleet's file, as settings.
+
+Other supervisors start them one by one: with a name, a command, a configuration file, and what must come from outside.
+"""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,6 +39,7 @@ from headwater.ops.launch.fleet_file import (
     PoolOfModel,
     Processes,
     Workers,
+    is_reference,
     resolved,
     settings_in,
 )
@@ -178,10 +182,11 @@ def processes(fleet: FleetFile, field: str, kind: Any, host: str, *, resolve: bo
         wanted = msgspec.structs.replace(wanted, hosts=fleet.host_names[:1])
     if field != "edges" and wanted.count > 1:
         raise ConfigError(f"{field}.count: a host has one; name several `hosts` for several")
-    values = settings_in(wanted.settings, f"{field}.settings", resolve=resolve)
-    refuse_foreign(kind, values, f"{field}.settings")
+    refuse_foreign(
+        kind, settings_in(wanted.settings, f"{field}.settings", resolve=resolve), f"{field}.settings"
+    )
     shared = settings_in(fleet.settings, "settings", resolve=resolve)
-    base = with_fields(kind(), {**shared, **values})
+    base = with_fields(kind(), settings_in(wanted.settings, f"{field}.settings", shared, resolve=resolve))
     if kind is TracerProcess:
         base = base._replace(data_dir=fleet.folder_of(host))
     for number in numbers_on(fleet, wanted, host):
@@ -201,10 +206,11 @@ def routers(fleet: FleetFile, host: str, *, resolve: bool) -> Iterator[RouterPro
         wanted = pool.routers
         if not wanted.hosts:
             wanted = msgspec.structs.replace(wanted, hosts=fleet.nats_hosts or fleet.host_names)
-        own = settings_in(wanted.settings, f"{place}.routers.settings", resolve=resolve)
-        refuse_foreign(RouterProcess, own, f"{place}.routers.settings")
-        of_pool = settings_in(pool.settings, f"{place}.settings", resolve=resolve)
-        base: RouterProcess = with_fields(RouterProcess(for_model=model), {**shared, **of_pool, **own})
+        here = f"{place}.routers.settings"
+        refuse_foreign(RouterProcess, settings_in(wanted.settings, here, resolve=resolve), here)
+        of_pool = settings_in(pool.settings, f"{place}.settings", shared, resolve=resolve)
+        values = settings_in(wanted.settings, here, of_pool, resolve=resolve)
+        base: RouterProcess = with_fields(RouterProcess(for_model=model), values)
         prefix = "router" if len(fleet.pools) == 1 else f"router-{short_name(model)}"
         for number in numbers_on(fleet, wanted, host):
             yield base._replace(name=f"{prefix}-{number}")
@@ -250,10 +256,11 @@ def _groups_of(
         return
     place = f"pools.{model}.workers[{number}]"
     shared = settings_in(fleet.settings, "settings", resolve=resolve)
-    of_pool = settings_in(pool.settings, f"{place.rpartition('.')[0]}.settings", resolve=resolve)
-    own = settings_in(workers.settings, f"{place}.settings", resolve=resolve)
-    refuse_foreign(EngineProcess, own, f"{place}.settings")
-    base: EngineProcess = with_fields(EngineProcess(), {**shared, **of_pool, **own})
+    of_pool = settings_in(pool.settings, f"{place.rpartition('.')[0]}.settings", shared, resolve=resolve)
+    here = f"{place}.settings"
+    refuse_foreign(EngineProcess, settings_in(workers.settings, here, resolve=resolve), here)
+    values = settings_in(workers.settings, here, of_pool, resolve=resolve)
+    base: EngineProcess = with_fields(EngineProcess(), values)
     loads = registry.traits_of(workers.engine).loads != "nothing"
     base = base._replace(
         name=_name_on(name, hosts, host, workers),
@@ -306,6 +313,9 @@ def wanted_workers(fleet: FleetFile) -> int:
         for workers in pool.workers:
             total += len(workers.hosts or fleet.host_names) // workers.nodes * workers.count
     return total
+
+
+# The processes of a host, for other supervisors.
 
 
 class HostProcess(NamedTuple):
@@ -393,9 +403,9 @@ def _references_in(table: Mapping[str, Any], prefix: str) -> dict[str, Mapping[s
     for name, value in table.items():
         key = f"{prefix}{name}"
         if isinstance(value, dict):
-            if key in all_settings() and value and set(value) <= {"env", "file"}:
+            if is_reference(value):
                 found[key] = value
-            elif key not in all_settings():
+            else:
                 found |= _references_in(value, f"{key}.")
     return found
 

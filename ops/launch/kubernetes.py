@@ -3,7 +3,7 @@
 What the chart takes from Secrets, keys and certificates among it, is not in a fleet's file: see its guide.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from headwater.ops.config.processes import EdgeProcess, EngineProcess, RouterProcess, setting
@@ -18,9 +18,11 @@ ROLES: Final = {"both": "decode", "decode": "decode", "prefill": "prefill", "enc
 NAME_MAX: Final = 16
 """Characters of a model's name in the chart, which is a part of longer names."""
 
-PIPELINE_PARALLEL: Final = ("--pipeline-parallel-size", "-pp", "--pp-size", "--pp")
-
-TENSOR_PARALLEL: Final = ("--tensor-parallel-size", "-tp", "--tp-size", "--tp")
+PARALLELISM: Final = {
+    "tensor": ("--tensor-parallel-size", "-tp", "--tp-size", "--tp"),
+    "pipeline": ("--pipeline-parallel-size", "-pp", "--pp-size", "--pp"),
+}
+"""The engines' arguments that are values of the chart."""
 
 URI_SCHEMES: Final = ("s3://", "gs://", "az://", "https://")
 
@@ -59,14 +61,11 @@ def _number(fleet: FleetFile, wanted: Processes | Workers) -> int:
     return wanted.count * len(wanted.hosts or fleet.host_names)
 
 
-def _words(kind: Any, *tables: dict[str, Any], without: Sequence[str] = ()) -> list[str]:
-    """Settings of the processes of a kind as words of their command lines; a later table wins."""
-    merged: dict[str, Any] = {}
-    for table in tables:
-        merged |= table
+def _words(kind: Any, values: Mapping[str, Any], without: Sequence[str] = ()) -> list[str]:
+    """Settings of the processes of a kind as words of their command lines."""
     return [
         word
-        for key, value in merged.items()
+        for key, value in values.items()
         if setting(key).path[0] in kind._fields and key not in without
         for word in setting(key).words(value)
     ]
@@ -79,8 +78,9 @@ def _edge(fleet: FleetFile) -> dict[str, Any]:
     if "http.port" in own:
         made["service"] = {"port": own["http.port"]}
     shared = settings_in(fleet.settings, "settings")
+    values = settings_in(fleet.edges.settings, "edges.settings", shared)
     # A pod has an address of its own, and the chart says how it logs and drains.
-    words = _words(EdgeProcess, shared, own, without=("http.port", "http.host", "log.level", "drain_timeout"))
+    words = _words(EdgeProcess, values, without=("http.port", "http.host", "log.level", "drain_timeout"))
     if words:
         made["args"] = words
     if "drain_timeout" in shared:
@@ -96,16 +96,16 @@ def _model(fleet: FleetFile, model: str, pool: PoolOfModel) -> dict[str, Any]:
         )
     place = f"pools.{model}"
     shared = settings_in(fleet.settings, "settings")
-    of_pool = settings_in(pool.settings, f"{place}.settings")
+    of_pool = settings_in(pool.settings, f"{place}.settings", shared)
     made: dict[str, Any] = {
         "engine": engines.pop(),
         "modelArtifacts": {"name": model, "uri": _uri(pool.model or model, place)},
         "router": {"replicas": _routers(fleet, pool)},
     }
-    routers = settings_in(pool.routers.settings, f"{place}.routers.settings")
-    if "router.policy" in routers:
+    routers = settings_in(pool.routers.settings, f"{place}.routers.settings", of_pool)
+    if "router.policy" in pool.routers.settings.get("router", {}):
         made["router"]["policy"] = routers["router.policy"]
-    words = _words(RouterProcess, shared, of_pool, routers, without=("router.policy", "log.level"))
+    words = _words(RouterProcess, routers, without=("router.policy", "log.level"))
     if words:
         made["router"]["args"] = words
     for number, workers in enumerate(pool.workers):
@@ -114,8 +114,7 @@ def _model(fleet: FleetFile, model: str, pool: PoolOfModel) -> dict[str, Any]:
             raise ConfigError(
                 f"kubernetes: {place}.workers[{number}]: the chart gives a model one group of {role} workers; a second one needs another pool"
             )
-        own = settings_in(workers.settings, f"{place}.workers[{number}].settings")
-        settings = {**shared, **of_pool, **own}
+        settings = settings_in(workers.settings, f"{place}.workers[{number}].settings", of_pool)
         _move_to_model(made, settings, workers)
         made[role] = _workers(fleet, workers, settings)
     made.setdefault("decode", {"replicas": 0})
@@ -137,18 +136,14 @@ def _move_to_model(made: dict[str, Any], settings: dict[str, Any], workers: Work
 
 def _workers(fleet: FleetFile, workers: Workers, settings: dict[str, Any]) -> dict[str, Any]:
     words = list(workers.arguments)
-    pipeline = next((word for word in words if word in PIPELINE_PARALLEL), "")
-    if pipeline:
-        raise ConfigError(
-            f"kubernetes: {pipeline}: the chart has tensor parallelism over nodes, and not this; leave it out, or write a values file by hand"
-        )
     made: dict[str, Any] = {"replicas": _number(fleet, workers) // workers.nodes}
     parallelism = {}
-    for flag in TENSOR_PARALLEL:
-        if flag in words[:-1]:
-            at = words.index(flag)
-            parallelism["tensor"] = int(words[at + 1])
-            del words[at : at + 2]
+    for name, flags in PARALLELISM.items():
+        for flag in flags:
+            if flag in words[:-1]:
+                at = words.index(flag)
+                parallelism[name] = int(words[at + 1])
+                del words[at : at + 2]
     if workers.nodes > 1:
         parallelism["workers"] = workers.nodes
     if parallelism:

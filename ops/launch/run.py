@@ -12,8 +12,7 @@ from typing import Final
 from headwater.engines import logs, registry
 from headwater.ops.config.processes import LogSettings, process_words
 from headwater.ops.config.setting import ConfigError
-from headwater.ops.launch import hosts, ssh
-from headwater.ops.launch import up as fleet_up
+from headwater.ops.launch import hosts, ssh, up
 from headwater.ops.launch.fleet_file import LOCAL, FleetFile, parse_fleet, read_fleet, with_addresses
 from headwater.ops.start import engine_process, plan, signals
 from headwater.ops.start.machine import MachinePlan
@@ -52,13 +51,13 @@ def _run_here(fleet: FleetFile, host: str, *, from_stdin: bool, main: Main) -> i
     wanted = hosts.plan_host(fleet, host)
     _configure_logs(wanted.log)
     _check_environment(wanted)
-    spawner = fleet_up.start_spawner(main)
+    spawner = up.start_spawner(main)
 
     async def run(stop: asyncio.Event) -> int:
         controller = Controller(stop) if from_stdin else None
         if controller is not None:
             await controller.connect()
-        return await fleet_up.up(wanted, stop, spawner, controller)
+        return await up.up(wanted, stop, spawner, controller)
 
     return signals.run(run)
 

@@ -1,4 +1,8 @@
-"""`headwater up`: a whole fleet as supervised processes of this machine (see `ops.start.machine`); one of simulated engines that ends with its block, for benchmarks and replays; and `headwater demo`: three questions to a fleet, and why they went where they went."""
+"""`headwater up`: a whole fleet as supervised processes of this machine (see `ops.start.machine`).
+
+`temporary_fleet` is one of simulated engines, on a server, ports and a folder of its own, which ends with its block: for benchmarks and
+replays. `headwater demo` asks a fleet three questions, and shows where they went and why.
+"""
 
 import asyncio
 import contextlib

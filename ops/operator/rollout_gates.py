@@ -1,4 +1,21 @@
-"""Gates: what a roll-out must not make worse, what the logs tell of its sides, and the statistics that say whether it does."""
+"""Gates: what a roll-out must not make worse, what the logs tell of its sides, and the statistics that say whether it does.
+
+Each gate compares the new side with the old one over the requests of the present step, and takes the new side's bad luck into
+account: it fails only if the new side is worse than its limit with 95 % confidence, from the first request on, and passes only once
+both sides have enough requests. In between it is open, and a roll-out waits.
+
+    errors=P        the rate of failed attempts is at most P percentage points above the old side's. It fails if the lower end of
+                    the one-sided 95 % Wilson interval of the new rate is above that.
+    ttft_pN=F       the N-th percentile of the time to the first token is at most F times the old side's. It fails if the lower end
+    itl_pN=F        of its one-sided 95 % confidence interval, by order statistics, is above that. Likewise the time between tokens.
+    answers=S       the share of canned prompts that both sides answer with equal tokens at temperature 0 is at least S.
+
+`Evidence` is a fold of decisions and of requests, side by side. A decision names the revision or the policy that it was made for, and the
+request log says what became of each attempt. The two are different logs, so a request that ended is counted once the decisions of all its
+attempts are known. A failure is counted where it happened, whether or not the client noticed: a request that a worker lost, or answered with
+an error, and that was finished elsewhere, is a failure of the first worker's side. Requests that a worker turned down are none: it is full or
+draining.
+"""
 
 import math
 import re

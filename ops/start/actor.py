@@ -29,7 +29,7 @@ from headwater.events.table import STREAM_SIZES, StreamSizes, Table
 from headwater.ops.config.processes import MetricsSettings
 from headwater.ops.config.sections import NatsSettings, StreamSettings
 from headwater.ops.config.setting import cache_folder
-from headwater.ops.diagnosis import explain, report
+from headwater.ops.diagnosis import explain_engine_log, log_findings
 from headwater.ops.nats.connect import ports_of
 from headwater.ops.start import metrics
 from headwater.ops.start.metrics import Health, ProbeBoard
@@ -145,7 +145,7 @@ async def _run(actor: Actor) -> str:
     """Run an actor; returns why it ended. Of an engine's failure the log names the cause, if it is a known one."""
     reason = await actor.run()
     if actor.kind == "worker":
-        report(explain(reason, f"worker {actor.name}"))
+        log_findings(explain_engine_log(reason, f"worker {actor.name}"))
     return reason
 
 

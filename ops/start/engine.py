@@ -27,7 +27,7 @@ from headwater.engines.transfer import media_transfer, open_transfer
 from headwater.engines.transfer.port import TransferUnavailable
 from headwater.ops.config.processes import EngineProcess
 from headwater.ops.config.setting import ConfigError, cache_folder
-from headwater.ops.diagnosis import explain, report
+from headwater.ops.diagnosis import explain_engine_log, log_findings
 from headwater.ops.start import metrics_folder, plan
 from headwater.ops.start.actor import EXIT_UNRECOVERABLE, Host, run_one
 from headwater.schemas.names import slug
@@ -86,12 +86,12 @@ async def run_engine(settings: EngineProcess, stop: asyncio.Event) -> int:
     name = settings.name or unique_name()
     logs.describe(kind="worker", worker=name)
     try:
-        engine, served = plan.make(settings, name)
+        engine, served = plan.make_engine(settings, name)
         media = settings.media_transfer
         media_transfer(name, media.mib, media.transport)
     except (EngineUnavailable, TransferUnavailable) as error:
         _log.error("engine_cannot_start", reason=str(error))
-        report(explain(str(error), f"worker {name}"))
+        log_findings(explain_engine_log(str(error), f"worker {name}"))
         return EXIT_UNRECOVERABLE
     actors: list[WorkerActor] = []
 

@@ -1,4 +1,9 @@
-"""How an engine process begins: in an environment that has its engine, made once in the user's cache folder; then as one worker, several that share an import, or a part of a worker elsewhere."""
+"""How an engine process begins: in an environment that has its engine; then as one worker, several that share an import, or a part of one elsewhere.
+
+An engine and its torch are gigabytes that not everybody wants, and engines pin different builds of torch, so that no environment holds two.
+Environments are made once, in the user's cache folder. By its engine's traits either the whole `headwater up` continues in an environment
+that has it, or each process of a worker does, whatever started it.
+"""
 
 import hashlib
 import importlib.util
@@ -172,6 +177,11 @@ def _source(extras: str) -> list[str]:
 LEADER_S: Final = 2.0
 """How long a follower tries to reach its leader before it loads."""
 
+STANDS_S: Final = 1.0
+"""A connection to a leader that ends sooner was not its own."""
+
+FAILED: Final = 1
+
 END_S: Final = 5.0
 """How long an engine may take to end by itself when its leader is gone, and to say why."""
 
@@ -205,35 +215,45 @@ def _run(settings: EngineProcess) -> int:
     launcher = plan.launcher_for(settings)
     follower = launcher.follower()
     if follower is not None:
-        _follow(settings, follower)
-        return 0
+        return _follow(settings, follower)
     if launcher.shares_import():
         from headwater.ops.start import forks
 
         return forks.run(settings)
     plans = plan.plan(_one(settings))
-    plan.check(settings, plans)
+    plan.check_plan(settings, plans)
     alone = plan.of_worker(settings, plans[0]._replace(name=settings.name))
     return signals.run(lambda stop: engine.run_engine(alone, stop), reports_signal=True)
 
 
-def _follow(settings: EngineProcess, follower: Follower) -> None:
-    """Run a part of a worker elsewhere, which represents it in the fleet, and serve its metrics."""
+def _follow(settings: EngineProcess, follower: Follower) -> int:
+    """Run a part of a worker elsewhere, which represents it in the fleet, and serve its metrics. Returns the exit code.
+
+    A part that ends because its leader did is to be started again, so its code says that it failed.
+    """
     from headwater.ops.start import metrics, plan
 
     plans = plan.plan(_one(settings))
-    plan.check(settings, plans)
+    plan.check_plan(settings, plans)
     name = settings.name or follower.name
     if settings.metrics.port:
         labels = {"worker": name, "pool": "", "role": settings.worker.profile.role, "rank": follower.rank}
         metrics.serve(settings.metrics, lambda: labels, kind="worker")
     if reason := _unreached(follower.leader):
         _log.warning("leader_not_reached", leader=follower.leader, reason=reason)
+    ended, gone = threading.Event(), threading.Event()
     if follower.leader and follower.ends_with_it:
-        threading.Thread(target=_end_with, args=(follower.leader,), name="leader", daemon=True).start()
+        arguments = (follower.leader, ended, gone)
+        threading.Thread(target=_end_with, args=arguments, name="leader", daemon=True).start()
     alone = plan.of_worker(settings, plans[0])
     spec = plan.with_model(alone, plan.spec_of(alone, name))
-    plan.launcher_for(alone).run_follower(spec)
+    try:
+        plan.launcher_for(alone).run_follower(spec)
+    except process.EngineInterrupted as interrupted:
+        return FAILED if gone.is_set() else 128 + interrupted.number
+    finally:
+        ended.set()
+    return FAILED
 
 
 def _unreached(leader: str) -> str:
@@ -247,13 +267,35 @@ def _unreached(leader: str) -> str:
     return ""
 
 
-def _end_with(leader: str) -> None:
-    """End this process, as SIGTERM does, when the leader is gone that answers first: the engine may wait for it for good."""
-    while _unreached(leader):
-        time.sleep(LEADER_S)
-    reason = "it closed the connection"
+def _end_with(leader: str, ended: threading.Event, gone: threading.Event) -> None:
+    """End this process, as SIGTERM does, when the leader is gone that answers first: the engine may wait for it for good.
+
+    `ended`: this process ends already. `gone` is set before it is ended from here.
+    """
+    reason = ""
+    while not reason:
+        try:
+            connection = socket.create_connection(split_host_port(leader), LEADER_S)
+        except (OSError, ValueError):
+            time.sleep(LEADER_S)
+            continue
+        began = time.monotonic()
+        reason = _await_end(connection)
+        if time.monotonic() - began < STANDS_S:
+            # An engine finds a free port by listening there for a moment.
+            reason = ""
+            time.sleep(STANDS_S)
+    if ended.wait(END_S):
+        return
+    _log.warning("leader_gone", leader=leader, reason=reason)
+    gone.set()
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _await_end(connection: socket.socket) -> str:
+    """Return why a connection ended, once the other side closed it or was not heard of for long."""
     try:
-        with socket.create_connection(split_host_port(leader), LEADER_S) as connection:
+        with connection:
             connection.settimeout(None)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             for option, value in (("KEEPIDLE", SILENCE_S), ("KEEPINTVL", PROBE_S), ("KEEPCNT", PROBES)):
@@ -263,10 +305,8 @@ def _end_with(leader: str) -> None:
             while connection.recv(4096):
                 pass
     except OSError as error:
-        reason = str(error)
-    time.sleep(END_S)
-    _log.warning("leader_gone", leader=leader, reason=reason)
-    os.kill(os.getpid(), signal.SIGTERM)
+        return str(error)
+    return "it closed the connection"
 
 
 def _one(settings: EngineProcess) -> EngineProcess:

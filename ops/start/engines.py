@@ -1,4 +1,7 @@
-"""`headwater engines`: the engines that can be chosen here, with versions and capabilities, computed from their classes; and `headwater check-engine`: an engine made as a worker makes it, and the suite run over it."""
+"""`headwater engines`: the engines that can be chosen here, with versions and capabilities, computed from their classes.
+
+`headwater check-engine` makes an engine as a worker makes it, and runs the suite over it.
+"""
 
 import asyncio
 import sys
@@ -122,10 +125,15 @@ def as_data(engines: list[ListedEngine]) -> list[dict[str, Any]]:
     ]
 
 
-LABELS = {"passed": "pass", "failed": "FAIL", "unsupported": "unsupported", "inapplicable": "not applicable"}
+OUTCOME_LABELS = {
+    "passed": "pass",
+    "failed": "FAIL",
+    "unsupported": "unsupported",
+    "inapplicable": "not applicable",
+}
 
 
-def run(worker: WorkerSettings, lora_adapters: Sequence[str] = (), *, as_json: bool = False) -> int:
+def check_engine(worker: WorkerSettings, lora_adapters: Sequence[str] = (), *, as_json: bool = False) -> int:
     """Print a line per check. Returns 1 if one failed. Raises `EngineUnavailable`.
 
     `lora_adapters` are folders of at least two adapters, or none.
@@ -136,9 +144,9 @@ def run(worker: WorkerSettings, lora_adapters: Sequence[str] = (), *, as_json: b
     # As in a worker: otherwise the first hash of a block would compile, on the event loop of the engine.
     compile_kernels()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        outcomes = runner.run(_run(worker, show, make_adapter))
+        outcomes = runner.run(_check(worker, show, make_adapter))
     if not as_json:
-        total = ", ".join(f"{count} {LABELS[outcome]}" for outcome, count in outcomes.items())
+        total = ", ".join(f"{count} {OUTCOME_LABELS[outcome]}" for outcome, count in outcomes.items())
         print(f"{worker.engine}: {total}")
     return 1 if outcomes["failed"] else 0
 
@@ -159,13 +167,13 @@ def _adapters(folders: Sequence[str]) -> MakeAdapter:
     return make
 
 
-async def _run(
+async def _check(
     worker: WorkerSettings, show: Callable[[CheckResult], None], make_adapter: MakeAdapter | None
 ) -> Counter[str]:
     settings = EngineProcess(worker=worker)
 
     def make(*, small: bool = False) -> Engine:
-        engine, _ = plan.make(settings, "check")
+        engine, _ = plan.make_engine(settings, "check")
         return engine
 
     outcomes: Counter[str] = Counter()
@@ -178,7 +186,7 @@ async def _run(
 
 def _show_line(result: CheckResult) -> None:
     detail = f" ({result.detail})" if result.detail else ""
-    print(f"{LABELS[result.outcome]:<14}  {result.name}{detail}")
+    print(f"{OUTCOME_LABELS[result.outcome]:<14}  {result.name}{detail}")
 
 
 def _show_json(result: CheckResult) -> None:

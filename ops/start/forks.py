@@ -42,7 +42,7 @@ def run(settings: EngineProcess) -> int:
     # Before anything is imported: a wrong path should not cost a minute.
     plan.with_model(settings, workers.spec_of(settings, ""))
     plans = workers.plan(settings)
-    workers.check(settings, plans)
+    workers.check_plan(settings, plans)
     try:
         workers.launcher_for(settings).import_once(workers.specs_of(settings, plans))
     except EngineUnavailable as error:

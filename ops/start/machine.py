@@ -50,7 +50,7 @@ from headwater.ops.config.sections import (
 )
 from headwater.ops.config.setting import ENV_PREFIX, ConfigError
 from headwater.ops.config.worker import FleetSettings
-from headwater.ops.diagnosis import check_room, free_bytes, report
+from headwater.ops.diagnosis import check_room, free_bytes, log_findings
 from headwater.ops.history.trace_spans import need_opentelemetry
 from headwater.ops.monitoring.files import TARGETS
 from headwater.ops.nats import server as nats_server
@@ -166,7 +166,7 @@ class Machine:
         """Start everything; returns when each process runs, not yet when the fleet is ready."""
         wanted = self._plan
         self._held.enter_context(held(self._data, wanted.started_by))
-        report(check_room([(str(self._data), free_bytes(self._data))]))
+        log_findings(check_room([(str(self._data), free_bytes(self._data))]))
         self._check()
         self._prepare_engines()
         address = self._choose_address()
@@ -218,7 +218,7 @@ class Machine:
         """Check all settings before anything is downloaded or started. Raises `ConfigError` or `EngineUnavailable`."""
         wanted = self._plan
         for engines, workers in zip(self._engines, self._planned, strict=True):
-            plan.check(engines, workers)
+            plan.check_plan(engines, workers)
         if wanted.console is not None:
             check_console(wanted.console.console, wanted.console.auth)
         if wanted.tracer is not None:

@@ -22,8 +22,7 @@ from prometheus_client.core import CounterMetricFamily
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
-from headwater.engines import registry
-from headwater.engines import traits as engine_metrics
+from headwater.engines import registry, traits
 from headwater.ops.config.processes import MetricsSettings
 from headwater.ops.config.setting import ConfigError
 from headwater.ops.start import metrics_folder
@@ -193,8 +192,8 @@ class Labelled(Collector):
             labelled = Metric(family.name, family.documentation, family.type, family.unit)
             for sample in family.samples:
                 own = dict(sample.labels)
-                for traits in registry.all_traits().values():
-                    if rank := own.get(traits.rank_label):
+                for one in registry.all_traits().values():
+                    if rank := own.get(one.rank_label):
                         own["rank"] = rank
                 # A sample's own label is the nearer one.
                 labelled.samples.append(sample._replace(labels={**labels, **own}))
@@ -215,12 +214,12 @@ def _tables() -> tuple[Mapping[str, str], ...]:
 @cache
 def common_names() -> Mapping[str, str]:
     """The common name of each metric of an engine that has one."""
-    return {own: engine_metrics.PREFIX + common for table in _tables() for own, common in table.items()}
+    return {own: traits.PREFIX + common for table in _tables() for own, common in table.items()}
 
 
 def common_families(families: Iterable[Metric], names: Mapping[str, str]) -> Iterator[Metric]:
     """These counters and histograms of engines under their common names, with the labels that all engines' have."""
-    help_of = {engine_metrics.PREFIX + one.name: one.help for one in engine_metrics.COMMON_METRICS}
+    help_of = {traits.PREFIX + one.name: one.help for one in traits.COMMON_METRICS}
     for family in families:
         name = names[family.name]
         sums: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
@@ -242,9 +241,9 @@ def zero_counters(found: Collection[str], labels: Mapping[str, str]) -> Iterator
         if not table.keys() & found:
             continue
         missing = {common for own, common in table.items() if own not in found}
-        for one in engine_metrics.COMMON_METRICS:
+        for one in traits.COMMON_METRICS:
             if one.kind == "counter" and one.name in missing:
-                counter = CounterMetricFamily(engine_metrics.PREFIX + one.name, one.help, labels=list(kept))
+                counter = CounterMetricFamily(traits.PREFIX + one.name, one.help, labels=list(kept))
                 counter.add_metric(list(kept.values()), 0.0)
                 yield counter
 

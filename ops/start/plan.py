@@ -1,4 +1,7 @@
-"""The workers of one machine: names, roles, ports and GPUs, planned in one place, and checked before an engine loads anything; and the engine of each, made from settings with the model that it serves."""
+"""The workers of one machine: names, roles, ports and GPUs, planned in one place, and checked before an engine loads anything.
+
+The engine of each is made here, too, from settings with the model that it serves.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -239,7 +242,7 @@ T = TypeVar("T")
 _log = structlog.get_logger("headwater.preflight")
 
 
-def check(settings: EngineProcess, workers: Sequence[WorkerPlan]) -> None:
+def check_plan(settings: EngineProcess, workers: Sequence[WorkerPlan]) -> None:
     """The checks that need neither an engine nor the fleet. Raises `EngineUnavailable`."""
     own = settings.worker
     start_model.check_names(own.tool_parser, own.reasoning_parser)
@@ -330,7 +333,10 @@ async def _read(read: Callable[[], Awaitable[list[T]]]) -> list[T]:
             )
 
 
-def make(settings: EngineProcess, worker: str) -> tuple[Engine, Served]:
+# The engine of a worker, and its model.
+
+
+def make_engine(settings: EngineProcess, worker: str) -> tuple[Engine, Served]:
     """An engine (not started) and its model. Raises `EngineUnavailable`."""
     own = settings.worker
     takes = registry.traits_of(own.engine).takes_embeddings and own.profile.role not in ("prefill", "decode")

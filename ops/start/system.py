@@ -1,4 +1,7 @@
-"""What a process asks of the system that runs it: descriptors, of which each connection is one, and notices to systemd."""
+"""What a process asks of the system that runs it: descriptors, of which each connection is one, and notices to systemd.
+
+Past the limit of descriptors the system accepts connections that no process can serve. Without a unit of `Type=notify` no notices are sent.
+"""
 
 import contextlib
 import os

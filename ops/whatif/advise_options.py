@@ -1,4 +1,7 @@
-"""Options of `headwater advise`, and types of GPUs: what their vendor publishes, and what engines reach of it."""
+"""Options of `headwater advise`, and types of GPUs: what their vendor publishes, and what engines reach of it.
+
+Light to import: the command line reads types, defaults and descriptions from here.
+"""
 
 from collections.abc import Mapping
 from types import MappingProxyType

@@ -1,4 +1,8 @@
-"""`headwater whatif`: the columns that its options define, their runs, and the output; `headwater tune`: a search for the router's weights on a trace or a recorded run, validated on later requests."""
+"""`headwater whatif` and `headwater tune`: the columns that their options define, their runs, and the output; and a search for routing weights.
+
+The search first samples the whole space at random, then one weight after the other around the best, all from one seed. It uses only the first
+part of the requests; its result is validated on the later rest.
+"""
 
 import math
 import random
@@ -20,7 +24,6 @@ from headwater.ops.operator.log_reading import first_state
 from headwater.ops.start.actor import compile_kernels
 from headwater.ops.terminal import table
 from headwater.ops.whatif import report
-from headwater.ops.whatif import report as whatif_report
 from headwater.ops.whatif.recording import Recording, recording
 from headwater.ops.whatif.report import ServedTimes, WhatifReport, spread_of
 from headwater.ops.whatif.run import RunResult, run
@@ -237,12 +240,12 @@ async def run_log(nats: NatsSettings, pool: str, values: Values, runs: Runs) -> 
     compile_kernels()
     as_it_was = run(recorded.trace, base)
     reports = [report.report_of(as_it_was), *run_all(recorded.trace, others, runs.jobs)]
-    found = whatif_report.fidelity(recorded, as_it_was)
+    found = report.fidelity(recorded, as_it_was)
     if runs.as_json:
         document = {"fidelity": found, "runs": [report.as_data(one) for one in reports]}
         print(msgspec.json.encode(document).decode())
     else:
-        print(f"{whatif_report.as_text(found)}\n\n{report.as_table(reports)}")
+        print(f"{report.as_text(found)}\n\n{report.as_table(reports)}")
     return 0
 
 

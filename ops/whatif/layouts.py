@@ -1,4 +1,9 @@
-"""Layouts of workers on GPUs: which there are, what fits by the model's size, and how long a step of their engines takes."""
+"""Layouts of workers on GPUs: which there are, what fits by the model's size, and how long a step of their engines takes.
+
+A model's size follows from its config.json: weights, work per token, and KV cache per token. Step times are a roofline: the longer of nothing
+is taken, as a step's prompts and its decoding add up in the simulator's model. A prompt's time is its arithmetic, a decode step's the reading
+of weights and KV; tensor parallelism divides both and adds its all-reduces.
+"""
 
 from pathlib import Path
 from typing import Any, Final, NamedTuple

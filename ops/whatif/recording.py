@@ -1,4 +1,9 @@
-"""A recorded run as a trace: the pool log has the decisions and the workers' measurements, from which step times are estimated; the request log has the results."""
+"""A recorded run as a trace: the pool log has the decisions and the workers' measurements, the request log the results.
+
+Step times are estimated from the measurements. A decision records the number of its prompt's blocks and their last hash. Workers announce
+blocks with their parents, so the whole prompt is found by following parents from that last block to the start. Where that block was never
+announced, only the matched part is known, and the rest is replaced by blocks that no other prompt has.
+"""
 
 from collections import Counter
 from typing import NamedTuple

@@ -1,4 +1,7 @@
-"""Options of `headwater whatif` and `tune`: the setting of one column, the speed of each worker and when it changes, the output, and how to search."""
+"""Options of `headwater whatif` and `tune`: the setting of one column, the speed of each worker and when it changes, the output, and how to search.
+
+Light to import: the command line reads types, defaults and descriptions from here.
+"""
 
 from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal, NamedTuple, get_args
@@ -307,6 +310,8 @@ class Setup(msgspec.Struct, frozen=True):
         """Duration of a KV transfer of this many tokens."""
         return round(tokens * self.kv_bytes_per_token / self.transfer_gb_per_s)
 
+
+# Options besides the columns.
 
 Objective = Literal["ttft_mean", "ttft_p50", "ttft_p99", "itl_mean", "e2e_mean", "reuse"]
 

@@ -1,4 +1,8 @@
-"""Workers on virtual time: the simulated engine's scheduler, cache and step times, driven by the caller; and encode legs: which images of a request an encode worker takes, and when their embeddings are at its worker."""
+"""Workers on virtual time: the simulated engine's scheduler, cache and step times, driven by the caller; and encode legs.
+
+Times are whole nanoseconds, so that equal steps simulated together end exactly when they would one by one. Of encode legs it is said which
+images of a request an encode worker takes, and when their embeddings are at its worker.
+"""
 
 from collections.abc import Callable, Iterator
 from typing import NamedTuple

@@ -11,8 +11,8 @@ from headwater.ops.launch.fleet_file import parse_fleet, read_fleet
 from tests.deploy.rendered import DEPLOY, TOOLS, pod_templates, template
 
 FLEETS = sorted((DEPLOY / "fleets").rglob("*.toml"))
-NOT_SERVED = {"diffusion", "multi-node"}
-"""Examples with an engine that the chart has no image of, and with pipeline parallelism, which it does not have either."""
+NOT_SERVED = {"diffusion"}
+"""An example with an engine that the chart has no image of."""
 
 
 @pytest.mark.parametrize(
@@ -63,8 +63,6 @@ REFUSED = {
     ONE + '[[pools.sim.workers]]\nengine = "vllm"\n': "the chart gives a model one engine",
     ONE + '[[pools.sim.workers]]\nengine = "sim"\n': "one group of decode workers",
     ONE.replace("[pools.sim]", '[pools.sim]\nmodel = "/models/a/b"'): "a folder of a machine",
-    ONE.replace('"sim"', '"vllm"')
-    + 'arguments = ["--pipeline-parallel-size", "2"]': "tensor parallelism over nodes, and not this",
     '[nats]\nurl = { env = "X" }\n' + ONE: "nats.url is a reference",
 }
 

@@ -37,10 +37,10 @@ def own(case: Case, *more: str) -> tuple[str, ...]:
     ("case", "command", "more", "number", "code"),
     [
         VLLM.param("up", (), signal.SIGTERM, 0, name="a leader without its rank", marks=SOAK),
-        VLLM.param("engine", RANK, signal.SIGTERM, 0, name="a rank without its leader", marks=SOAK),
-        VLLM.param("engine", RANK, signal.SIGHUP, 0, name="a rank and SIGHUP", marks=SOAK),
+        VLLM.param("engine", RANK, signal.SIGTERM, 143, name="a rank without its leader", marks=SOAK),
+        VLLM.param("engine", RANK, signal.SIGHUP, 129, name="a rank and SIGHUP", marks=SOAK),
         SGLANG.param("up", ("--node-rank=0",), signal.SIGTERM, 0, name="the first node", marks=SOAK),
-        SGLANG.param("engine", ("--node-rank=1",), signal.SIGTERM, 0, name="the second node"),
+        SGLANG.param("engine", ("--node-rank=1",), signal.SIGTERM, 143, name="the second node"),
     ],
 )
 async def test_a_signal_ends_it_with_all_its_processes(

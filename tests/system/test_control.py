@@ -54,7 +54,7 @@ class Guest:
 @contextlib.asynccontextmanager
 async def guest(up: FleetProcess, name: str = "guest", keys: Path | None = None) -> AsyncIterator[Guest]:
     """A guest that has joined; it leaves in an orderly way if it still lives at the end."""
-    made, served = plan.make(EngineProcess(worker=WorkerSettings(engine="sim")), name)
+    made, served = plan.make_engine(EngineProcess(worker=WorkerSettings(engine="sim")), name)
     assert isinstance(made, SimEngine)
     login = Credentials(nkey_file=str(keys / "worker.nk")) if keys is not None else None
     async with open_ports(up.nats, "default", name, kind="worker", credentials=login) as world:

@@ -9,7 +9,7 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from headwater.engines import traits as engine_metrics
+from headwater.engines import traits
 from headwater.engines.vllm import forkserver
 from headwater.ops.start.sockets import free_port
 from tests.support.engines import tiny_model
@@ -225,8 +225,8 @@ async def test_a_prefill_and_a_decode_worker_with_arguments_of_vllms(tmp_path: P
             for label in (f'worker="{worker}"', f'role="{role}"', 'rank="0"', 'pool="small-one-'):
                 assert all(label in line for line in mine)
             assert "process_resident_memory_bytes{" in text
-            for one in engine_metrics.COMMON_METRICS:
-                assert f"# HELP {engine_metrics.PREFIX}{one.name}" in text
+            for one in traits.COMMON_METRICS:
+                assert f"# HELP {traits.PREFIX}{one.name}" in text
         counted = [
             float(line.rpartition(" ")[2])
             for text in texts.values()

@@ -165,6 +165,8 @@ def _is_past(until_s: int, now_s: int) -> bool:
     return bool(until_s) and now_s >= until_s
 
 
+# Access control.
+
 CREDENTIAL_BYTES_MAX: Final = 16 * 1024
 """Tokens of identity providers have hundreds of bytes, with many groups a few thousand."""
 

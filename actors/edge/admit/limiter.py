@@ -335,6 +335,8 @@ def time_limit_reached(seconds: float) -> ApiError:
     )
 
 
+# Use that edges share.
+
 SHARE_S: Final = 0.15
 IDLE_S: Final = 1.0
 

@@ -164,6 +164,8 @@ def write_scopes(scopes: Scopes) -> list[str]:
     return models + [ENDPOINTS + name for name in scopes.endpoints] + list(scopes.permissions)
 
 
+# Cache salts.
+
 KEY_BYTES: Final = 32
 RETRY_S: Final = 0.5
 REMEMBERED_MAX: Final = 4096

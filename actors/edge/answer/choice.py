@@ -147,6 +147,8 @@ def routing_headers(name: str, saga: Saga, *, hides_cached: bool = False) -> Hea
     return headers
 
 
+# Stop strings.
+
 NO_TOKENS: Final[frozenset[int]] = frozenset()
 
 

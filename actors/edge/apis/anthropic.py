@@ -2,6 +2,8 @@
 
 `input_tokens` counts what was neither read from a cache nor written to one, as Anthropic defines it: the three counts
 add up to the prompt. An error has the format of the API that its path belongs to (`respond_error`): Anthropic's, or OpenAI's.
+
+Encoding is pure.
 """
 
 import math
@@ -266,6 +268,8 @@ def _input(arguments: str) -> Any:
     return msgspec.Raw(arguments.encode()) if isinstance(found, dict) else {INVALID_JSON: arguments}
 
 
+# The endpoints.
+
 VERSION: Final = re.compile(rb"20\d\d-\d\d-\d\d")
 """A value of the header anthropic-version, which a request may leave out.
 
@@ -318,6 +322,9 @@ def check_version(headers: Headers) -> None:
             raise bad_request(
                 "The header anthropic-version must be a date, such as 2026-10-21.", param="anthropic-version"
             )
+
+
+# Errors, in the format of the API that a path belongs to.
 
 
 def is_anthropic(path: str) -> bool:

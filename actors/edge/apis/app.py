@@ -17,15 +17,18 @@ from headwater.actors.edge.answer.run import Generator
 from headwater.actors.edge.apis.anthropic import AnthropicApi, respond_error
 from headwater.actors.edge.apis.audio import FORMS, AudioApi
 from headwater.actors.edge.apis.chat import OpenAiApi, TokensApi
-from headwater.actors.edge.apis.images import FILES_PATH as IMAGE_FILES
-from headwater.actors.edge.apis.images import PATH as IMAGE_EDITS
-from headwater.actors.edge.apis.images import VARIATIONS, ImagesApi, variations_unsupported
+from headwater.actors.edge.apis.images import (
+    IMAGE_EDITS,
+    IMAGE_FILES,
+    VARIATIONS,
+    ImagesApi,
+    variations_unsupported,
+)
 from headwater.actors.edge.apis.openapi import openapi_document
 from headwater.actors.edge.apis.pooling import PoolingApi
 from headwater.actors.edge.apis.responses_endpoints import PREFIXES, ResponsesRoutes
 from headwater.actors.edge.apis.video_jobs import VIDEO_BYTES_MAX
-from headwater.actors.edge.apis.videos import PATH as VIDEOS
-from headwater.actors.edge.apis.videos import VideosApi
+from headwater.actors.edge.apis.videos import VIDEOS, VideosApi
 from headwater.actors.edge.catalog import Model, ModelCatalog
 from headwater.actors.edge.history import TenantObjects
 from headwater.actors.edge.saga.fields import FieldChecker

@@ -1,6 +1,6 @@
-"""POST /v1/chat/completions and /v1/completions, and the translation of their requests into the internal request.
+"""POST /v1/chat/completions and /v1/completions, and the translation of their requests into the internal request, which is pure.
 
-POST /tokenize and /detokenize, in vLLM's format, have the same messages and texts as tokens. With the options of an edge's API.
+Also POST /tokenize and /detokenize, in vLLM's format, which read the same messages and texts.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -368,6 +368,9 @@ def _sampling(request: CompletionCommon, logprobs: int | None) -> SamplingFields
     )
 
 
+# The endpoints.
+
+
 class OpenAiApi:
     """The endpoints that generate, in OpenAI's format."""
 
@@ -393,6 +396,8 @@ class OpenAiApi:
         encoder = CompletionEncoder(model.tokenizer, shown_in_completion(request))
         await self._generator.run(completion_request(request), encoder, call)
 
+
+# Tokens of texts and messages.
 
 TOKENS_MAX = 1_000_000
 

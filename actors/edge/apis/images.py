@@ -107,7 +107,7 @@ def decode_images(body: bytes) -> ImagesRequest:
     return cast(ImagesRequest, decode_body(_decoder, body))
 
 
-PATH: Final = "/v1/images/edits"
+IMAGE_EDITS: Final = "/v1/images/edits"
 UPLOADS_MAX: Final = 16
 """Images of one request, whatever the model takes: as OpenAI's servers."""
 
@@ -255,7 +255,7 @@ def fitted(width: int, height: int, support: ImageGenerationSupport) -> tuple[in
 
 # Generated images at a URL: objects of their tenant in the store, for a time.
 
-FILES_PATH: Final = "/v1/images/files/"
+IMAGE_FILES: Final = "/v1/images/files/"
 
 PAUSES_S: Final = (0.2, 1.0)
 """The pause before another attempt to store an image."""
@@ -297,7 +297,7 @@ class ImageFiles:
             await self._objects.put(tenant, "image", id_, data)
         except ApiError as error:
             raise _unavailable(error) from error
-        return FILES_PATH + id_
+        return IMAGE_FILES + id_
 
     async def put_all(self, tenant: str, images: Sequence[bytes], format_: ImageFormat) -> list[str | None]:
         """Paths of their URLs; None for an image that the store did not take after some attempts, or has no room for.
@@ -329,7 +329,7 @@ class ImageFiles:
 
     async def get(self, tenant: str, path: str) -> tuple[bytes, bytes]:
         """An image and its media type. Raises `ApiError` 404 if this tenant has none there (any more)."""
-        id_ = path.removeprefix(FILES_PATH)
+        id_ = path.removeprefix(IMAGE_FILES)
         match = _ID.fullmatch(id_)
         found = None
         if match is not None and self._objects is not None:
@@ -349,6 +349,9 @@ def _unavailable(error: ApiError) -> ApiError:
     if error.status != 503:
         return error
     return overloaded("The store of images is not available; retry, or set response_format to b64_json.", 1.0)
+
+
+# Generation's events as responses.
 
 
 class ImagesEncoder(NamedTuple):
@@ -548,7 +551,7 @@ def variations_unsupported() -> ApiError:
     """Return the error for POST /v1/images/variations."""
     return ApiError(
         404,
-        f"/v1/images/variations is not supported: no engine has it. Send the image to {PATH} with a prompt that "
+        f"/v1/images/variations is not supported: no engine has it. Send the image to {IMAGE_EDITS} with a prompt that "
         "says what to vary, or with a low strength.",
         code="not_supported",
     )

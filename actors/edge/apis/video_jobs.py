@@ -218,6 +218,8 @@ def _ttl_s(job: VideoJob, now_s: int) -> int:
     return max(1, job.expires_s - now_s) if job.has_ended else max(1, job.deadline_s - now_s) + 24 * 3600
 
 
+# One job that this edge runs.
+
 VIDEO_BYTES_MAX: Final = FILE_BYTES_MAX
 """The largest video in the store."""
 

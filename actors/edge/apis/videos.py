@@ -133,7 +133,7 @@ def video_event(job: VideoJob) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (kind.encode(), msgspec.json.encode(document))
 
 
-PATH: Final = "/v1/videos"
+VIDEOS: Final = "/v1/videos"
 STREAM_QUIET_S: Final = 15.0
 """Without a change for so long, a stream has a comment, so that no proxy closes it."""
 
@@ -178,7 +178,7 @@ class VideosApi:
 
     def find(self, method: str, path: str, query: bytes) -> Callable[[Call], Awaitable[None]]:
         """The endpoint of a path. Raises `ApiError` 404 and 405."""
-        if path == PATH:
+        if path == VIDEOS:
             if method == "POST":
                 return self.create
             if method == "GET":

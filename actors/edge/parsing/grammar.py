@@ -131,6 +131,9 @@ def offered_tools(tools: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, 
     return offered
 
 
+# The output of a grammar.
+
+
 class Trimmed:
     """A run of text whose characters `trim`, next to markup, belong to the markup.
 

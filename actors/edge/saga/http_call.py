@@ -1,10 +1,4 @@
-"""One HTTP call to an edge: the parts of the edge that endpoints share, routing hints (what the client's headers and fields say about routing, checked,
-and on its way into the route query), and the router's decision where the call comes with one (`Picked`). An endpoint picker has asked for it, and
-the gateway sends it along in a header. The header has the decision as the pool log has it, less what only a recomputation needs, under a message
-authentication code whose key edges and pickers derive from the namespace key. So a client cannot choose a worker, and an edge that gets a request
-from a gateway does not decide again: what the picker decided is what happens. A decision is followed once, for the prompt that it was made for
-(`ChoiceMessages.fits`), within `AGE_S_MAX`. The second attempt of a gateway (`x-envoy-attempt-count`) follows none: the first may have reached
-another edge.
+"""One HTTP call to an edge: the parts of the edge that endpoints share, its routing hints, and the router's decision where it comes with one.
 
     x-headwater-session, x-session-id    session affinity, under a policy that uses it, and for engine weights; without
                                          either, a digest of OpenAI's `prompt_cache_key` field, the conversation's
@@ -309,14 +303,20 @@ def _digest(kind: str, secret: bytes) -> str:
     return f"{kind}-{blake2b(secret, digest_size=8).hexdigest()}"
 
 
-HEADER: Final = b"x-headwater-decision"
+# Requests that come with the router's decision: an endpoint picker has asked for it, and the gateway sends it along in a header, which
+# has the decision as the pool log has it, less what only a recomputation needs, under a message authentication code whose key edges and
+# pickers derive from the namespace key. So a client cannot choose a worker, and an edge that gets a request from a gateway does not decide
+# again: what the picker decided is what happens. A decision is followed once, for the prompt that it was made for (`ChoiceMessages.fits`),
+# within `DECISION_AGE_S_MAX`. The second attempt of a gateway (`x-envoy-attempt-count`) follows none: the first may have reached another edge.
+
+DECISION_HEADER: Final = b"x-headwater-decision"
 ATTEMPT_COUNT: Final = b"x-envoy-attempt-count"
 
-AGE_S_MAX: Final = 60.0
+DECISION_AGE_S_MAX: Final = 60.0
 """Seconds from the decision until an edge has the request. A body of the greatest size takes a fraction of it."""
 
-REMEMBERED_MAX: Final = 65_536
-"""Decisions that an edge remembers to have followed: more than it gets within `AGE_S_MAX`."""
+DECISIONS_REMEMBERED_MAX: Final = 65_536
+"""Decisions that an edge remembers to have followed: more than it gets within `DECISION_AGE_S_MAX`."""
 
 CODE_BYTES: Final = 16
 _DOMAIN: Final = b"headwater picked"
@@ -366,7 +366,7 @@ class DecisionSeal:
 
     async def open(self, headers: Headers) -> Picked | None:
         """The decision in a request's headers. None without one, and for one that is not to be followed, whose reason is logged."""
-        value = next((value for name, value in headers if name == HEADER), b"")
+        value = next((value for name, value in headers if name == DECISION_HEADER), b"")
         if not value:
             return None
         try:
@@ -384,7 +384,7 @@ class DecisionSeal:
             _log.warning("pick_rejected", attempt=picked.decision.request, reason="it was followed before")
             return None
         self._followed[picked.id] = None
-        if len(self._followed) > REMEMBERED_MAX:
+        if len(self._followed) > DECISIONS_REMEMBERED_MAX:
             self._followed.popitem(last=False)
         return picked
 
@@ -396,13 +396,15 @@ class DecisionSeal:
             raise ValueError("it is not from a picker of this namespace")
         picked = _decode(text)
         age_s = (self._clock.wall_ns() - picked.decision.wall_ns) / 1e9
-        if abs(age_s) > AGE_S_MAX:
+        if abs(age_s) > DECISION_AGE_S_MAX:
             raise ValueError(f"it is {age_s:.0f} s old by this machine's clock")
         return picked
 
     def _code(self, text: bytes) -> bytes:
         return hmac.digest(self._key, text, sha256)[:CODE_BYTES]
 
+
+# The parts of an edge that its endpoints share, and one call to them.
 
 T = TypeVar("T")
 

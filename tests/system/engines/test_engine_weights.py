@@ -33,7 +33,7 @@ class OtherEngine(SimEngine):
 @contextlib.asynccontextmanager
 async def other_worker(up: FleetProcess) -> AsyncIterator[None]:
     """A worker of the other engine, in the test's own process, that has joined the fleet's pool."""
-    made, served = plan.make(EngineProcess(worker=WorkerSettings(engine="sim")), "other-0")
+    made, served = plan.make_engine(EngineProcess(worker=WorkerSettings(engine="sim")), "other-0")
     assert isinstance(made, SimEngine)
     async with open_ports(up.nats, "default", "other-0", kind="worker") as ports:
         engine = OtherEngine(made._settings, SystemClock())

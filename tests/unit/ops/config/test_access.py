@@ -33,12 +33,15 @@ def test_elsewhere_it_refuses_and_says_what_to_do(host: str) -> None:
         ({"issuer": ""}, "--oidc-issuer"),
         ({"audience": ()}, "--oidc-audience"),
         ({"jwks_url": ""}, "--oidc-jwks-url"),
-        ({"jwks_url": "file://elsewhere/keys.json"}, "https"),
+        ({"jwks_url": "file://elsewhere/keys.json"}, "must be file:///PATH"),
+        ({"jwks_url": "file:keys.json"}, "must be file:///PATH"),
+        ({"jwks_url": "file:///"}, "must be file:///PATH"),
+        ({"jwks_url": "https://[::1/keys"}, "Invalid IPv6 URL"),
         ({"jwks_url": "http://id.example/keys"}, "https"),
     ],
 )
 def test_oidc_needs_an_issuer_an_audience_and_keys(mode: str, changes: dict[str, object], flag: str) -> None:
-    for url in (COMPLETE.jwks_url, "file:///etc/jwks.json"):
+    for url in (COMPLETE.jwks_url, "file:///etc/jwks.json", "file://localhost/etc/jwks.json"):
         check_access(AccessSettings(mode, oidc=COMPLETE._replace(jwks_url=url)), "0.0.0.0")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=flag):
         check_access(AccessSettings(mode, oidc=COMPLETE._replace(**changes)), "127.0.0.1")  # type: ignore[arg-type]

@@ -327,7 +327,7 @@ def test_a_table_is_one_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     flags = ("--media-limits=image_bytes_max=6", "--media-limits=image_fetch_s=1")
     limits = settings_of("edge", "--config", path, *flags).media.limits
     assert (limits.image.bytes_max, limits.image.fetch_s, limits.video.fetch_s) == (6, 1.0, 0.5)
-    assert limits.file == MediaLimits().file
+    assert (limits.file.pages_max, limits.audio.bytes_max) == (7, 9)
     assert settings_of("edge", *flags).media.limits.image.bytes_max == 6
     monkeypatch.delenv("HEADWATER_MEDIA_LIMITS")
     empty = written(tmp_path, "media:\n  limits:\n    # nothing\n", "empty.yaml")
@@ -352,8 +352,10 @@ def test_a_table_names_what_is_wrong_in_it(one: Setting) -> None:
         one.read(["no_such_name=1"], "")
     with pytest.raises(ConfigError, match="no_such_name: give NAME=VALUE"):
         one.read(["no_such_name"], "")
-    with pytest.raises(ConfigError, match="expected a table, got a int"):
-        one.read([3], "")
+    refused: tuple[object, ...] = (3, 0, False, [])
+    for wrong in refused:
+        with pytest.raises(ConfigError, match=f"expected a table, got a {type(wrong).__name__}"):
+            one.read([wrong], "")
 
 
 def test_a_process_gets_the_settings_of_its_fleet() -> None:

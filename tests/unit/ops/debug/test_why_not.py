@@ -147,7 +147,7 @@ async def test_left_out_by_name(capsys: Capture) -> None:
     told = await a_fleet()
     await decided(told, "a", exclude=("w1.1",))
     assert (await told_of(told, capsys, "w1"))[0] == (
-        "w1 was no candidate: it was saturated (--busy-… limits), and another worker was not"
+        "w1 was no candidate: it was saturated (limits of --busy), and another worker was not"
     )
     again = await a_fleet()
     await again.tell_request(RequestRouted("a", 0, "a-0-1", "w1", 1, 0))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from headwater.ops.diagnosis import LINE_CHARACTERS, explain
+from headwater.ops.diagnosis import LINE_CHARACTERS, explain_engine_log
 
 NOISE = "INFO 11-26 10:00:00 [core.py:70] Initializing a V1 LLM engine\n" * 50
 AFTER = "\nRuntimeError: Engine core initialization failed. See root cause above.\n" * 3
@@ -39,7 +39,7 @@ AFTER = "\nRuntimeError: Engine core initialization failed. See root cause above
 )  # fmt: skip
 def test_the_cause_is_found_among_other_lines(line: str, wanted: str) -> None:
     """Exactly one, with the line that says it."""
-    (found,) = explain(f"{NOISE}{line}{AFTER}", "worker-0")
+    (found,) = explain_engine_log(f"{NOISE}{line}{AFTER}", "worker-0")
     assert (found.id, found.about) == (wanted, "worker-0")
     assert found.text.strip("…") in line
     assert found.remedy
@@ -47,19 +47,25 @@ def test_the_cause_is_found_among_other_lines(line: str, wanted: str) -> None:
 
 def test_a_log_without_a_known_cause_says_nothing() -> None:
     """Neither does a log of an engine that started with a connector."""
-    assert explain(NOISE + AFTER, "w") == []
-    assert explain("INFO Creating v1 connector with name: NixlConnector and engine_id: 1\n", "w") == []
-    assert explain("INFO Available KV cache memory: 55.1 GiB\nINFO Maximum concurrency: 12.5x", "w") == []
+    assert explain_engine_log(NOISE + AFTER, "w") == []
+    assert (
+        explain_engine_log("INFO Creating v1 connector with name: NixlConnector and engine_id: 1\n", "w")
+        == []
+    )
+    assert (
+        explain_engine_log("INFO Available KV cache memory: 55.1 GiB\nINFO Maximum concurrency: 12.5x", "w")
+        == []
+    )
 
 
 def test_a_long_line_is_cut_around_the_cause() -> None:
     """It is shown with what is before it."""
-    (found,) = explain("x" * 5000 + " CUDA out of memory " + "y" * 5000, "w")
+    (found,) = explain_engine_log("x" * 5000 + " CUDA out of memory " + "y" * 5000, "w")
     assert "CUDA out of memory" in found.text
     assert len(found.text) <= LINE_CHARACTERS + 2
 
 
 def test_several_causes_come_in_the_order_of_the_log() -> None:
     """The first is most often the cause of the others."""
-    found = explain("Address already in use\nCUDA out of memory\n", "w")
+    found = explain_engine_log("Address already in use\nCUDA out of memory\n", "w")
     assert [one.id for one in found] == ["engine-port", "engine-memory"]

@@ -162,7 +162,7 @@ async def test_what_it_waits_for(told: list[Event], what: str, state: str) -> No
 
 
 ALL_READY = (
-    "it is in a router's queue if all of them are saturated: add workers, or raise the --busy-… limits"
+    "it is in a router's queue if all of them are saturated: add workers, or raise the limits of --busy"
 )
 
 

@@ -134,6 +134,30 @@ name = "other"
     assert [one.name for one in plan.engines] == ["worker", "other"]
 
 
+def test_a_table_of_an_inner_level_changes_what_it_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A setting that is a table is joined over the levels of the file by the names in it, which may be references."""
+    text = """
+[settings.http.limits]
+connections_max = 100
+[settings.health]
+stuck_s = 77
+[edges.settings.http.limits]
+body_bytes_max = { env = "FLEET_BODY" }
+[pools.alpha.settings.health]
+idle_s = 5
+[[pools.alpha.workers]]
+engine = "sim"
+settings.health.canary_s = 3
+"""
+    fleet = parse_fleet(text, "fleet.toml")
+    monkeypatch.setenv("FLEET_BODY", "20000")
+    plan = plan_host(fleet, LOCAL)
+    limits = plan.edges[0].http
+    assert (limits.limits.connections.connections, limits.limits.bodies.bytes_max) == (100, 20000)
+    health = plan.engines[0].health
+    assert (health.stuck_s, health.idle_s, health.canary_s) == (77, 5, 3)
+
+
 def test_references_are_resolved_where_they_are_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "token").write_text("ghost\n")
     text = f"""

@@ -6,12 +6,11 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
-from headwater.engines import registry
-from headwater.engines import traits as engine_metrics
+from headwater.engines import registry, traits
 from headwater.ops.start.metrics import common_families, common_names, zero_counters
 
 TABLES = {name: traits.metrics for name, traits in registry.all_traits().items() if traits.metrics}
-COMMON = {one.name for one in engine_metrics.COMMON_METRICS}
+COMMON = {one.name for one in traits.COMMON_METRICS}
 
 
 @pytest.mark.parametrize("engine", TABLES)

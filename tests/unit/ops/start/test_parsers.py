@@ -9,7 +9,7 @@ from headwater.engines.engine import EngineUnavailable
 from headwater.engines.model_files import ModelFiles, byte_model_files, read_model_files
 from headwater.ops.cli import main
 from headwater.ops.start import model, plan
-from headwater.ops.start.plan import make
+from headwater.ops.start.plan import make_engine
 from tests.support.processes.line import settings_of
 
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}{# <tool_call> #}"
@@ -39,16 +39,16 @@ def test_detected_unless_named() -> None:
 def test_an_unknown_name_fails_before_anything_starts(engine: str) -> None:
     settings = settings_of("engine", "--engine", engine, "--tool-parser", "hermess")
     with pytest.raises(EngineUnavailable, match=r"--tool-parser hermess: .* did you mean hermes\?"):
-        plan.check(settings, [])
+        plan.check_plan(settings, [])
 
 
 def test_a_worker_serves_what_was_found(tmp_path: Path) -> None:
     """This is what its model card says."""
     folder = write_model(tmp_path / "m", TEMPLATE)
-    _, served = make(settings_of("engine", "--engine", "sim", "--model", str(folder)), "w")
+    _, served = make_engine(settings_of("engine", "--engine", "sim", "--model", str(folder)), "w")
     assert (served.tool_parser, served.reasoning_parser) == ("hermes", "")
     line = ("engine", "--engine", "sim", "--model", str(folder), "--reasoning-parser", "qwen3")
-    _, served = make(settings_of(*line), "w")
+    _, served = make_engine(settings_of(*line), "w")
     assert (served.tool_parser, served.reasoning_parser) == ("hermes", "think")
 
 

@@ -102,7 +102,7 @@ def test_ports_of_all_kinds_are_looked_at_together(key: str, value: object, want
     own = {"metrics.port": 9100, "vllm.connector": "nixl", key: value}
     settings = with_settings(EngineProcess(), own)
     with pytest.raises(EngineUnavailable, match=wanted):
-        plan.check(settings, plan.plan(settings))
+        plan.check_plan(settings, plan.plan(settings))
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from headwater.engines.launcher import Follower
+from headwater.engines.process import EngineInterrupted
 from headwater.engines.sglang import launcher
 from headwater.engines.sglang.config import SglangSettings
 from headwater.engines.vllm import launch
 from headwater.engines.vllm.config import VllmSettings
 from headwater.ops.config.processes import EngineProcess, with_settings
-from headwater.ops.start import engine, engine_process, model
+from headwater.ops.start import engine, engine_process, model, plan
 from headwater.schemas.names import host_port
 
 
@@ -26,7 +28,7 @@ def test_a_further_node_of_sglang_is_no_worker(monkeypatch: pytest.MonkeyPatch, 
     words = ("--nnodes=2", "--node-rank=1", "--dist-init-addr=127.0.0.1:9", "--tp-size=2")
     given_settings = {"worker.engine": "sglang", "worker.model": str(model.ensure()), "sglang.native": words}
     settings = with_settings(EngineProcess(), given_settings)
-    assert engine_process.run(settings) == 0
+    assert engine_process.run(settings) == engine_process.FAILED
     [given] = run
     assert given.options.native == words
 
@@ -39,7 +41,7 @@ def test_headless_ranks_of_vllm_are_no_worker(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("headwater.engines.vllm.config.on_cpu", lambda: False)
     words = ("--headless", "--data-parallel-size=4", "--data-parallel-start-rank=2")
     given = {"worker.model": str(model.ensure()), "vllm.native": words, "worker.gpus_per_worker": 3}
-    assert engine_process.run(with_settings(EngineProcess(name="h"), given)) == 0
+    assert engine_process.run(with_settings(EngineProcess(name="h"), given)) == engine_process.FAILED
     [settings] = run
     assert (settings.options.native, settings.options.gpus_per_worker) == (words, 3)
     assert (settings.worker.name, settings.worker.model) == ("h", str(model.ensure()))
@@ -52,10 +54,14 @@ def test_a_further_node_ends_when_its_leader_is_gone(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(engine_process, "LEADER_S", 0.05)
     monkeypatch.setattr(engine_process, "END_S", 0.05)
     with socket.create_server(("127.0.0.1", 0)) as server:
-        watch = threading.Thread(target=engine_process._end_with, args=(host_port(*server.getsockname()),))
+        ended, gone = threading.Event(), threading.Event()
+        given = (host_port(*server.getsockname()), ended, gone)
+        watch = threading.Thread(target=engine_process._end_with, args=given)
         watch.start()
+        # An engine that looks whether the port is free.
         server.accept()[0].close()
         leader, _ = server.accept()
+        monkeypatch.setattr(engine_process, "STANDS_S", 0.0)
         leader.sendall(b"a word")
         watch.join(0.2)
         assert watch.is_alive()
@@ -63,3 +69,54 @@ def test_a_further_node_ends_when_its_leader_is_gone(monkeypatch: pytest.MonkeyP
         leader.close()
         watch.join(10)
     assert killed == [(os.getpid(), signal.SIGTERM)]
+    assert gone.is_set()
+
+
+def test_a_node_that_ends_already_is_not_ended_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own processes are being ended, and nothing is to interrupt that."""
+    monkeypatch.setattr("os.kill", lambda *_: pytest.fail("it was"))
+    monkeypatch.setattr(engine_process, "STANDS_S", 0.0)
+    ended, gone = threading.Event(), threading.Event()
+    ended.set()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        given = (host_port(*server.getsockname()), ended, gone)
+        watch = threading.Thread(target=engine_process._end_with, args=given)
+        watch.start()
+        server.accept()[0].close()
+        watch.join(10)
+    assert not watch.is_alive()
+    assert not gone.is_set()
+
+
+@pytest.mark.parametrize(
+    ("leader_gone", "number", "code"),
+    [(False, None, 1), (False, signal.SIGTERM, 143), (True, signal.SIGTERM, 1)],
+)
+def test_a_node_whose_leader_ended_is_to_be_started_again(
+    monkeypatch: pytest.MonkeyPatch, leader_gone: bool, number: int | None, code: int
+) -> None:
+    """Supervisors start what failed; what a signal from outside ended stays ended under systemd."""
+
+    class Launcher:
+        def run_follower(self, _: object) -> None:
+            if leader_gone:
+                ends.wait(10)
+            if number is not None:
+                raise EngineInterrupted(number)
+
+    def end_with(_leader: str, _ended: threading.Event, gone: threading.Event) -> None:
+        gone.set()
+        ends.set()
+
+    ends = threading.Event()
+    monkeypatch.setattr(engine_process, "_unreached", lambda _: "")
+    if leader_gone:
+        monkeypatch.setattr(engine_process, "_end_with", end_with)
+    else:
+        monkeypatch.setattr(engine_process, "_end_with", lambda *_: None)
+    for name, made in (("plan", [None]), ("check_plan", None), ("of_worker", None), ("spec_of", None)):
+        monkeypatch.setattr(plan, name, lambda *_, made=made: made)
+    monkeypatch.setattr(plan, "with_model", lambda *_: None)
+    monkeypatch.setattr(plan, "launcher_for", lambda _: Launcher())
+    follower = Follower("node", leader="127.0.0.1:1", ends_with_it=True)
+    assert engine_process._follow(EngineProcess(), follower) == code

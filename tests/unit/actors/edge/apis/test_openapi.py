@@ -13,7 +13,7 @@ import pytest
 from headwater import __version__
 from headwater.actors.edge.apis import app, responses_endpoints
 from headwater.actors.edge.apis.openapi import ENDPOINTS, openapi_document
-from headwater.actors.edge.apis.videos import PATH as VIDEOS
+from headwater.actors.edge.apis.videos import VIDEOS
 from headwater.actors.edge.saga.fields import ApiEndpoint, field_rows
 from headwater.actors.http.body import FORM
 from tests.support.marks import OFFICIAL_CLIENT

@@ -4,7 +4,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from headwater.actors.edge.saga.http_call import AGE_S_MAX, NO_HINTS, DecisionSeal, Picked
+from headwater.actors.edge.saga.http_call import DECISION_AGE_S_MAX, NO_HINTS, DecisionSeal, Picked
 from headwater.actors.edge.saga.placement import ChoiceMessages, Dispatcher
 from headwater.actors.edge.saga.types import ChoiceSpec
 from headwater.actors.edge.saga.workers import WorkerRegistry
@@ -66,7 +66,7 @@ async def test_what_is_not_followed(change: str) -> None:
         case "no base64":
             header = b"\xff" * 40
         case "old":
-            await clock.advance(AGE_S_MAX + 1)
+            await clock.advance(DECISION_AGE_S_MAX + 1)
         case "second attempt":
             more = [(b"x-envoy-attempt-count", b"2")]
     assert await DecisionSeal(table, clock).open([(b"x-headwater-decision", header), *more]) is None

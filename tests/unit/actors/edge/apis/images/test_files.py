@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from headwater.actors.edge.apis import images as image_files
-from headwater.actors.edge.apis.images import FILES_PATH, ImageFiles
+from headwater.actors.edge.apis.images import IMAGE_FILES, ImageFiles
 from headwater.actors.edge.history import CHUNK_BYTES, OBJECT_BYTES_MAX, TenantObjects
 from headwater.actors.http.errors import ApiError
 from headwater.events.memory import MemoryTable
@@ -33,7 +33,7 @@ async def test_an_image_is_its_tenants_until_it_expires() -> None:
     table = MemoryTable(clock)
     files = ImageFiles(TenantObjects(table, 60))
     path = await files.put("one", DATA, "webp")
-    assert path.startswith(f"{FILES_PATH}img_")
+    assert path.startswith(f"{IMAGE_FILES}img_")
     assert path.endswith(".webp")
     assert await files.put("one", DATA, "webp") != path
     assert await files.get("one", path) == (DATA, b"image/webp")
@@ -54,13 +54,13 @@ async def test_without_a_store_there_are_no_urls() -> None:
         await files.put("", DATA, "png")
     assert (refused.value.status, refused.value.param) == (400, "response_format")
     with pytest.raises(ApiError, match="no such image"):
-        await files.get("", f"{FILES_PATH}img_{'0' * 32}.png")
+        await files.get("", f"{IMAGE_FILES}img_{'0' * 32}.png")
 
 
 async def test_errors_of_the_store_speak_of_images() -> None:
     """A store that fails is a 503, an image that is too large for it a 400."""
     files = ImageFiles(TenantObjects(BrokenTable(ManualClock()), 60))
-    for call in (files.put("", b"x", "png"), files.get("", f"{FILES_PATH}img_{'0' * 32}.png")):
+    for call in (files.put("", b"x", "png"), files.get("", f"{IMAGE_FILES}img_{'0' * 32}.png")):
         with pytest.raises(ApiError, match="store of images") as failed:
             await call
         assert failed.value.status == 503

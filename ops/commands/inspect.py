@@ -310,7 +310,7 @@ def inspect(
     from headwater.ops.config.processes import EngineProcess
     from headwater.ops.config.worker import WorkerSettings
     from headwater.ops.start import model as start_model
-    from headwater.ops.start.model_download import with_folder
+    from headwater.ops.start.model_source import with_folder
     from headwater.ops.start.plan import model_folder
 
     wanted = WorkerSettings(model=model, model_revision=model_revision)

@@ -31,7 +31,7 @@ from headwater.ops.config.processes import EngineProcess, LocalFleetSettings, en
 from headwater.ops.config.setting import ConfigError
 from headwater.ops.config.worker import FleetSettings, section_of
 from headwater.ops.start import metrics_folder
-from headwater.ops.start.model_download import with_folder
+from headwater.ops.start.model_source import with_folder
 from headwater.schemas.names import split_host_port
 
 INSIDE: Final = "HEADWATER_ENVIRONMENT_OF"

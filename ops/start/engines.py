@@ -25,7 +25,7 @@ from headwater.ops.config.processes import EngineProcess
 from headwater.ops.config.worker import WorkerSettings
 from headwater.ops.start import plan
 from headwater.ops.start.actor import compile_kernels
-from headwater.ops.start.model_download import with_folder
+from headwater.ops.start.model_source import with_folder
 from headwater.schemas.tables import Capability
 
 Support = Literal["yes", "configurable", "no"]

@@ -60,7 +60,7 @@ from headwater.ops.start.actor import keep_namespace, keep_pools, revoke_leases_
 from headwater.ops.start.children import Child, ChildGroup, headwater_command
 from headwater.ops.start.data_folder import held
 from headwater.ops.start.edge import certificate, check_picker
-from headwater.ops.start.model_download import with_folder
+from headwater.ops.start.model_source import with_folder
 from headwater.ops.start.plan import WorkerPlan
 from headwater.ops.start.sockets import bind, free_port, free_range
 from headwater.ops.start.spawner import Spawner

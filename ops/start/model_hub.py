@@ -23,8 +23,8 @@ from huggingface_hub import constants, errors
 from huggingface_hub.file_download import repo_folder_name
 
 from headwater.engines import logs
+from headwater.ops.start.model_source import DownloadFailed
 from headwater.ops.start.model_store import (
-    DownloadFailed,
     RemoteFile,
     bytes_of,
     check_space,

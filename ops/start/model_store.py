@@ -24,6 +24,7 @@ import obstore
 from obstore.store import from_url
 
 from headwater.engines import logs
+from headwater.ops.start.model_source import DownloadFailed
 
 FORMATS: Final = (("*.safetensors",), ("*.bin",), ("*.pt", "*.pth"))
 """Formats of weights that engines load, the best first: a model's files of other formats are copies of the same."""
@@ -42,10 +43,6 @@ NO_USE: Final = ("*.png", "*.jpg", "*.jpeg", "*.gif", "*.mp4", "*.pdf", "*.md", 
 CHUNK_BYTES: Final = 4 << 20
 PROGRESS_S: Final = 10.0
 TERMINAL_PROGRESS_S: Final = 0.5
-
-
-class DownloadFailed(Exception):
-    """A model cannot be had; the text says why, and what to do."""
 
 
 class RemoteFile(NamedTuple):

@@ -30,7 +30,7 @@ from headwater.ops.config.setting import ConfigError
 from headwater.ops.config.sources import NATIVE
 from headwater.ops.config.worker import EngineOptions, FleetSettings
 from headwater.ops.start import model as start_model
-from headwater.ops.start.model_download import DEMO_NAME
+from headwater.ops.start.model_source import DEMO_NAME
 from headwater.ops.start.sockets import free_range, is_own
 from headwater.schemas.events import Role
 from headwater.schemas.names import LOOPBACK, WILDCARDS

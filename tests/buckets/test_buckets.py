@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from headwater.engines.engine import EngineUnavailable
-from headwater.ops.start.model_download import fetch, parse_source
+from headwater.ops.start.model_source import fetch, parse_source
 from tests.buckets.emulators import Azure, Emulator, Google, running
 
 pytestmark = [pytest.mark.soak, pytest.mark.processes]

@@ -15,8 +15,7 @@ from huggingface_hub import constants
 from headwater.ops.config.processes import EngineProcess
 from headwater.ops.config.worker import WorkerSettings
 from headwater.ops.start import model_hub
-from headwater.ops.start.model_download import fetch, parse_source, with_folder
-from headwater.ops.start.model_store import DownloadFailed
+from headwater.ops.start.model_source import DownloadFailed, fetch, parse_source, with_folder
 from tests.support.servers.hub import Hub
 from tests.unit.ops.model_download.conftest import WEIGHTS
 

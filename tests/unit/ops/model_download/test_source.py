@@ -7,8 +7,8 @@ import pytest
 from headwater.engines.engine import EngineUnavailable
 from headwater.ops.config.processes import EngineProcess
 from headwater.ops.config.worker import WorkerSettings
-from headwater.ops.start.model_download import ModelSource, parse_source, with_folder
-from headwater.ops.start.model_store import DownloadFailed, RemoteFile, choose
+from headwater.ops.start.model_source import DownloadFailed, ModelSource, parse_source, with_folder
+from headwater.ops.start.model_store import RemoteFile, choose
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from headwater.engines.engine import EngineUnavailable
-from headwater.ops.start.model_download import fetch, parse_source
+from headwater.ops.start.model_source import fetch, parse_source
 from tests.support.servers.files import FileServer, file_server
 from tests.unit.ops.model_download.conftest import WEIGHTS
 
@@ -112,7 +112,7 @@ def test_a_killed_download_is_continued(web: FileServer, folder: Path, tmp_path:
     # The library tries again for a while: the process is killed in that time.
     web.breaks[path] = 1_000
     program = (
-        "import sys; from pathlib import Path; from headwater.ops.start.model_download import fetch, parse_source; "
+        "import sys; from pathlib import Path; from headwater.ops.start.model_source import fetch, parse_source; "
         "fetch(parse_source(sys.argv[1]), weights=True, cache=Path(sys.argv[2]))"
     )
     command = [sys.executable, "-c", program, at(web, "http"), str(tmp_path)]

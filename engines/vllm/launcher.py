@@ -121,10 +121,10 @@ class VllmLauncher(EngineLauncher[VllmOptions]):
 
     def run_follower(self, worker: WorkerSpec) -> None:
         """See `EngineLauncher.run_follower`."""
-        from headwater.engines.vllm import forkserver, launch
+        from headwater.engines.vllm import launch, preload
 
         if self.computes_on_cpu():
-            forkserver.preload(online=worker.online)
+            preload.preload(online=worker.online)
         launch.run(EngineSettings(worker, self.options, self.read_files(worker)))
 
     def node_arguments(self, nodes: int, rank: int, leader: str, port: int) -> list[str]:
@@ -138,11 +138,11 @@ class VllmLauncher(EngineLauncher[VllmOptions]):
 
     def import_once(self, workers: Sequence[WorkerSpec]) -> None:
         """See `EngineLauncher.import_once`."""
-        from headwater.engines.vllm import forkserver
+        from headwater.engines.vllm import preload
 
         _log.info("vllm_importing", workers=len(workers))
         try:
-            seconds = forkserver.preload(online=any(worker.online for worker in workers))
+            seconds = preload.preload(online=any(worker.online for worker in workers))
         except ImportError as error:
             raise EngineUnavailable(f"vLLM cannot be imported: {error}") from error
         # Once for all, with vLLM's own parser; what it means is not needed here.

@@ -150,10 +150,10 @@ async def bus_case(bus_server: NatsServer | None) -> AsyncIterator[BusCase]:
 @pytest.fixture(scope="session")
 def vllm_model() -> str:
     """Folder of a model that costs 2 ms a token, with vLLM imported into this process: 10 to 30 s, once."""
-    from headwater.engines.vllm import forkserver
+    from headwater.engines.vllm import preload
 
     folder = str(tiny_model.ensure())
-    forkserver.preload()
+    preload.preload()
     # In a whole run the engines' fleets come next in this worker.
     zygotes.begin("vllm", "sglang")
     return folder

@@ -39,7 +39,7 @@ class Target(NamedTuple):
 
 TARGETS: Final = {
     "saga": Target("actors/edge/saga/saga.py", ("tests/unit/actors/edge/saga",), 0.82),
-    "decide": Target("router/decide.py", ("tests/unit/router/decision",), 0.92),
+    "decide": Target("router/decide.py", ("tests/unit/router",), 0.92),
     "chain": Target(
         "events/chain.py",
         ("tests/unit/events/test_chain.py", "tests/unit/events/test_chains_together.py"),

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from headwater.engines.conformance.case import EngineCase
-from headwater.engines.vllm import VllmOptions, forkserver
+from headwater.engines.vllm import VllmOptions, preload
 from headwater.engines.vllm.encoder import VllmEncoder
 from headwater.schemas import hashing
 from headwater.schemas.media import PromptMedia
@@ -61,7 +61,7 @@ async def test_the_reference_is_what_hugging_face_answers() -> None:
 @pytest.fixture(scope="module")
 def imported() -> None:
     """VLLM in this process. The processes of its engines are forks of it, instead of importing it again, four times."""
-    forkserver.preload()
+    preload.preload()
 
 
 @pytest.mark.soak

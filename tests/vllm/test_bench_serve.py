@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from headwater.engines.vllm.forkserver import ENVIRONMENT
+from headwater.engines.vllm.preload import ENVIRONMENT
 from headwater.ops.start.signals import die_with_parent
 from headwater.ops.start.sockets import free_port
 from tests.support.engines import tiny_model

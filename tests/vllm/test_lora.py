@@ -15,7 +15,7 @@ import pytest
 from headwater.actors.worker.model_card import Served
 from headwater.engines.engine import Engine, EngineInfo
 from headwater.engines.model_files import read_model_files
-from headwater.engines.vllm import VllmOptions, forkserver
+from headwater.engines.vllm import VllmOptions, preload
 from tests.support.engines import tiny_model
 from tests.support.engines.adapters import make_adapter
 from tests.support.engines.settings import engine_settings
@@ -52,7 +52,7 @@ async def engines(folder: Path, *names: str) -> AsyncIterator[dict[str, tuple[En
     """
     # As `headwater up` on a CPU: vLLM is imported once instead of six times, its processes are forks, their
     # threads are not all bound to the first core, and they pause while they poll.
-    forkserver.preload()
+    preload.preload()
     from headwater.engines.vllm.engine import VllmEngine
 
     class UpAlready(VllmEngine):

@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from headwater.engines import traits
-from headwater.engines.vllm import forkserver
+from headwater.engines.vllm import preload
 from headwater.ops.start.sockets import free_port
 from tests.support.engines import tiny_model
 from tests.support.processes import zygote
@@ -42,11 +42,11 @@ PROGRAM = """
 import dataclasses, json, sys
 from headwater.engines.engine import EngineError
 from headwater.engines.vllm import config as cli_arguments
-from headwater.engines.vllm import forkserver
+from headwater.engines.vllm import preload
 from headwater.engines.launcher import EngineSettings, WorkerSpec
 from headwater.engines.vllm import VllmOptions
 from headwater.engines.vllm.config import keyword_arguments
-forkserver.preload()
+preload.preload()
 found = {}
 for name, words in json.loads(sys.argv[1]).items():
     options = VllmOptions(dtype="float32", native=tuple(words))
@@ -180,7 +180,7 @@ def test_the_scheduler_has_the_limits_of_vllms_server(found: dict[str, Any]) -> 
 
 def test_transfers_wait_for_events(found: dict[str, Any]) -> None:
     """Whatever NIXL's Python API sets; everything else that it sets is kept."""
-    assert found["transfers"] == [forkserver.PROGRESS_POLL_US, 5]
+    assert found["transfers"] == [preload.PROGRESS_POLL_US, 5]
 
 
 @pytest.mark.soak

@@ -149,7 +149,7 @@ def _run(arguments: Sequence[str]) -> int:
 def main(descriptor: int, engine: str) -> None:
     """Fork a spawner for each connection, until killed or the test process is gone."""
     from headwater.engines.process import freeze_heap
-    from headwater.engines.vllm import forkserver
+    from headwater.engines.vllm import preload
     from headwater.ops import cli  # noqa: F401
     from headwater.ops.start import edge, router  # noqa: F401
     from headwater.ops.start import engine as engine_process  # noqa: F401
@@ -159,7 +159,7 @@ def main(descriptor: int, engine: str) -> None:
 
     die_with_parent()
     if engine == "vllm":
-        forkserver.preload()
+        preload.preload()
         Machine.forked_engines |= {"vllm", "diffusers"}
     if engine == "sglang":
         forks.preload()

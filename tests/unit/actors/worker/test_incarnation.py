@@ -36,7 +36,7 @@ from headwater.schemas.hashing import pack_tokens, unpack_hashes
 from headwater.schemas.inference import GenerateRequest, Sampling
 from tests.support.data.examples import packed
 from tests.support.worlds.virtual import Stage, another_takes_the_lease, events_of, staged, until
-from tests.unit.router.fold.test_load_order import STEPS_NS, Fleet
+from tests.unit.router.test_load_order import STEPS_NS, Fleet
 
 
 def generate(number: int, tokens: int = 20) -> GenerateRequest:

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from headwater.engines import logs
-from headwater.engines.vllm.forkserver import ENVIRONMENT, OFFLINE, preload
+from headwater.engines.vllm.preload import ENVIRONMENT, OFFLINE, preload
 
 
 @pytest.mark.parametrize("online", [False, True])

@@ -13,7 +13,7 @@ from headwater.actors.edge.saga.types import MOVE_S_MAX, PLACE_S_MAX
 from headwater.actors.http.errors import ApiError
 from headwater.schemas.inference import Refused
 from headwater.schemas.routing import NO_CONSTRAINTS, Decision, RouteRefused
-from tests.unit.router.fold.test_load import decision
+from tests.unit.router.test_load import decision
 
 
 class Routed:

@@ -22,7 +22,7 @@ from headwater.schemas.routing import Decision, Draw, RouteQuery, RouteRefused
 from tests.support.data.examples import packed, record
 from tests.support.data.queries import changed
 from tests.support.data.story import fold
-from tests.unit.router.decision.test_policies import PROMPT, ask, reply
+from tests.unit.router.test_policies import PROMPT, ask, reply
 
 ENGINES = {"v1": "vllm", "v2": "vllm", "s1": "sglang"}
 

@@ -17,7 +17,7 @@ from headwater.ops.config.worker import WorkerSettings
 from headwater.ops.start import model_hub
 from headwater.ops.start.model_source import DownloadFailed, fetch, parse_source, with_folder
 from tests.support.servers.hub import Hub
-from tests.unit.ops.model_download.conftest import WEIGHTS
+from tests.unit.ops.start.models.conftest import WEIGHTS
 
 SERVED = {"config.json", "tokenizer.json", WEIGHTS}
 

@@ -9,7 +9,7 @@ from headwater.schemas.routing import Decision, RouteQuery, RouteRefused
 from tests.support.data.examples import packed
 from tests.support.data.queries import route_query
 from tests.support.worlds.clock import WALL_NS
-from tests.unit.router.queue.test_admission import Told
+from tests.unit.router.test_admission import Told
 
 PREFILL_S = 2.0
 

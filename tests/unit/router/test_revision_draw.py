@@ -15,7 +15,7 @@ from headwater.schemas.events import Event, Role, TrafficSplit, WorkerDraining, 
 from headwater.schemas.routing import Decision, Draw, RouteRefused
 from tests.support.data.examples import record
 from tests.support.data.story import fold
-from tests.unit.router.decision.test_policies import ask, reply
+from tests.unit.router.test_policies import ask, reply
 
 REVISIONS = {"a1": "old", "a2": "old", "b1": "new"}
 

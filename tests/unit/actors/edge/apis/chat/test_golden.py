@@ -1,6 +1,6 @@
 """Generation's events as OpenAI's responses: golden transcripts, and the official client's types as the reader of them.
 
-After a change that is meant: `python -m tests.unit.actors.edge.apis.openai.test_golden` writes the transcripts again.
+After a change that is meant: `python -m tests.unit.actors.edge.apis.chat.test_golden` writes the transcripts again.
 """
 
 from collections.abc import Callable

@@ -12,7 +12,7 @@ from headwater.router.state import RouterState
 from headwater.schemas.events import BlocksStored, LoadReported, Role
 from headwater.schemas.routing import Candidate, Decision
 from tests.support.data.examples import packed, record
-from tests.unit.router.decision.test_estimates import BLOCKS, MS, ask, fleet, measured, of, took
+from tests.unit.router.test_estimates import BLOCKS, MS, ask, fleet, measured, of, took
 
 FAST: Final = [f"w{number}" for number in range(1, 8)]
 SLOW: Final = "w8"

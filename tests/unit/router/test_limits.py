@@ -7,7 +7,7 @@ from headwater.router.state import RouterState
 from headwater.schemas.events import BlocksStored, LoadReported
 from headwater.schemas.routing import Decision, Weights
 from tests.support.data.examples import packed, record
-from tests.unit.router.decision.test_estimates import BLOCKS, ask, fleet, give, took
+from tests.unit.router.test_estimates import BLOCKS, ask, fleet, give, took
 
 TOKENS = 1_600
 WEIGHTS = Weights(ttft_limit_ms=500.0, itl_limit_ms=25.0)

@@ -6,7 +6,7 @@ from headwater.router.state import RouterState
 from headwater.schemas.events import LoadReported, WorkerJoined
 from headwater.schemas.hashing import tenant_digest
 from tests.support.data.examples import record
-from tests.unit.router.decision.test_estimates import BLOCKS, MS_A_TOKEN, ask, fleet, give, of, took
+from tests.unit.router.test_estimates import BLOCKS, MS_A_TOKEN, ask, fleet, give, of, took
 
 BASE_MS, REQUEST_MS, BLOCK_MS = 5.0, 2.0, 0.01
 

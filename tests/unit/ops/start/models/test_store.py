@@ -12,7 +12,7 @@ import pytest
 from headwater.engines.engine import EngineUnavailable
 from headwater.ops.start.model_source import fetch, parse_source
 from tests.support.servers.files import FileServer, file_server
-from tests.unit.ops.model_download.conftest import WEIGHTS
+from tests.unit.ops.start.models.conftest import WEIGHTS
 
 SERVED = {"config.json", "tokenizer.json", WEIGHTS}
 

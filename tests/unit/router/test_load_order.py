@@ -18,7 +18,7 @@ from headwater.schemas.events import Event, LoadReported, WorkerDraining, Worker
 from headwater.schemas.routing import Decision
 from tests.support.data.examples import joined, record
 from tests.support.worlds.clock import WALL_NS
-from tests.unit.router.fold.test_load import decision
+from tests.unit.router.test_load import decision
 
 WORKERS = ("w1", "w2")
 STAGES = ("accepted", "prefilled", "finished")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from headwater.engines.vllm.forkserver import OFFLINE
+from headwater.engines.vllm.preload import OFFLINE
 from tests.support.servers.hub import Hub, hub
 
 WEIGHTS = "model.safetensors"

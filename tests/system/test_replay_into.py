@@ -20,9 +20,9 @@ import sys
 from functools import partial
 
 from headwater.ops import cli
-from headwater.ops.start import temporary, up
+from headwater.ops.launch import up
 
-temporary.Machine = partial(temporary.Machine, spawner=up.start_spawner(cli.main))
+up.Machine = partial(up.Machine, spawner=up.start_spawner(cli.main))
 sys.exit(cli.main(sys.argv[1:]))
 """
 """The command, whose fleet's processes are forked from it: executed, each imports for two seconds."""

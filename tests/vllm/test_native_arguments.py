@@ -49,7 +49,7 @@ from headwater.engines.vllm.config import keyword_arguments
 preload.preload()
 found = {}
 for name, words in json.loads(sys.argv[1]).items():
-    options = VllmOptions(dtype="float32", native=tuple(words))
+    options = VllmOptions(native=tuple(words))
     if name == "connectors":
         example = {"example": {"shared_storage_path": "/kv"}}
         options = options._replace(connector="nixl,example", connector_options=example)

@@ -69,24 +69,23 @@ def test_an_environment_without_opentelemetry_costs_the_engines_spans_only(
 
 
 @pytest.mark.parametrize(
-    ("url", "protocol", "variable", "endpoint", "found"),
+    ("url", "variable", "endpoint", "found"),
     [
-        (URL, "auto", "", f"{URL}/v1/traces", "http/protobuf"),
-        (f"{URL}/", "http", "grpc", f"{URL}/v1/traces", "http/protobuf"),
-        ("https://c/otlp/v1/traces", "auto", "", "https://c/otlp/v1/traces", "http/protobuf"),
-        ("http://c:4317", "auto", "", "http://c:4317", "grpc"),
-        ("http://c:4317", "auto", "http/protobuf", "http://c:4317/v1/traces", "http/protobuf"),
-        (URL, "auto", "grpc", URL, "grpc"),
+        (URL, "", f"{URL}/v1/traces", "http/protobuf"),
+        (f"{URL}/", "http/protobuf", f"{URL}/v1/traces", "http/protobuf"),
+        ("https://c/otlp/v1/traces", "", "https://c/otlp/v1/traces", "http/protobuf"),
+        ("http://c:4317", "", "http://c:4317", "grpc"),
+        ("http://c:4317", "http/protobuf", "http://c:4317/v1/traces", "http/protobuf"),
+        (URL, "grpc", URL, "grpc"),
     ],
 )
 def test_a_receiver_is_found_by_its_url(
-    url: str, protocol: str, variable: str, endpoint: str, found: str, monkeypatch: pytest.MonkeyPatch
+    url: str, variable: str, endpoint: str, found: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As OpenTelemetry's own variables would have it."""
     if variable:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", variable)
-    settings = TraceSettings(url, protocol, 0.5)  # type: ignore[arg-type]
-    assert engine_traces(settings) == EngineTraces(endpoint, found, 0.5)
+    assert engine_traces(TraceSettings(url, 0.5)) == EngineTraces(endpoint, found, 0.5)
 
 
 @pytest.mark.parametrize("url", ["collector:4318", "ftp://c", "http://", "http://c:port", "grpc://c:4317"])

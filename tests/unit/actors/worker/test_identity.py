@@ -109,12 +109,13 @@ async def test_a_model_that_only_bears_the_name_is_refused(stage: Stage, role: A
 async def test_an_engine_whose_blocks_differ_is_refused(stage: Stage, kind: str) -> None:
     """Known only once it has started: it is the same model, with KV that no other worker of it can use."""
     values: dict[str, tuple[Any, Any]] = {"dtype": ("bfloat16", "float16"), "block_size": (16, 32)}
+    named = {"dtype": "dtype float16", "block_size": "--block-size 32"}
     files = FILES._replace(identity=ONE)
     one, other = values[kind]
     await joined(start(stage, "w1", files, **{kind: one}))
     before = await cards(stage)
     reason = await refused(start(stage, "w2", files, **{kind: other}))
-    for part in (str(one), str(other), pool_name("default", 16), f"--{kind.replace('_', '-')}"):
+    for part in (str(one), str(other), pool_name("default", 16), named[kind]):
         assert part in reason
     assert await cards(stage) == before
 

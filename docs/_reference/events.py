@@ -1,10 +1,10 @@
-"""Events of the log, from `schemas`."""
+"""Events of the log, and commands whose outcome is an event, from `schemas`."""
 
 import inspect
 
 from docs._reference.markdown import doc, table
 from docs._reference.structs import fields
-from headwater.schemas import encoding, events, routing
+from headwater.schemas import control, encoding, events, routing
 
 _HEAD = """
 # Events
@@ -19,7 +19,7 @@ versions. New fields are only appended; another shape is a new tag with an upcas
 def page() -> str:
     """The whole page."""
     parts = [_HEAD, doc(encoding), "", *_structs(encoding)]
-    for module in (events, routing):
+    for module in (events, routing, control):
         name = module.__name__.removeprefix("headwater.").replace(".", "/")
         parts += [f"## `{name}.py`", _blocks(doc(module)), *_structs(module)]
     parts += ["## Retired shapes", _block(doc(encoding))]

@@ -9,7 +9,6 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from headwater.actors.http.asgi import ClientGone, Headers, Receive, Scope
-from headwater.actors.http.decoding import LARGE_BYTES, joined
 from headwater.actors.http.errors import ApiError, bad_request, overloaded
 from headwater.actors.limits import BodyLimits
 
@@ -63,7 +62,9 @@ class _BodyInFlight:
         _check_encoding(self._scope)
         self._bodies.check(max(0, length_of(self._scope)), 0)
         try:
-            return await _join(await self._parts())
+            # Not while they arrive: bodies that grow side by side fragment the heap to twice their size.
+            parts = await self._parts()
+            return parts[0] if len(parts) == 1 else b"".join(parts)
         except BaseException:
             self._release()
             raise
@@ -103,18 +104,6 @@ def _check_encoding(scope: Scope) -> None:
                 f"content-encoding {value[:40].decode('latin-1')} is not supported: send the body uncompressed.",
                 code="unsupported_content_encoding",
             )
-
-
-async def _join(parts: list[bytes]) -> bytes:
-    """One body of these parts, which are given up as they are copied: by a thread if they are large.
-
-    Not while they arrive: bodies that grow side by side fragment the heap to twice their size.
-    """
-    if len(parts) == 1:
-        return parts.pop()
-    if sum(map(len, parts)) < LARGE_BYTES:
-        return b"".join(parts)
-    return await asyncio.to_thread(joined, parts)
 
 
 def length_of(scope: Scope) -> int:

@@ -101,7 +101,6 @@ def _call_kernels() -> None:
     ControlTokens(["<|a|>"]).split("<|a|>" * SHORT_CHARACTERS, 2)
     body = np.frombuffer(b'{"prompt": [1, "a"]}', np.uint8)
     decoding.count(body)
-    decoding.find_long_strings(body, 1, np.zeros(2, np.int64), np.zeros(2, np.int64))
 
 
 def _compile_scoring(index: "PrefixIndex", hashes: "U64") -> None:

@@ -39,7 +39,7 @@ from headwater.actors.edge.settings import UNLIMITED, EdgeSettings, HistorySetti
 from headwater.actors.http.asgi import ClientGone, HeaderAdder, Headers, Receive, Scope, Send, respond
 from headwater.actors.http.body import Bodies
 from headwater.actors.http.connection import WebSocket, refuse
-from headwater.actors.http.decoding import LARGE_BYTES, check_shape, require_method, shorten
+from headwater.actors.http.decoding import check_shape, require_method
 from headwater.actors.http.errors import ApiError
 from headwater.actors.limits import BodyLimits
 from headwater.actors.media.intake import MediaIntake
@@ -229,8 +229,6 @@ class App:
             async with self.bodies.read(scope, receive) as body:
                 if scope["path"] not in UNLIKE_JSON:
                     await check_shape(body)
-                    if len(body) >= LARGE_BYTES:
-                        body = await shorten(body)
                 scheme = scope.get("scheme", "http")
                 arrived_s = self._workers.ports.clock.monotonic_s()
                 picked = await self._seal.open(headers)

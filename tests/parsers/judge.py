@@ -18,8 +18,6 @@ def read(
         writer.tool_format,
         writer.reasoning_format,
         tools=tools,
-        parse_tools=True,
-        parse_reasoning=True,
         starts_in_reasoning=writer.inside and reasons,
     )
     events = [event for piece in pieces for event in parser.push(piece)]

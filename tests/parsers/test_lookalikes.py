@@ -9,37 +9,21 @@ from headwater.actors.edge.parsing.formats import REASONING_FORMATS, TOOL_FORMAT
 from tests.parsers.answers import Answer, Call
 from tests.parsers.drawing import draw_pieces, draw_wild_prose
 from tests.parsers.examples import EXAMPLES, FEWER, FEWEST, TIMEOUT
+from tests.parsers.hard_cases import tool
 from tests.parsers.judge import problem_of, read
 from tests.parsers.writers import FIRST, WRITERS
 from tests.parsers.writers.writer import Writer, Written, markers_of
 
 CALL = Call("f", {"s": "v"})
 
-TOOLS = [
-    {
-        "type": "function",
-        "function": {
-            "name": "f",
-            "parameters": {
-                "type": "object",
-                "properties": {"s": {"type": "string"}, "n": {"type": "integer"}},
-            },
-        },
-    }
-]
+TOOLS = [tool("f", s={"type": "string"}, n={"type": "integer"})]
 
 
-def opening(writer: Writer) -> tuple[str, ...]:
-    """The markers that open calls, or a group of them."""
-    found = TOOL_FORMATS[writer.tool_format]
-    return tuple(dict.fromkeys((*found.calls, *found.end_reasoning)))
-
-
-def other(writer: Writer) -> tuple[str, ...]:
-    """The other markers of a family: those without a meaning of their own, and those around reasoning."""
-    reasoning = REASONING_FORMATS.get(writer.reasoning_format)
+def own(writer: Writer) -> tuple[str, ...]:
+    """The markers of a family: those that open calls, those without a meaning of their own, and those around reasoning."""
+    calls, reasoning = TOOL_FORMATS[writer.tool_format], REASONING_FORMATS.get(writer.reasoning_format)
     around = (*reasoning.open, *reasoning.close, *reasoning.framing) if reasoning is not None else ()
-    return tuple(dict.fromkeys((*TOOL_FORMATS[writer.tool_format].framing, *around)))
+    return tuple(dict.fromkeys((*calls.calls, *calls.end_reasoning, *calls.framing, *around)))
 
 
 SENTENCES = (
@@ -50,8 +34,7 @@ SENTENCES = (
     "A line:\n{}\nand more.",
 )
 
-OPENING = [(name, marker) for name in FIRST.values() for marker in opening(WRITERS[name])]
-OTHER = [(name, marker) for name in FIRST.values() for marker in other(WRITERS[name])]
+OWN = [(name, marker) for name in FIRST.values() for marker in own(WRITERS[name])]
 
 
 def check(writer: Writer, sentence: str, *, calls: bool) -> None:
@@ -66,15 +49,8 @@ def check(writer: Writer, sentence: str, *, calls: bool) -> None:
     assert read(writer, TOOLS, draw_pieces(rnd, written.text), reasons=False) == whole
 
 
-@pytest.mark.parametrize(("name", "marker"), OPENING)
-def test_an_opening_marker_in_prose_is_text(name: str, marker: str) -> None:
-    """Alone, and before a call."""
-    for sentence, calls in product(SENTENCES[:3], (False, True)):
-        check(WRITERS[name], sentence.format(marker), calls=calls)
-
-
-@pytest.mark.parametrize(("name", "marker"), OTHER)
-def test_another_marker_in_prose_is_text(name: str, marker: str) -> None:
+@pytest.mark.parametrize(("name", "marker"), OWN)
+def test_a_marker_of_the_format_in_prose_is_text(name: str, marker: str) -> None:
     """Alone, and before a call."""
     for sentence, calls in product(SENTENCES[:3], (False, True)):
         check(WRITERS[name], sentence.format(marker), calls=calls)
@@ -91,7 +67,7 @@ FOREIGN = [
         '<invoke name="f">',
         "<｜DSML｜",
     )
-    if not any(own in marker or marker in own for own in (*opening(WRITERS[name]), *other(WRITERS[name])))
+    if not any(known in marker or marker in known for known in own(WRITERS[name]))
 ]
 
 

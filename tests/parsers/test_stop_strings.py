@@ -31,8 +31,6 @@ def written_by(name: str, *parts: str | tuple[Call, ...]) -> ParsedChoiceWriter:
         writer.tool_format,
         writer.reasoning_format,
         tools=TOOLS,
-        parse_tools=True,
-        parse_reasoning=True,
         starts_in_reasoning=False,
     )
     choice = ParsedChoiceWriter(

@@ -53,22 +53,6 @@ class ToolCallEnd(NamedTuple):
 OutputEvent = TextDelta | ReasoningDelta | ToolCallStart | ToolArgumentsDelta | ToolCallEnd
 
 
-class OutputParser(Protocol):
-    """Turns the text of one answer into events, piece by piece."""
-
-    def push(self, text: str) -> list[OutputEvent]:
-        """Take the next piece of the answer and return the events it completes.
-
-        The text has its special tokens spelled out, apart from the one that ends the turn. Pieces may be cut anywhere,
-        also inside a marker: the events, with adjacent deltas merged, do not depend on the cuts. Never raises.
-        """
-        ...
-
-    def finish(self) -> list[OutputEvent]:
-        """Return the remaining events: the answer has ended."""
-        ...
-
-
 class ParsedCall(NamedTuple):
     """A tool call as a whole. `complete`: whether it ended properly."""
 
@@ -141,7 +125,7 @@ class Trimmed:
     known what follows them: text keeps them, markup takes them.
     """
 
-    __slots__ = ("_held", "_holds_markup", "_lead", "_make", "_out", "_trim", "written")
+    __slots__ = ("_held", "_lead", "_make", "_out", "_trim", "holds_markup", "written")
 
     def __init__(
         self, out: list[OutputEvent], make: type[TextDelta] | type[ReasoningDelta], trim: str
@@ -150,7 +134,8 @@ class Trimmed:
         self._make: Final = make
         self._trim: Final = trim
         self._held: list[str] = []
-        self._holds_markup = False
+        self.holds_markup = False
+        """True while a marker is held back."""
         self._lead = ""
         self.written = False
         """True once anything but whitespace was written since `start`."""
@@ -190,24 +175,19 @@ class Trimmed:
         self.written = True
         self._out.append(self._make(text))
 
-    @property
-    def holds_markup(self) -> bool:
-        """True while a marker is held back."""
-        return self._holds_markup
-
     def hold_markup(self, marker: str) -> None:
         """Append a marker that is text if text follows it, and nothing if markup does, or the answer's end."""
         self._held.append(marker)
-        self._holds_markup = True
+        self.holds_markup = True
 
     def drop_held(self) -> None:
         """Markup follows: what was held back belongs to it."""
         self._held = []
-        self._holds_markup = False
+        self.holds_markup = False
 
     def keep_held(self) -> None:
         """The answer ends: whitespace that was held back is text, but next to markup."""
-        text = "" if self._holds_markup else "".join(self._held)
+        text = "" if self.holds_markup else "".join(self._held)
         self.drop_held()
         if text:
             self.written = True
@@ -219,14 +199,10 @@ class Output:
 
     __slots__ = ("_call", "_ended", "events", "reasoning", "text")
 
-    def __init__(self, trim: str, reasoning_trim: str, *, parse_reasoning: bool) -> None:
+    def __init__(self, trim: str, reasoning_trim: str) -> None:
         self.events: list[OutputEvent] = []
         self.text = Trimmed(self.events, TextDelta, trim)
-        self.reasoning = (
-            Trimmed(self.events, ReasoningDelta, reasoning_trim)
-            if parse_reasoning
-            else Trimmed(self.events, TextDelta, "")
-        )
+        self.reasoning = Trimmed(self.events, ReasoningDelta, reasoning_trim)
         self._call = -1
         self._ended = False
 
@@ -307,13 +283,13 @@ class Context:
         else:
             self.no_call.write(self.reader.take_record())
 
-    def abandon(self, *, cut: bool = True) -> None:
+    def abandon(self, *, cut: bool = True, strict: bool = False) -> None:
         """Give back what was read, as `give_back` does; but if the answer's end cut the call off, drop its markup.
 
         A call that was cut off before its first argument says nothing that a client could use. `cut`: all that was read may be the
-        beginning of a call.
+        beginning of a call. `strict`: no marker opened it, so that it is text however it ends.
         """
-        if not (cut and self.reader.ended and self.reader.at >= len(self.reader.text)):
+        if strict or not (cut and self.reader.ended and self.reader.at >= len(self.reader.text)):
             self.give_back()
         elif (text := self.reader.take_record()).isspace():
             self.no_call.write(text)
@@ -329,6 +305,41 @@ class CallGrammar(Protocol):
     def read(self, context: Context, marker: str) -> Steps[None]:
         """Read the calls that `marker` opens, up to the end of the last."""
         ...
+
+
+class OutputParser:
+    """Turns the text of one answer into events: it resumes a grammar with each piece of text."""
+
+    __slots__ = ("_grammar", "_out", "_reader")
+
+    def __init__(self, context: Context, grammar: Steps[None]) -> None:
+        self._reader: Final = context.reader
+        self._out: Final = context.out
+        self._grammar: Steps[None] | None = grammar
+
+    def push(self, text: str) -> list[OutputEvent]:
+        """Take the next piece of the answer and return the events it completes.
+
+        The text has its special tokens spelled out, apart from the one that ends the turn. Pieces may be cut anywhere,
+        also inside a marker: the events, with adjacent deltas merged, do not depend on the cuts. Never raises.
+        """
+        if text:
+            self._reader.feed(text)
+            self._resume()
+        return self._out.take()
+
+    def finish(self) -> list[OutputEvent]:
+        """Return the remaining events: the answer has ended."""
+        self._reader.ended = True
+        self._resume()
+        return self._out.take()
+
+    def _resume(self) -> None:
+        if self._grammar is not None:
+            try:
+                next(self._grammar)
+            except StopIteration:
+                self._grammar = None
 
 
 # The data of a format, from which a parser is made.

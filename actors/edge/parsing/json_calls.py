@@ -60,15 +60,9 @@ class JsonCalls:
                     context.give_back()
                     return
         else:
-            self._reject(context)
+            context.abandon(strict=self.strict)
             return
         yield from reader.accept_end(markers(*self.close))
-
-    def _reject(self, context: Context) -> None:
-        if self.strict:
-            context.give_back()
-        else:
-            context.abandon()
 
     def _read_array(self, context: Context) -> Steps[None]:
         reader = context.reader
@@ -84,7 +78,7 @@ class JsonCalls:
             reader.at += 1
             reader.take_record()
         else:
-            self._reject(context)
+            context.abandon(strict=self.strict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,10 +160,8 @@ class _JsonCall:
         if not self._started:
             if self._grammar.strict and self._has_key:
                 yield from _pass_over(self._context)
-            elif self._grammar.strict:
-                self._context.give_back()
             else:
-                self._context.abandon(cut=not whole)
+                self._context.abandon(cut=not whole, strict=self._grammar.strict)
             return False
         # Models forget the object's own brace, but a marker after whole arguments leaves no doubt.
         if whole or (

@@ -27,7 +27,7 @@ _SURROGATE: Final = re.compile(r"\\u[dD][89a-fA-F]")
 _PAIR: Final = regex.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}")
 _HEX: Final = re.compile(r"[0-9a-fA-F]{4}")
 
-_LITERALS: Final = {
+JSON_WORDS: Final = {
     "true": "true",
     "false": "false",
     "null": "null",
@@ -192,8 +192,8 @@ def _copy_word(reader: Reader, write: Write) -> Steps[bool]:
             break
         yield
     word = found.group()
-    if word in _LITERALS:
-        write(_LITERALS[word])
+    if word in JSON_WORDS:
+        write(JSON_WORDS[word])
     elif JSON_NUMBER.fullmatch(word):
         write(word)
     else:

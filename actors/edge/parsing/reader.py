@@ -157,36 +157,27 @@ class Reader:
 
     def look(self, markers: Markers) -> Steps[str]:
         """Return the marker that follows, "" if none does, and read nothing."""
-        while True:
-            matched = ""
-            undecided = False
-            for literal in markers.literals:
-                if self.text.startswith(literal, self.at):
-                    matched = literal
-                    break
-                if not self.ended and literal.startswith(self.text[self.at :]):
-                    undecided = True
-                    break
-            if not undecided:
-                return matched
+        while (marker := self._starts_with(markers, self.at)) is None:
             yield
+        return marker
 
     def accept_after_space(self, markers: Markers) -> Steps[str]:
         """Read whitespace and a marker, if they follow, and return the marker; otherwise read nothing.
 
         With more whitespace than `HEADER_MAX` no marker follows.
         """
-        end, marker = yield from self._find_after_space(markers)
+        behind, marker = yield from self.find_after_space(markers)
         if marker:
-            self.at = end + len(marker)
+            self.at += behind + len(marker)
         return marker
 
     def copy_after_space(self, markers: Markers, write: Write) -> Steps[str]:
         """Do what `accept_after_space` does, and write what was read."""
-        end, marker = yield from self._find_after_space(markers)
+        behind, marker = yield from self.find_after_space(markers)
         if marker:
-            write(self.text[self.at : end] + marker)
-            self.at = end + len(marker)
+            end = self.at + behind + len(marker)
+            write(self.text[self.at : end])
+            self.at = end
         return marker
 
     def accept_end(self, markers: Markers) -> Steps[str]:
@@ -220,26 +211,22 @@ class Reader:
 
     def find_after_space(self, markers: Markers, behind: int = 0) -> Steps[tuple[int, str]]:
         """Do what `look_after_space` does, and return too how many characters further on the marker, or whatever follows, begins."""
-        end, marker = yield from self._find_after_space(markers, behind)
-        return end - self.at, marker
-
-    def only_space_follows(self, behind: int = 0) -> bool:
-        """Return whether the answer has ended, but for whitespace, that many characters further on."""
-        return self.ended and not self.text[self.at + behind :].strip()
-
-    def _find_after_space(self, markers: Markers, behind: int = 0) -> Steps[tuple[int, str]]:
         while True:
             start = self.at + behind  # `feed` moves `at`
             found = _SPACE.match(self.text, start)
             assert found is not None
             end = found.end()
             if end - start > HEADER_MAX:
-                return end, ""
+                return end - self.at, ""
             if end < len(self.text) or self.ended:
                 marker = self._starts_with(markers, end)
                 if marker is not None:
-                    return end, marker
+                    return end - self.at, marker
             yield
+
+    def only_space_follows(self, behind: int = 0) -> bool:
+        """Return whether the answer has ended, but for whitespace, that many characters further on."""
+        return self.ended and not self.text[self.at + behind :].strip()
 
     def _starts_with(self, markers: Markers, at: int) -> str | None:
         """Return the marker at `at`, "" if none is there, None if that needs more text."""

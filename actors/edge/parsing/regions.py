@@ -4,75 +4,29 @@ Calls are enforced by `tool_choice` "required" or a named tool. The engine is he
 the arguments of the named tool (`FORCED_CALL`), or an array of calls (`FORCED_CALLS`).
 """
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from headwater.actors.edge.parsing.grammar import (
-    Context,
-    Output,
-    OutputEvent,
-    ReasoningFormat,
-    ToolFormat,
-    offered_tools,
-)
+from headwater.actors.edge.parsing.grammar import Context, ReasoningFormat, ToolFormat, offered_tools
 from headwater.actors.edge.parsing.json_calls import JsonCalls
 from headwater.actors.edge.parsing.json_value import copy_value
-from headwater.actors.edge.parsing.reader import Reader, Steps, markers
-
-
-class GrammarParser:
-    """An `OutputParser` that resumes a grammar with each piece of text."""
-
-    __slots__ = ("_grammar", "_out", "_reader")
-
-    def __init__(self, reader: Reader, out: Output, grammar: Steps[None]) -> None:
-        self._reader: Final = reader
-        self._out: Final = out
-        self._grammar: Generator[None, None, None] | None = grammar
-
-    def push(self, text: str) -> list[OutputEvent]:
-        """Take the next piece of the answer and return the events it completes."""
-        if text:
-            self._reader.feed(text)
-            self._resume()
-        return self._out.take()
-
-    def finish(self) -> list[OutputEvent]:
-        """Return the remaining events."""
-        self._reader.ended = True
-        self._resume()
-        return self._out.take()
-
-    def _resume(self) -> None:
-        if self._grammar is not None:
-            try:
-                next(self._grammar)
-            except StopIteration:
-                self._grammar = None
+from headwater.actors.edge.parsing.reader import Steps, markers
 
 
 class Regions:
     """Reads an answer of text, reasoning and calls.
 
-    Reasoning opens at the beginning of text only: a marker of it further on is text about reasoning. Without
-    `parse_reasoning` reasoning is text too, with its markers. A marker that opens no call is text, and so is one without a meaning of its own
-    that stands neither next to a call nor, around the response, at its beginning or end.
+    Reasoning opens at the beginning of text only: a marker of it further on is text about reasoning. A marker that opens no call is text,
+    and so is one without a meaning of its own that stands neither next to a call nor, around the response, at its beginning or end.
     """
 
     __slots__ = (
         "_around_calls", "_around_text", "_calls", "_context", "_ends_before", "_in_reasoning", "_in_text",
-        "_reasoning", "_show", "_whole",
+        "_reasoning", "_whole",
     )  # fmt: skip
 
-    def __init__(
-        self,
-        context: Context,
-        tools: ToolFormat | None,
-        reasoning: ReasoningFormat | None,
-        *,
-        parse_reasoning: bool,
-    ) -> None:
+    def __init__(self, context: Context, tools: ToolFormat | None, reasoning: ReasoningFormat | None) -> None:
         self._context: Final = context
         self._reasoning: Final = reasoning if reasoning is not None else ReasoningFormat(open=(), close=())
         self._calls: Final = tools.calls if tools is not None else {}
@@ -84,7 +38,6 @@ class Regions:
         ends = (*self._ends_before, *(tools.end_reasoning if tools is not None else ()))
         self._in_text: Final = markers(*self._calls, *framing, *self._reasoning.open, *self._reasoning.close)
         self._in_reasoning: Final = markers(*self._reasoning.close, *ends)
-        self._show: Final = not parse_reasoning
 
     def read(self, *, inside: bool) -> Steps[None]:
         """Read the answer. `inside`: it begins inside reasoning."""
@@ -92,10 +45,10 @@ class Regions:
         opens = markers(*self._reasoning.open)
         if inside:
             # The template opened the reasoning; the model may open it again.
-            opened = yield from reader.accept_after_space(opens)
-            yield from self._read_reasoning(opened)
-        elif self._whole is not None and (opened := (yield from reader.accept_after_space(opens))):
-            yield from self._read_reasoning(opened)
+            yield from reader.accept_after_space(opens)
+            yield from self._read_reasoning()
+        elif self._whole is not None and (yield from reader.accept_after_space(opens)):
+            yield from self._read_reasoning()
         if self._whole is not None:
             self._context.begin("")
             yield from self._whole.read(self._context, "")
@@ -126,9 +79,7 @@ class Regions:
         if out.text.written:
             out.text.write(marker)
         elif marker in self._reasoning.open:
-            yield from self._read_reasoning(marker)
-        elif self._show:
-            out.text.write(marker)
+            yield from self._read_reasoning()
         else:
             out.text.drop_held()
 
@@ -144,22 +95,17 @@ class Regions:
         context.out.text.start()
         return True
 
-    def _read_reasoning(self, opened: str) -> Steps[None]:
+    def _read_reasoning(self) -> Steps[None]:
         context = self._context
         reader, out = context.reader, context.out
-        if self._show:
-            out.text.keep_held()
-            out.reasoning.write(opened)
         out.text.drop_held()
-        out.reasoning.start("" if self._show else self._reasoning.trim)
+        out.reasoning.start(self._reasoning.trim)
         while marker := (yield from reader.copy_until(self._in_reasoning, out.reasoning.write)):
             if marker in self._reasoning.close or marker in self._ends_before:
                 out.reasoning.drop_held()
                 if marker in self._ends_before:
                     reader.at -= len(marker)
-                elif self._show:
-                    out.reasoning.write(marker)
-                out.text.start("" if self._show else self._reasoning.trim)
+                out.text.start(self._reasoning.trim)
                 return
             if marker in self._around_calls:
                 out.reasoning.hold_markup(marker)

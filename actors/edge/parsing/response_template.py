@@ -197,14 +197,11 @@ class ResponseTemplate:
 class TemplateRegions:
     """Reads an answer by a template. What is not parsed is text, with its anchors."""
 
-    __slots__ = ("_context", "_outside", "_parse_reasoning", "_parse_tools", "_template")
+    __slots__ = ("_context", "_outside", "_parse_reasoning", "_template")
 
-    def __init__(
-        self, context: Context, template: ResponseTemplate, *, parse_tools: bool, parse_reasoning: bool
-    ) -> None:
+    def __init__(self, context: Context, template: ResponseTemplate, *, parse_reasoning: bool) -> None:
         self._context: Final = context
         self._template: Final = template
-        self._parse_tools: Final = parse_tools
         self._parse_reasoning: Final = parse_reasoning
         anchors = [(one.open, one) for one in template.fields if one.open is not None]
         if template.implicit is not None and template.implicit.close is not None:
@@ -231,7 +228,7 @@ class TemplateRegions:
     def _read_region(self, field: TemplateField, captures: Mapping[str, str], opened: str) -> Steps[None]:
         out = self._context.out
         anchors = [(field.close, field)] if field.close is not None else []
-        if field.name == CALLS and self._parse_tools:
+        if field.name == CALLS and self._context.parse_tools:
             pieces: list[str] = []
             found = yield from self._copy_until(anchors, pieces.append)
             closed = found[0].group() if found else ""

@@ -19,6 +19,7 @@ from headwater.actors.edge.parsing.grammar import Context
 from headwater.actors.edge.parsing.json_calls import Header
 from headwater.actors.edge.parsing.json_value import (
     JSON_NUMBER,
+    JSON_WORDS,
     cast,
     copy_value,
     escape,
@@ -34,18 +35,10 @@ DEPTH_MAX: Final = 64
 _NAME: Final = re.compile(r"[\w.\-]+")
 _IDENTIFIER: Final = re.compile(r"\w+")
 _WORD: Final = re.compile(r"[-+.\w]+")
+_NO_ARGUMENTS: Final = "{}"
 _STRING_BEGINS: Final = frozenset("\"'rRuUbB")
 _OPENING: Final = regex.compile(r"(?P<prefix>[rRuUbB]{0,2})(?P<quotes>\"\"\"|'''|\"|')")
 _PLAIN: Final = {quote_mark: re.compile(rf"[^\\{quote_mark}]*") for quote_mark in "'\""}
-
-_WORDS: Final[Mapping[str, str]] = {
-    "True": "true",
-    "False": "false",
-    "None": "null",
-    "true": "true",
-    "false": "false",
-    "null": "null",
-}
 
 _ESCAPES: Final[Mapping[str, str]] = {
     "n": "\n",
@@ -109,51 +102,34 @@ class PythonicCalls:
         name = yield from reader.read_run(_NAME)
         known = bool(name) and not (self.strict and name not in context.offered)
         if not known or (yield from reader.skip_space()) != "(":
-            self._reject(context)
+            context.abandon(strict=self.strict)
             return False
         reader.at += 1
-        if (yield from reader.skip_space()) != ")":
-            key = yield from reader.read_run(_IDENTIFIER)
-            if not key or (yield from reader.skip_space()) != "=":
-                self._reject(context)
-                return False
-            reader.at += 1
-            reader.take_record()
-            out.start_call(name)
-            out.write_arguments(f"{{{quote(key)}: ")
-            whole = yield from _copy_rest(reader, out.write_arguments)
-        else:
-            reader.at += 1
-            reader.take_record()
-            out.start_call(name)
-            out.write_arguments("{}")
-            whole = True
+        has_begun, begun = yield from _begin_arguments(reader)
+        if not has_begun:
+            context.abandon(strict=self.strict)
+            return False
+        reader.take_record()
+        out.start_call(name)
+        out.write_arguments(begun)
+        whole = begun == _NO_ARGUMENTS or (yield from _copy_rest(reader, out.write_arguments))
         if whole:
             out.end_call()
         else:
             yield from reader.copy_value_until(markers(*self.close), out.write_arguments)
         return whole
 
-    def _reject(self, context: Context) -> None:
-        if self.strict:
-            context.give_back()
-        else:
-            context.abandon()
 
-
-def copy_arguments(reader: Reader, write: Write) -> Steps[bool]:
-    """Write the arguments behind an opening parenthesis as an object; return whether they are whole."""
+def _begin_arguments(reader: Reader) -> Steps[tuple[bool, str]]:
+    """Read what is behind an opening parenthesis up to the first value, and return it as JSON; with False, as it is, if it begins no arguments."""
     if (yield from reader.skip_space()) == ")":
         reader.at += 1
-        write("{}")
-        return True
+        return True, _NO_ARGUMENTS
     key = yield from reader.read_run(_IDENTIFIER)
     if not key or (yield from reader.skip_space()) != "=":
-        write(key)
-        return False
+        return False, key
     reader.at += 1
-    write(f"{{{quote(key)}: ")
-    return (yield from _copy_rest(reader, write))
+    return True, f"{{{quote(key)}: "
 
 
 def _copy_rest(reader: Reader, write: Write) -> Steps[bool]:
@@ -194,7 +170,7 @@ def copy_python(reader: Reader, write: Write, depth: int) -> Steps[bool]:
     if first in ("[", "("):
         return (yield from _copy_items(reader, write, depth, "]" if first == "[" else ")", keys=False))
     word = yield from reader.read_run(_WORD)
-    value = _WORDS.get(word) or _number(word)
+    value = JSON_WORDS.get(word) or _number(word)
     write(value or word)
     return bool(value)
 
@@ -341,8 +317,6 @@ def _number(word: str) -> str:
 
 _HEADER: Final = Header(ends=("{", "("), pattern=r"\s*call:(?P<name>[^\s{(]+)\s*")
 _COLON: Final = markers(":")
-_GEMMA_WORD: Final = re.compile(r"true|false|null|-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
-_PYTHON: Final = {"None": "null", "True": "true", "False": "false"}
 
 
 class _Ends(NamedTuple):
@@ -382,7 +356,11 @@ class GemmaCalls:
         reader.take_record()
         out.start_call(found["name"])
         if end == "(":
-            whole = yield from copy_arguments(reader, out.write_arguments)
+            has_begun, begun = yield from _begin_arguments(reader)
+            out.write_arguments(begun)
+            whole = begun == _NO_ARGUMENTS or (
+                has_begun and (yield from _copy_rest(reader, out.write_arguments))
+            )
         else:
             value = _Value(reader, out.write_arguments, self.quote, self.close)
             whole = yield from value.copy_object(context.offered.get(found["name"], {}), DEPTH_MAX)
@@ -546,6 +524,4 @@ def _bare(text: str, types: frozenset[str]) -> str:
     """A bare value as JSON."""
     if types:
         return cast(text, types)
-    if text in _PYTHON:
-        return _PYTHON[text]
-    return text if _GEMMA_WORD.fullmatch(text) else quote(text)
+    return JSON_WORDS.get(text) or (text if JSON_NUMBER.fullmatch(text) else quote(text))

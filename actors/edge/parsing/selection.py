@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from headwater.actors.edge.parsing.formats import REASONING_FORMATS, TOOL_FORMATS
 from headwater.actors.edge.parsing.grammar import Context, Output, OutputParser, offered_tools
 from headwater.actors.edge.parsing.reader import WHITESPACE, Reader
-from headwater.actors.edge.parsing.regions import GrammarParser, Regions
+from headwater.actors.edge.parsing.regions import Regions
 from headwater.actors.edge.parsing.response_template import ResponseTemplate, TemplateRegions
 
 NONE: Final = "none"
@@ -169,47 +169,34 @@ def make_parser(
     reasoning_format: str,
     *,
     tools: Sequence[Mapping[str, Any]],
-    parse_tools: bool,
-    parse_reasoning: bool,
     starts_in_reasoning: bool,
     response_template: ResponseTemplate | None = None,
 ) -> OutputParser:
     """Return a parser for one answer. Raises `MissingFormat`.
 
-    The formats are keys of TOOL_FORMATS and REASONING_FORMATS, `response_template` (then that must be given), or ""
-    for none. `tools` are the definitions that the request offers, in the form of any API: XML formats cast arguments by
-    their schemas, and formats without markers recognise calls by their names. Without `parse_tools` calls are text;
-    without `parse_reasoning` reasoning is text, with its markers. `starts_in_reasoning`: the prompt ends inside
+    The formats are keys of TOOL_FORMATS and REASONING_FORMATS, `response_template` (then that must be given), or "" for none: calls, or
+    reasoning with its markers, are text then. `tools` are the definitions that the request offers, in the form of any API: XML formats cast
+    arguments by their schemas, and formats without markers recognise calls by their names. `starts_in_reasoning`: the prompt ends inside
     reasoning.
     """
     if RESPONSE_TEMPLATE in (tool_format, reasoning_format) and response_template is None:
         raise MissingFormat("the format response_template needs the model's response_template")
-    reader = Reader()
-    offered = offered_tools(tools)
+    reader, offered, parse_tools = Reader(), offered_tools(tools), bool(tool_format)
     if response_template is not None and tool_format in ("", RESPONSE_TEMPLATE):
-        parse_tools = parse_tools and bool(tool_format)
-        parse_reasoning = parse_reasoning and bool(reasoning_format)
-        out = Output(WHITESPACE, WHITESPACE, parse_reasoning=parse_reasoning)
-        template_grammar = TemplateRegions(
-            Context(reader, out, offered, parse_tools=parse_tools),
-            response_template,
-            parse_tools=parse_tools,
-            parse_reasoning=parse_reasoning,
-        )
-        return GrammarParser(reader, out, template_grammar.read(inside=starts_in_reasoning))
-    tool = _named(TOOL_FORMATS, tool_format) if parse_tools else None
+        context = Context(reader, Output(WHITESPACE, WHITESPACE), offered, parse_tools=parse_tools)
+        regions = TemplateRegions(context, response_template, parse_reasoning=bool(reasoning_format))
+        return OutputParser(context, regions.read(inside=starts_in_reasoning))
+    tool = _named(TOOL_FORMATS, tool_format)
     if response_template is not None and reasoning_format == RESPONSE_TEMPLATE:
         # A forced call behind reasoning.
         reasoning = response_template.reasoning_format()
     else:
         reasoning = _named(REASONING_FORMATS, reasoning_format)
-    reasoning_trim = reasoning.trim if reasoning is not None else ""
-    out = Output(
-        tool.trim if tool is not None else reasoning_trim, reasoning_trim, parse_reasoning=parse_reasoning
-    )
-    context = Context(reader, out, offered, parse_tools=tool is not None)
-    grammar = Regions(context, tool, reasoning, parse_reasoning=parse_reasoning)
-    return GrammarParser(reader, out, grammar.read(inside=starts_in_reasoning and reasoning is not None))
+    trim = reasoning.trim if reasoning is not None else ""
+    out = Output(tool.trim if tool is not None else trim, trim)
+    context = Context(reader, out, offered, parse_tools=parse_tools)
+    grammar = Regions(context, tool, reasoning)
+    return OutputParser(context, grammar.read(inside=starts_in_reasoning and reasoning is not None))
 
 
 def _named(formats: Mapping[str, F], name: str) -> F | None:

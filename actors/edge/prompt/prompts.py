@@ -147,8 +147,6 @@ class AnswerFormat(NamedTuple):
             self.tool_format,
             self.reasoning_format,
             tools=self.tools,
-            parse_tools=bool(self.tool_format),
-            parse_reasoning=True,
             starts_in_reasoning=self.starts_in_reasoning,
             response_template=self.response_template,
         )

@@ -70,9 +70,7 @@ def _long() -> list[Measure]:
     for name, pieces in (("text", text), ("one argument", arguments)):
 
         def feed(pieces: list[str] = pieces) -> None:
-            parser = make_parser(
-                "hermes", "think", tools=[], parse_tools=True, parse_reasoning=True, starts_in_reasoning=False
-            )
+            parser = make_parser("hermes", "think", tools=[], starts_in_reasoning=False)
             for piece in pieces:
                 parser.push(piece)
             parser.finish()

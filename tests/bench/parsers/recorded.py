@@ -73,8 +73,6 @@ class RecordedOutput(NamedTuple):
             self.tool_format,
             self.reasoning_format,
             tools=self.fixture.tools,
-            parse_tools=True,
-            parse_reasoning=True,
             starts_in_reasoning=self.inside,
         )
         events = [event for piece in pieces for event in parser.push(piece)]

@@ -9,8 +9,9 @@ import pytest
 from headwater.actors.edge.parsing.grammar import ParsedOutput, ToolArgumentsDelta, ToolCallStart
 from headwater.actors.edge.parsing.selection import make_parser
 from tests.parsers.answers import Answer, Call
+from tests.parsers.hard_cases import tool
 from tests.parsers.writers import FIRST, WRITERS
-from tests.unit.actors.edge.parsing.support import parse, tool
+from tests.unit.actors.edge.parsing.support import parse
 
 TOOLS = [
     tool("f", s={"type": "string"}, n={"type": "integer"}, o={"type": "object"}),
@@ -134,13 +135,6 @@ def test_reasoning_alone() -> None:
         assert parse(text, "", reasoning_format) == ParsedOutput("Hi", "hm", ()), reasoning_format
 
 
-def test_newlines_around_a_value_are_part_of_it_or_of_the_markup() -> None:
-    for tool_format, value in (("mimo", "\na\n"), ("qwen3_coder", "a")):
-        text = "<tool_call>\n<function=f>\n<parameter=s>\na\n</parameter>\n</function>\n</tool_call>"
-        (call,) = parse(text, tool_format, tools=TOOLS).calls
-        assert json.loads(call.arguments) == {"s": value}
-
-
 def test_malformed_keyed_calls_are_passed_on_without_an_end() -> None:
     (call,) = parse('<|tools_prefix|>[{"f": {"s": x}}]<|tools_suffix|>', "apertus", tools=TOOLS).calls
     assert (call.name, call.complete) == ("f", False)
@@ -153,9 +147,7 @@ def test_arguments_are_streamed(tool_format: str, family: str) -> None:
     """A string argument reaches the client before the call is whole."""
     calls = (Call("f", {"s": "a", "n": 3}), Call("g", {"a": ["x"]}))
     answer = WRITERS[family].write(Answer("", (calls,)), Random(1))
-    made = make_parser(
-        tool_format, "", tools=TOOLS, parse_tools=True, parse_reasoning=True, starts_in_reasoning=False
-    )
+    made = make_parser(tool_format, "", tools=TOOLS, starts_in_reasoning=False)
     events = [event for character in answer for event in made.push(character)]
     first = next(index for index, event in enumerate(events) if isinstance(event, ToolCallStart))
     pieces = [event for event in events[first:] if isinstance(event, ToolArgumentsDelta) and event.call == 0]

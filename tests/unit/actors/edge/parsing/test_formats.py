@@ -6,11 +6,12 @@ from typing import Any
 import jsonschema
 import pytest
 
-from headwater.actors.edge.parsing.grammar import ParsedOutput, ToolArgumentsDelta, ToolCallStart
+from headwater.actors.edge.parsing.grammar import ParsedOutput
 from headwater.actors.edge.parsing.json_value import cast, types_of_parameter
 from headwater.actors.edge.parsing.regions import forced_schema
-from headwater.actors.edge.parsing.selection import make_parser, starts_in_reasoning
-from tests.unit.actors.edge.parsing.support import parse, tool
+from headwater.actors.edge.parsing.selection import starts_in_reasoning
+from tests.parsers.hard_cases import tool
+from tests.unit.actors.edge.parsing.support import parse
 
 TOOLS = [
     tool("f", s={"type": "string"}, n={"type": "integer"}, o={"type": ["object", "null"]}),
@@ -61,15 +62,6 @@ def test_ids_that_the_model_writes() -> None:
     assert calls_of(parsed) == [("f", {"n": 1})]
 
 
-def test_a_value_ends_where_the_markup_goes_on() -> None:
-    text = (
-        "<tool_call>\n<function=f>\n<parameter=s>\nwrite </parameter> and </function>, then\n</parameter>\n"
-        "<parameter=n>\n1\n</parameter>\n</function>\n</tool_call>"
-    )
-    parsed = parse(text, "qwen3_coder", tools=TOOLS)
-    assert calls_of(parsed) == [("f", {"s": "write </parameter> and </function>, then", "n": 1})]
-
-
 def test_malformed_markup_is_passed_on_without_an_end() -> None:
     text = "<tool_call>\n<function=f>\n<parameter=n>\n1\n</parameter>\n</function>"
     assert parse(text, "qwen3_coder", tools=TOOLS).calls[0].complete
@@ -78,24 +70,10 @@ def test_malformed_markup_is_passed_on_without_an_end() -> None:
     assert (call.arguments, call.complete) == ('{"s": "a"', False)
 
 
-def test_arguments_are_streamed() -> None:
-    parser = make_parser(
-        "qwen3_coder", "", tools=TOOLS, parse_tools=True, parse_reasoning=True, starts_in_reasoning=False
-    )
-    assert parser.push("<tool_call>\n<function=f>\n<parameter=s>\nfirst ") == [
-        ToolCallStart(0, "f"),
-        ToolArgumentsDelta(0, '{"s": '),
-        ToolArgumentsDelta(0, '"'),
-        ToolArgumentsDelta(0, "first "),
-    ]
-    assert parser.push('a "word"\n') == [ToolArgumentsDelta(0, 'a \\"word\\"')]
-
-
 def test_harmony_without_headers_is_text() -> None:
     assert parse("Hello", "harmony", "harmony") == ParsedOutput("Hello", "", ())
     text = "<|channel|>analysis<|message|>hm<|channel|>final<|message|>Hi <|end|> there"
     assert parse(text, "harmony", "harmony") == ParsedOutput("Hi <|end|> there", "hm", ())
-    assert parse(text, "", "harmony", parse_reasoning=False).text == "hmHi <|end|> there"
     assert parse('<|channel|>final {"a": 1}', "harmony", "harmony").text == 'final {"a": 1}'
     assert parse("<|channel|>fin", "harmony", "harmony") == ParsedOutput("", "", ())
 

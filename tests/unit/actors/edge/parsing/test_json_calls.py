@@ -6,7 +6,8 @@ import msgspec
 import pytest
 
 from headwater.actors.edge.parsing.grammar import ParsedCall, ParsedOutput
-from tests.unit.actors.edge.parsing.support import parse, parse_pieces, tool
+from tests.parsers.hard_cases import tool
+from tests.unit.actors.edge.parsing.support import parse
 
 
 def call(name: str, arguments: str, *, complete: bool = True, call_id: str = "") -> ParsedCall:
@@ -103,9 +104,8 @@ def test_forced_calls() -> None:
 
 def test_what_is_not_parsed_stays_text() -> None:
     text = '<think>a</think><tool_call>{"name": "f", "arguments": {}}</tool_call>'
-    shown = parse(text, "hermes", "think", parse_reasoning=False)
-    assert shown == ParsedOutput("<think>a</think>", "", (call("f", "{}"),))
-    assert parse(text, "hermes", "think", parse_tools=False) == ParsedOutput(text[16:], "a", ())
+    assert parse(text, "hermes") == ParsedOutput("<think>a</think>", "", (call("f", "{}"),))
+    assert parse(text, "", "think") == ParsedOutput(text[16:], "a", ())
     assert parse(text, "", "") == ParsedOutput(text, "", ())
 
 
@@ -113,7 +113,7 @@ def test_reasoning_that_the_prompt_opened() -> None:
     assert parse("hm\n</think>\n\nHi", "", "think", inside=True) == ParsedOutput("Hi", "hm", ())
     assert parse("<think>\nhm</think>Hi", "", "think", inside=True) == ParsedOutput("Hi", "hm", ())
     assert parse("hm", "", "think", inside=True) == ParsedOutput("", "hm", ())
-    assert parse("hm</think>Hi", "", "think", inside=True, parse_reasoning=False).text == "hm</think>Hi"
+    assert parse("hm</think>Hi", "", inside=True).text == "hm</think>Hi"
 
 
 @pytest.mark.parametrize(
@@ -132,8 +132,6 @@ def test_half_of_a_surrogate_pair_is_no_character(written: str, read: str) -> No
         ("hermes", '<tool_call>\n{"name": "f", "arguments": {"s": "' + written + '"}}\n</tool_call>'),
         ("pythonic", f'[f(s="{written}")]'),
     ):
-        for size in (1, 4, 7, len(text)):
-            pieces = [text[at : at + size] for at in range(0, len(text), size)]
-            (call,) = parse_pieces(pieces, form, tools=[tool("f")]).calls
-            assert call.complete
-            assert msgspec.json.decode(call.arguments) == {"s": read}
+        (call,) = parse(text, form, tools=[tool("f")]).calls
+        assert call.complete
+        assert msgspec.json.decode(call.arguments) == {"s": read}

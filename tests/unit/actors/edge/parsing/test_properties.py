@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from headwater.actors.edge.parsing.formats import REASONING_FORMATS, TOOL_FORMATS
 from headwater.actors.edge.parsing.grammar import ParsedOutput, collect
 from tests.parsers.answers import Answer, Call
+from tests.parsers.hard_cases import tool
 from tests.parsers.writers import FIRST, WRITERS
-from tests.unit.actors.edge.parsing.support import parse_pieces, tool
+from tests.unit.actors.edge.parsing.support import parse_pieces
 
 TOOLS = [
     tool("f", s={"type": "string"}, n={"type": "integer"}, x={}),
@@ -134,15 +135,9 @@ def test_cuts_do_not_matter_in_single_families(
 def check_cuts(pair: tuple[str, str], data: st.DataObject, sizes: list[int], inside: bool) -> None:
     """Whole and in pieces of these sizes, a text of the pair's formats has one meaning."""
     text = data.draw(fragments(pair[0]))
-    tools, reasoning = data.draw(st.booleans()), data.draw(st.booleans())
-
-    def parse(pieces: list[str]) -> ParsedOutput:
-        return parse_pieces(
-            pieces, *pair, tools=TOOLS, inside=inside, parse_tools=tools, parse_reasoning=reasoning
-        )
-
-    whole = parse([text])
-    assert parse(cut(text, sizes)) == whole
+    formats = [name if data.draw(st.booleans()) else "" for name in pair]
+    whole = parse_pieces([text], *formats, tools=TOOLS, inside=inside)
+    assert parse_pieces(cut(text, sizes), *formats, tools=TOOLS, inside=inside) == whole
     for call in whole.calls:
         assert call.name
         if call.complete:

@@ -4,7 +4,8 @@ import pytest
 
 from headwater.actors.edge.parsing.grammar import ParsedOutput
 from headwater.actors.edge.parsing.reader import HEADER_MAX, markers
-from tests.unit.actors.edge.parsing.support import parse, parse_pieces, tool
+from tests.parsers.hard_cases import tool
+from tests.unit.actors.edge.parsing.support import parse, parse_pieces
 
 
 @pytest.mark.parametrize(

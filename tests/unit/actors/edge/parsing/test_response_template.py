@@ -8,10 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.actors.edge.parsing.grammar import ParsedOutput, collect
+from headwater.actors.edge.parsing.grammar import ParsedOutput
 from headwater.actors.edge.parsing.response_template import InvalidTemplate, load_response_template
-from headwater.actors.edge.parsing.selection import MissingFormat, make_parser, starts_in_reasoning
-from tests.unit.actors.edge.parsing.support import tool
+from headwater.actors.edge.parsing.selection import (
+    RESPONSE_TEMPLATE,
+    MissingFormat,
+    make_parser,
+    starts_in_reasoning,
+)
+from tests.parsers.hard_cases import tool
+from tests.unit.actors.edge.parsing.support import parse_pieces
 
 CALL = {"type": "function", "function": {"name": "{content.name}", "arguments": "{content.arguments}"}}
 
@@ -76,19 +82,15 @@ ANSWERS = [
 
 
 def parse(
-    template: dict[str, Any], pieces: list[str], *, inside: bool = False, **flags: bool
+    template: dict[str, Any],
+    pieces: list[str],
+    tool_format: str = RESPONSE_TEMPLATE,
+    reasoning_format: str = RESPONSE_TEMPLATE,
+    *,
+    inside: bool = False,
 ) -> ParsedOutput:
-    parser = make_parser(
-        "response_template",
-        "response_template",
-        tools=TOOLS,
-        parse_tools=flags.get("parse_tools", True),
-        parse_reasoning=flags.get("parse_reasoning", True),
-        starts_in_reasoning=inside,
-        response_template=load_response_template(json.dumps(template)),
-    )
-    events = [event for piece in pieces for event in parser.push(piece)]
-    return collect([*events, *parser.finish()])
+    loaded = load_response_template(json.dumps(template))
+    return parse_pieces(pieces, tool_format, reasoning_format, tools=TOOLS, inside=inside, template=loaded)
 
 
 @pytest.mark.parametrize(("template", "answer"), ANSWERS)
@@ -114,21 +116,16 @@ def test_equals_the_parser_of_hugging_face(template: dict[str, Any], answer: str
     ),
     size=st.integers(1, 9),
     inside=st.booleans(),
-    parse_tools=st.booleans(),
-    parse_reasoning=st.booleans(),
+    formats=st.sampled_from(
+        [(RESPONSE_TEMPLATE, RESPONSE_TEMPLATE), (RESPONSE_TEMPLATE, ""), ("", RESPONSE_TEMPLATE)]
+    ),
 )
 def test_cuts_do_not_matter(
-    template: dict[str, Any],
-    pieces: list[str],
-    size: int,
-    inside: bool,
-    parse_tools: bool,
-    parse_reasoning: bool,
+    template: dict[str, Any], pieces: list[str], size: int, inside: bool, formats: tuple[str, str]
 ) -> None:
     text = "".join(pieces)
-    flags = {"inside": inside, "parse_tools": parse_tools, "parse_reasoning": parse_reasoning}
-    whole = parse(template, [text], **flags)
-    assert parse(template, [text[at : at + size] for at in range(0, len(text), size)], **flags) == whole
+    cut = [text[at : at + size] for at in range(0, len(text), size)]
+    assert parse(template, cut, *formats, inside=inside) == parse(template, [text], *formats, inside=inside)
 
 
 def test_a_match_that_more_text_could_lengthen_waits() -> None:
@@ -144,8 +141,8 @@ def test_what_cannot_be_understood_is_text() -> None:
 
 def test_what_is_not_parsed_is_text() -> None:
     text = '<think>a</think><tool_call>{"name": "f", "arguments": {}}</tool_call>'
-    assert parse(JSON_CALLS, [text], parse_tools=False).text == text[16:]
-    assert parse(JSON_CALLS, [text], parse_reasoning=False).text == text[:16]
+    assert parse(JSON_CALLS, [text], tool_format="").text == text[16:]
+    assert parse(JSON_CALLS, [text], reasoning_format="").text == text[:16]
 
 
 def test_where_an_answer_begins() -> None:
@@ -156,16 +153,7 @@ def test_where_an_answer_begins() -> None:
 
 
 def test_a_forced_call_behind_reasoning() -> None:
-    parser = make_parser(
-        "forced_call",
-        "response_template",
-        tools=TOOLS[:1],
-        parse_tools=True,
-        parse_reasoning=True,
-        starts_in_reasoning=False,
-        response_template=load_response_template(json.dumps(JSON_CALLS)),
-    )
-    parsed = collect([*parser.push('<think>hm</think>{"n": 1}'), *parser.finish()])
+    parsed = parse(JSON_CALLS, ['<think>hm</think>{"n": 1}'], tool_format="forced_call")
     assert (parsed.reasoning, parsed.calls[0].arguments) == ("hm", '{"n": 1}')
 
 
@@ -199,6 +187,4 @@ def test_a_bad_template_is_named(template: str, fault: str) -> None:
 )
 def test_a_missing_format_is_named(tool_format: str, fault: str) -> None:
     with pytest.raises(MissingFormat, match=fault):
-        make_parser(
-            tool_format, "", tools=[], parse_tools=True, parse_reasoning=True, starts_in_reasoning=False
-        )
+        make_parser(tool_format, "", tools=[], starts_in_reasoning=False)

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from headwater.actors.edge.apis.chat_encoder import CompletionLogprobs, chat_logprobs
+from headwater.actors.edge.apis.chat_encoder import CompletionLogprobs, logprob_entries
 from headwater.actors.edge.prompt.request import PromptDetail, TokenDetail
 from headwater.actors.edge.tokenizer import Tokenizer
 from headwater.schemas.inference import TokenLogprob
@@ -25,8 +25,7 @@ def detail(tokens: Sequence[int], *top: tuple[int, float]) -> TokenDetail:
 
 def entries(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[dict[str, Any]]:
     """The entries of a chat's tokens."""
-    content: list[dict[str, Any]] = chat_logprobs(tokenizer, detail(tokens))["content"]
-    return content
+    return logprob_entries(tokenizer, detail(tokens))
 
 
 def face(kind: str) -> list[int]:

@@ -4,6 +4,7 @@ A `ResponseEncoder` is what an API provides to answer a request: a pure translat
 """
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Final, Protocol
 
@@ -21,70 +22,68 @@ from headwater.actors.edge.prompt.messages import Turn
 from headwater.actors.edge.prompt.request import (
     ChoiceEnd,
     ChoiceResult,
-    FinishedCall,
     GenerationResult,
     GenerationStart,
     PromptDetail,
     TokenDetail,
     TokenUsage,
 )
+from headwater.actors.edge.saga.http_call import request_headers
 from headwater.actors.edge.saga.types import Saga
 from headwater.actors.edge.tokenizer import Decoder
-from headwater.actors.http.asgi import EventStream, Headers, respond
+from headwater.actors.http.asgi import PING, EventStream, Headers, respond
 from headwater.actors.http.errors import ApiError
 from headwater.schemas.inference import TokenLogprob
 
 
-class ResponseEncoder(Protocol):
+class ResponseEncoder(ABC):
     """One response. Streams call `start`, then per choice `start_choice`, deltas and `end_choice`, then `end` or `fail`.
 
     Each method returns the bytes to send, which may be empty. A whole response is one call of `encode_result`.
     """
 
+    wants_progress: bool = False
+    """True if the client asked for continuous usage."""
+
     def start(self, start: GenerationStart) -> bytes:
         """Begin the stream."""
-        ...
+        return b""
 
     def start_choice(self, index: int, prompt: PromptDetail | None) -> bytes:
         """Begin a choice. `prompt`: with `echo` or prompt log probabilities."""
-        ...
+        return b""
 
+    @abstractmethod
     def text(self, index: int, text: str, detail: TokenDetail | None) -> bytes:
         """Text of the answer. The only method on the fast path: requests without tools and reasoning have no others."""
-        ...
 
     def delta(self, index: int, event: OutputEvent, detail: TokenDetail | None) -> bytes:
         """Reasoning, or a piece of a tool call. Every `ToolCallStart` has its id."""
-        ...
+        raise AssertionError(event)
 
     def progress(self, usage: TokenUsage) -> None:
         """Usage with the tokens of the next delta: called before each if `wants_progress`."""
-        ...
+        del usage
 
-    @property
-    def wants_progress(self) -> bool:
-        """True if the client asked for continuous usage."""
-        ...
-
+    @abstractmethod
     def end_choice(self, index: int, end: ChoiceEnd) -> bytes:
         """End a choice."""
-        ...
 
+    @abstractmethod
     def end(self, result: GenerationResult) -> bytes:
         """End the stream; nothing follows."""
-        ...
 
     def fail(self, error: ApiError) -> bytes:
         """End the stream with an error, after its headers were sent; nothing follows."""
-        ...
+        return b"data: " + error.body() + b"\n\n"
 
     def ping(self) -> bytes:
         """Keep a silent connection alive."""
-        ...
+        return PING
 
+    @abstractmethod
     def encode_result(self, result: GenerationResult) -> bytes:
         """The body of a whole response."""
-        ...
 
 
 # The sink of a response's bytes: an HTTP exchange, or an API's equivalent such as a WebSocket.
@@ -128,7 +127,7 @@ def routing_headers(name: str, saga: Saga, *, hides_cached: bool = False) -> Hea
 
     `hides_cached`: they do not say how much of the prompt is cached.
     """
-    headers: Headers = [(b"x-request-id", name.encode())]
+    headers = request_headers(name)
     decision = saga.decision
     if decision is not None:
         headers += [
@@ -403,9 +402,8 @@ class ParsedChoiceWriter(ChoiceWriter):
     def result(self, number: int, prompt_index: int, end: ChoiceEnd) -> ChoiceResult:
         """See `ChoiceWriter.result`."""
         output = collect(self._events)
-        calls = tuple(FinishedCall(call.id, call.name, call.arguments) for call in output.calls)
         whole = super().result(number, prompt_index, end)
-        return whole._replace(text=output.text, reasoning=output.reasoning, calls=calls)
+        return whole._replace(text=output.text, reasoning=output.reasoning, calls=output.calls)
 
     def _encode_events(self, events: Iterable[OutputEvent]) -> bytes:
         found = [self._with_id(event) for event in merged(events) if self._counts(event)]

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
+from headwater.actors.edge.answer.choice import ResponseEncoder
 from headwater.actors.edge.answer.run import Generator
 from headwater.actors.edge.apis.anthropic_translate import ID_PREFIX, to_generation, to_prompt
 from headwater.actors.edge.apis.anthropic_types import TokenCount, decode_count, decode_messages
@@ -28,7 +29,6 @@ from headwater.actors.edge.prompt.request import (
     ChoiceEnd,
     GenerationResult,
     GenerationStart,
-    PromptDetail,
     TokenDetail,
     TokenUsage,
 )
@@ -144,14 +144,12 @@ def _text_block(text: str) -> dict[str, Any]:
     return {"type": "text", "text": text, "citations": None}
 
 
-class MessageEncoder:
-    """Encodes one message: a `ResponseEncoder`.
+class MessageEncoder(ResponseEncoder):
+    """Encodes one message.
 
     `max_tokens` as the client requested them: an answer that is cut off before has filled the model's context.
     `omit_thinking`: thinking blocks have a signature and no text.
     """
-
-    wants_progress = False
 
     def __init__(self, max_tokens: int = 0, *, omit_thinking: bool = False) -> None:
         self._max_tokens = max_tokens
@@ -165,10 +163,6 @@ class MessageEncoder:
         """See `ResponseEncoder.start`."""
         nothing = {"stop_reason": None, "stop_sequence": None}
         return _event("message_start", message=_message(start, [], nothing, start.usage))
-
-    def start_choice(self, index: int, prompt: PromptDetail | None) -> bytes:
-        """See `ResponseEncoder.start_choice`: a message begins with its first block."""
-        return b""
 
     def text(self, index: int, text: str, detail: TokenDetail | None) -> bytes:
         """See `ResponseEncoder.text`."""
@@ -189,9 +183,6 @@ class MessageEncoder:
             return self._delta("input_json_delta", partial_json=event.text) if event.text else b""
         assert isinstance(event, ToolCallEnd), event
         return self._close()
-
-    def progress(self, usage: TokenUsage) -> None:
-        """See `ResponseEncoder.progress`: Anthropic's clients cannot ask for it."""
 
     def end_choice(self, index: int, end: ChoiceEnd) -> bytes:
         """See `ResponseEncoder.end_choice`."""

@@ -7,31 +7,27 @@ from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar
 
 import msgspec
 
-from headwater.actors.edge.answer.choice import HttpSink
+from headwater.actors.edge.answer.choice import HttpSink, ResponseEncoder
 from headwater.actors.edge.answer.run import Generator
 from headwater.actors.edge.apis.chat_encoder import event
 from headwater.actors.edge.apis.chat_types import Priority, Seed
-from headwater.actors.edge.parsing.grammar import OutputEvent
 from headwater.actors.edge.prompt.request import (
     AudioPlace,
     ChoiceEnd,
     GenerationRequest,
     GenerationResult,
-    GenerationStart,
     Hints,
-    PromptDetail,
     SamplingFields,
     TokenDetail,
-    TokenUsage,
 )
 from headwater.actors.edge.prompt.speech import ENGLISH, AudioRecording, require_speech
 from headwater.actors.edge.saga.fields import refuse_rejected, rejected
 from headwater.actors.edge.saga.http_call import Call, Serving
 from headwater.actors.edge.tokenizer import Tokenizer
-from headwater.actors.http.asgi import PING, Headers, respond
+from headwater.actors.http.asgi import Headers, respond
 from headwater.actors.http.body import FORM, UploadForm, read_form
 from headwater.actors.http.decoding import invalid_field
-from headwater.actors.http.errors import ApiError, bad_request
+from headwater.actors.http.errors import bad_request
 from headwater.schemas.tables import SpeechSupport
 
 TranscriptFormat = Literal["json", "text", "srt", "verbose_json", "vtt"]
@@ -209,10 +205,8 @@ class ShownTranscript(msgspec.Struct, frozen=True):
     temperature: float
 
 
-class TranscriptEncoder:
+class TranscriptEncoder(ResponseEncoder):
     """See `ResponseEncoder`. The choices are the pieces of the recording; their texts follow each other."""
-
-    wants_progress = False
 
     def __init__(self, tokenizer: Tokenizer, support: SpeechSupport, shown: ShownTranscript) -> None:
         self._tokenizer = tokenizer
@@ -223,16 +217,6 @@ class TranscriptEncoder:
         """The first piece that has not ended: only its text is sent, later ones wait."""
         self._waiting: dict[int, list[str]] = {}
         self._ended: set[int] = set()
-
-    def start(self, start: GenerationStart) -> bytes:
-        """See `ResponseEncoder.start`."""
-        del start
-        return b""
-
-    def start_choice(self, index: int, prompt: PromptDetail | None) -> bytes:
-        """See `ResponseEncoder.start_choice`."""
-        del index, prompt
-        return b""
 
     def text(self, index: int, text: str, detail: TokenDetail | None) -> bytes:
         """See `ResponseEncoder.text`."""
@@ -250,14 +234,6 @@ class TranscriptEncoder:
             return b""
         self._sent.append(text)
         return event({"type": "transcript.text.delta", "delta": text})
-
-    def delta(self, index: int, event: OutputEvent, detail: TokenDetail | None) -> bytes:
-        """See `ResponseEncoder.delta`: transcripts have text only."""
-        raise AssertionError(event)
-
-    def progress(self, usage: TokenUsage) -> None:
-        """See `ResponseEncoder.progress`: not wanted."""
-        raise AssertionError(usage)
 
     def end_choice(self, index: int, end: ChoiceEnd) -> bytes:
         """See `ResponseEncoder.end_choice`."""
@@ -279,14 +255,6 @@ class TranscriptEncoder:
             "total_tokens": usage.total_tokens,
         }
         return event({"type": "transcript.text.done", "text": "".join(self._sent), "usage": tokens})
-
-    def fail(self, error: ApiError) -> bytes:
-        """See `ResponseEncoder.fail`."""
-        return event(error.document())
-
-    def ping(self) -> bytes:
-        """See `ResponseEncoder.ping`."""
-        return PING
 
     def encode_result(self, result: GenerationResult) -> bytes:
         """See `ResponseEncoder.encode_result`."""

@@ -6,10 +6,11 @@ In log probabilities, with `as_ids`, tokens are named `token_id:ID` as vLLM does
 import codecs
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, Protocol
 
 import msgspec
 
+from headwater.actors.edge.answer.choice import ResponseEncoder
 from headwater.actors.edge.apis.chat_types import ChatRequest, CompletionRequest
 from headwater.actors.edge.parsing.grammar import (
     OutputEvent,
@@ -28,21 +29,33 @@ from headwater.actors.edge.prompt.request import (
 )
 from headwater.actors.edge.settings import ReasoningField
 from headwater.actors.edge.tokenizer import Tokenizer
-from headwater.actors.http.asgi import PING
-from headwater.actors.http.errors import ApiError
 from headwater.schemas.inference import TokenLogprob
 
 LEAST: Final = -9999.0
 """JSON has no minus infinity; OpenAI uses this."""
 
 
-def _names(tokenizer: Tokenizer, *, as_ids: bool) -> Callable[[int], str]:
+class TokenNames(Protocol):
+    """A tokenizer's names of tokens."""
+
+    def text_of(self, token: int) -> str:
+        """A token as text."""
+        ...
+
+    def bytes_of(self, token: int) -> bytes:
+        """A token as bytes."""
+        ...
+
+
+def _names(tokenizer: TokenNames, *, as_ids: bool) -> Callable[[int], str]:
     """Return what names a token: its text, or its id."""
     return (lambda token: f"token_id:{token}") if as_ids else tokenizer.text_of
 
 
-def chat_logprobs(tokenizer: Tokenizer, detail: TokenDetail, *, as_ids: bool = False) -> dict[str, Any]:
-    """The shape of chat completions."""
+def logprob_entries(
+    tokenizer: TokenNames, detail: TokenDetail, *, as_ids: bool = False
+) -> list[dict[str, Any]]:
+    """Log probabilities of a piece of text, one entry per token: the shape of chat completions and responses."""
     name = _names(tokenizer, as_ids=as_ids)
 
     def entry(token: int, logprob: float) -> dict[str, Any]:
@@ -52,11 +65,10 @@ def chat_logprobs(tokenizer: Tokenizer, detail: TokenDetail, *, as_ids: bool = F
             "bytes": list(tokenizer.bytes_of(token)),
         }
 
-    content = [
+    return [
         {**entry(token, item.logprob), "top_logprobs": [entry(other, value) for other, value in item.top]}
         for token, item in zip(detail.tokens, detail.logprobs, strict=False)
     ]
-    return {"content": content, "refusal": None}
 
 
 class CompletionLogprobs:
@@ -266,7 +278,7 @@ def usage_of(counts: TokenUsage) -> Usage:
     )
 
 
-class OpenAiEncoder:
+class OpenAiEncoder(ResponseEncoder):
     """See `ResponseEncoder`."""
 
     endpoint: Endpoint
@@ -276,12 +288,8 @@ class OpenAiEncoder:
     def __init__(self, tokenizer: Tokenizer, shown: ShownParts) -> None:
         self._tokenizer = tokenizer
         self._shown = shown
+        self.wants_progress = shown.progress
         self._chunks: list[ChunkWriter] = []
-
-    @property
-    def wants_progress(self) -> bool:
-        """See `ResponseEncoder.wants_progress`."""
-        return self._shown.progress
 
     def start(self, start: GenerationStart) -> bytes:
         """See `ResponseEncoder.start`."""
@@ -307,14 +315,6 @@ class OpenAiEncoder:
     def end(self, result: GenerationResult) -> bytes:
         """See `ResponseEncoder.end`."""
         return (self._head.usage(usage_of(result.usage)) if self._shown.usage else b"") + DONE
-
-    def fail(self, error: ApiError) -> bytes:
-        """See `ResponseEncoder.fail`: no [DONE] follows."""
-        return event(error.document())
-
-    def ping(self) -> bytes:
-        """See `ResponseEncoder.ping`."""
-        return PING
 
     def encode_result(self, result: GenerationResult) -> bytes:
         """See `ResponseEncoder.encode_result`."""
@@ -361,7 +361,7 @@ class OpenAiEncoder:
             found.append(
                 {
                     str(other): {
-                        "logprob": max(value, -9999.0),
+                        "logprob": max(value, LEAST),
                         "rank": ranks.get(other),
                         "decoded_token": self._tokenizer.text_of(other),
                     }
@@ -466,7 +466,8 @@ class ChatEncoder(OpenAiEncoder):
     def _logprobs(self, detail: TokenDetail | None) -> dict[str, Any] | None:
         if detail is None or not self._shown.logprobs:
             return None
-        return chat_logprobs(self._tokenizer, detail, as_ids=self._shown.tokens_as_ids)
+        entries = logprob_entries(self._tokenizer, detail, as_ids=self._shown.tokens_as_ids)
+        return {"content": entries, "refusal": None}
 
 
 # /v1/completions.
@@ -506,10 +507,6 @@ class CompletionEncoder(OpenAiEncoder):
         shown = detail is not None and self._shown.logprobs
         logprobs = self._logprobs[index].answer(detail) if shown and detail is not None else None
         return self._chunks[index].choice(text=text, logprobs=logprobs, **self.token_fields(detail))
-
-    def delta(self, index: int, event: OutputEvent, detail: TokenDetail | None) -> bytes:
-        """See `ResponseEncoder.delta`: completions have text only."""
-        raise AssertionError(event)
 
     def end_choice(self, index: int, end: ChoiceEnd) -> bytes:
         """See `ResponseEncoder.end_choice`."""

@@ -13,12 +13,13 @@ from headwater.actors.edge.apis.responses_encoder import (
     server_sent,
     usage_document,
 )
-from headwater.actors.edge.apis.responses_items import Item, encode_opaque, turns_of
+from headwater.actors.edge.apis.responses_items import Item, encode_opaque
 from headwater.actors.edge.apis.responses_output import item_id, listed, owner_of, text_characters
 from headwater.actors.edge.apis.responses_requests import (
     ENDPOINT,
     ID_PREFIX,
     ToolSet,
+    conversation_of,
     generation_request,
     keep_last,
 )
@@ -284,7 +285,7 @@ class ResponseCreator:
         gets it, with `store` false.
         """
         encoder = creation.encoder
-        resource = encoder.complete(result) if result is not None else encoder.complete_empty()
+        resource = encoder.complete(result)
         response = StoredResponse(
             id=resource["id"], earlier=creation.history.earlier, input=creation.items, resource=resource
         )
@@ -358,8 +359,7 @@ def compaction_request(
     fields: CompactFields, items: list[Item], history: tuple[Item, ...], id_: str, context: int
 ) -> GenerationRequest:
     """The internal request for the summary. `context`: tokens that the model takes. Raises `ApiError` 400."""
-    turns = turns_of(history, "previous_response_id", fields.instructions or "")
-    turns += turns_of(items, "input", earlier=history)
+    turns = conversation_of(history, items, fields.instructions)
     return GenerationRequest(
         model=fields.model,
         param="input",

@@ -9,6 +9,8 @@ from typing import Any, Final
 
 import msgspec
 
+from headwater.actors.edge.answer.choice import ResponseEncoder
+from headwater.actors.edge.apis.chat_encoder import TokenNames, logprob_entries
 from headwater.actors.edge.apis.responses_items import Item
 from headwater.actors.edge.apis.responses_output import (
     CustomCallOutput,
@@ -18,9 +20,7 @@ from headwater.actors.edge.apis.responses_output import (
     MessageOutput,
     OutputItem,
     ReasoningOutput,
-    TokenNames,
     item_id,
-    logprob_entries,
 )
 from headwater.actors.edge.apis.responses_requests import ID_PREFIX
 from headwater.actors.edge.apis.responses_types import CreateFields, TextFormat
@@ -37,7 +37,6 @@ from headwater.actors.edge.prompt.request import (
     ChoiceResult,
     GenerationResult,
     GenerationStart,
-    PromptDetail,
     TokenDetail,
     TokenUsage,
 )
@@ -164,10 +163,8 @@ _DELTA: Final = b"response.output_text.delta"
 CALL_PREFIXES: Final = {False: "function_call", True: "custom_tool_call"}
 
 
-class ResponsesEncoder:
+class ResponsesEncoder(ResponseEncoder):
     """One response. `resource` is its object so far, and its final one after `end` or `encode_result`."""
-
-    wants_progress = False
 
     def __init__(
         self,
@@ -199,19 +196,18 @@ class ResponsesEncoder:
     def start(self, start: GenerationStart) -> bytes:
         """See `ResponseEncoder.start`."""
         self._begin(start)
-        return self._events(
-            ("response.created", {"response": self.resource}),
-            ("response.in_progress", {"response": self.resource}),
-        )
+        return self.start_empty()
 
     def _begin(self, start: GenerationStart) -> None:
         self._id = start.id
         self.resource |= {"created_at": start.created_s, "model": start.model}
 
-    def start_choice(self, index: int, prompt: PromptDetail | None) -> bytes:
-        """See `ResponseEncoder.start_choice`."""
-        del index, prompt
-        return b""
+    def start_empty(self) -> bytes:
+        """Begin the stream of a response that only takes its input."""
+        return self._events(
+            ("response.created", {"response": self.resource}),
+            ("response.in_progress", {"response": self.resource}),
+        )
 
     def text(self, index: int, text: str, detail: TokenDetail | None) -> bytes:
         """See `ResponseEncoder.text`."""
@@ -269,24 +265,25 @@ class ResponsesEncoder:
         self._calls[event.call] = call
         return closed + self._events(*call.added())
 
-    def progress(self, usage: TokenUsage) -> None:
-        """See `ResponseEncoder.progress`. The API has no such event."""
-
     def end_choice(self, index: int, end: ChoiceEnd) -> bytes:
         """See `ResponseEncoder.end_choice`. A response has at least one item, if with no text."""
         del index
         head = b"" if self._items else self._open_message()
         return head + self._close("incomplete" if end.reason == "length" else "completed")
 
-    def end(self, result: GenerationResult) -> bytes:
+    def end(self, result: GenerationResult | None) -> bytes:
         """See `ResponseEncoder.end`."""
         self.complete(result)
         kind = "response.incomplete" if self.resource["incomplete_details"] else "response.completed"
         return self._events((kind, {"response": self.resource}))
 
-    def complete(self, result: GenerationResult) -> Resource:
-        """The whole response object, which `end` or `encode_result` sends. Repeated calls change nothing."""
+    def complete(self, result: GenerationResult | None) -> Resource:
+        """The whole response object, which `end` or `encode_result` sends; None: it only takes its input. Repeated calls change nothing."""
         if self.resource["status"] != "in_progress":
+            return self.resource
+        if result is None:
+            usage = usage_document(TokenUsage(0, 0))
+            self.resource |= {"status": "completed", "completed_at": self._now_s(), "usage": usage}
             return self.resource
         choice = result.choices[0]
         if not self._id:
@@ -303,23 +300,6 @@ class ResponsesEncoder:
             "usage": usage_document(result.usage),
         }
         return self.resource
-
-    def start_empty(self) -> bytes:
-        """Begin the stream of a response that only takes its input."""
-        return self._events(
-            ("response.created", {"response": self.resource}),
-            ("response.in_progress", {"response": self.resource}),
-        )
-
-    def complete_empty(self) -> Resource:
-        """The whole response without output, which `end_empty` sends."""
-        usage = usage_document(TokenUsage(0, 0))
-        self.resource |= {"status": "completed", "completed_at": self._now_s(), "usage": usage}
-        return self.resource
-
-    def end_empty(self) -> bytes:
-        """End that stream."""
-        return self._events(("response.completed", {"response": self.complete_empty()}))
 
     def fail(self, error: ApiError) -> bytes:
         """See `ResponseEncoder.fail`. `error` is for HTTP clients that raise, `response.failed` ends every stream."""

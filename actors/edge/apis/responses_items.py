@@ -14,7 +14,7 @@ import binascii
 import re
 import zlib
 from collections.abc import Iterable, Sequence
-from typing import Any, Final, Literal, cast
+from typing import Any, Final, Literal, cast, get_args
 
 import msgspec
 
@@ -138,13 +138,8 @@ class CustomToolCallItem(msgspec.Struct, tag="custom_tool_call"):
     status: ItemStatus | None = None
 
 
-class CustomToolCallOutputItem(msgspec.Struct, tag="custom_tool_call_output"):
+class CustomToolCallOutputItem(FunctionCallOutputItem, tag="custom_tool_call_output"):
     """What that tool returned."""
-
-    call_id: str
-    output: str | list[Content]
-    id: str | None = None
-    status: ItemStatus | None = None
 
 
 class ReasoningPiece(msgspec.Struct):
@@ -213,28 +208,13 @@ AnyItem = (
     | ItemReference
 )
 
-ITEM_TYPES: Final = (
-    "message",
-    "function_call",
-    "function_call_output",
-    "custom_tool_call",
-    "custom_tool_call_output",
-    "reasoning",
-    "compaction",
-    "additional_tools",
-    "agent_message",
-    "item_reference",
-)
-CONTENT_TYPES: Final = (
-    "input_text",
-    "output_text",
-    "text",
-    "refusal",
-    "input_image",
-    "input_file",
-    "input_audio",
-)
 
+def _types_of(union: Any) -> tuple[str, ...]:
+    return tuple(str(kind.__struct_config__.tag) for kind in get_args(union))
+
+
+ITEM_TYPES: Final = _types_of(AnyItem)
+CONTENT_TYPES: Final = _types_of(Content)
 
 _HOSTED: Final = re.compile(
     r"(web_search|file_search|computer|code_interpreter|image_generation|mcp|local_shell|shell|apply_patch|tool_search)"
@@ -288,6 +268,11 @@ def _invalid(item: Item, param: str, error: msgspec.ValidationError) -> ApiError
                     f"{', '.join(CONTENT_TYPES)}.",
                     param=where,
                 )
+    return invalid_member(error, param)
+
+
+def invalid_member(error: msgspec.ValidationError, param: str) -> ApiError:
+    """400 for a member at fault of the object in the field `param`."""
     message, _, where = str(error).partition(" - at `$")
     where = param + where.rstrip("`")
     return bad_request(f"{message} (at {where})", param=where)
@@ -388,7 +373,7 @@ class _TurnBuilder:
             self._add_call(ToolCall(item.call_id, _called(item), arguments))
         else:
             self.end_assistant()
-            if isinstance(item, FunctionCallOutputItem | CustomToolCallOutputItem):
+            if isinstance(item, FunctionCallOutputItem):
                 self._check_call(item.call_id, param)
             self.turns.append(_other_turn(item, param))
 
@@ -434,7 +419,7 @@ def _other_turn(item: AnyItem, param: str) -> Turn:
             for part in item.content
         ]
         return Turn(role="user", parts=(TextPart("".join(texts)),))
-    if isinstance(item, FunctionCallOutputItem | CustomToolCallOutputItem):
+    if isinstance(item, FunctionCallOutputItem):
         return Turn(role="tool", call_id=item.call_id, parts=parts_of(item.output, param))
     if isinstance(item, CompactionItem):
         summary = decode_opaque(item.encrypted_content, f"{param}.encrypted_content")

@@ -4,82 +4,57 @@ An item is added, gets its content in deltas, and is done; what is done is what 
 """
 
 import re
+from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal
 
 import msgspec
 
 from headwater.actors.edge.apis.responses_items import CUSTOM_INPUT, Item, encode_opaque
-from headwater.actors.edge.prompt.request import TokenDetail
 
 Event = tuple[str, dict[str, Any]]
 """An event's type, and its members without `type` and `sequence_number`."""
 
 Ending = Literal["completed", "incomplete"]
 
-LOGPROB_MIN: Final = -9999.0
-"""JSON has no infinity."""
 
+class OutputItem:
+    """An item that is being generated. `place` is what its events say about where it is."""
 
-class TokenNames(Protocol):
-    """A tokenizer's names of tokens."""
+    def __init__(self, id_: str, index: int, head: dict[str, Any]) -> None:
+        self.index = index
+        self.pieces: list[str] = []
+        self.place: dict[str, Any] = {"item_id": id_, "output_index": index}
+        self._head = {"id": id_, **head}
 
-    def text_of(self, token: int) -> str:
-        """A token as text."""
-        ...
+    def _added(self, **members: Any) -> Event:
+        item = {**self._head, **members}
+        return "response.output_item.added", {"output_index": self.index, "item": item}
 
-    def bytes_of(self, token: int) -> bytes:
-        """A token as bytes."""
-        ...
+    def _done(self, item: Item) -> Event:
+        return "response.output_item.done", {"output_index": self.index, "item": item}
 
-
-class OutputItem(Protocol):
-    """An item that is being generated."""
-
-    index: int
-
+    @abstractmethod
     def added(self) -> list[Event]:
         """Its first events."""
-        ...
 
+    @abstractmethod
     def finished(self, status: Ending) -> tuple[list[Event], Item]:
         """Its last events, and the whole item."""
-        ...
 
 
-def logprob_entries(names: TokenNames, detail: TokenDetail) -> list[dict[str, Any]]:
-    """Log probabilities of a piece of text, one entry per token."""
-
-    def entry(token: int, logprob: float) -> dict[str, Any]:
-        return {
-            "token": names.text_of(token),
-            "logprob": max(logprob, LOGPROB_MIN),
-            "bytes": list(names.bytes_of(token)),
-        }
-
-    return [
-        {**entry(token, item.logprob), "top_logprobs": [entry(other, value) for other, value in item.top]}
-        for token, item in zip(detail.tokens, detail.logprobs, strict=False)
-    ]
-
-
-class MessageOutput:
+class MessageOutput(OutputItem):
     """The answer's text."""
 
     def __init__(self, id_: str, index: int) -> None:
-        self.index = index
+        super().__init__(id_, index, {"type": "message"})
         self.logprobs: list[dict[str, Any]] = []
-        self.pieces: list[str] = []
-        self.place: dict[str, Any] = {"item_id": id_, "output_index": index, "content_index": 0}
-        self._id = id_
+        self.place["content_index"] = 0
 
     def added(self) -> list[Event]:
         """See `OutputItem.added`."""
         return [
-            (
-                "response.output_item.added",
-                {"output_index": self.index, "item": self._item([], "in_progress")},
-            ),
+            self._added(status="in_progress", role="assistant", content=[]),
             ("response.content_part.added", {**self.place, "part": self._part("", [])}),
         ]
 
@@ -87,137 +62,107 @@ class MessageOutput:
         """See `OutputItem.finished`."""
         text = "".join(self.pieces)
         part = self._part(text, self.logprobs)
-        item = self._item([part], status)
+        item = {**self._head, "status": status, "role": "assistant", "content": [part]}
         return [
             ("response.output_text.done", {**self.place, "text": text, "logprobs": self.logprobs}),
             ("response.content_part.done", {**self.place, "part": part}),
-            ("response.output_item.done", {"output_index": self.index, "item": item}),
+            self._done(item),
         ], item
-
-    def _item(self, content: list[dict[str, Any]], status: str) -> Item:
-        return {
-            "id": self._id,
-            "type": "message",
-            "status": status,
-            "role": "assistant",
-            "content": content,
-        }
 
     @staticmethod
     def _part(text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
 
-class ReasoningOutput:
+class ReasoningOutput(OutputItem):
     """What the model thinks. `encrypted`: the client asked for the form that it can send back."""
 
     def __init__(self, id_: str, index: int, *, encrypted: bool) -> None:
-        self.index = index
-        self._id = id_
+        super().__init__(id_, index, {"type": "reasoning"})
+        self.place["content_index"] = 0
         self._encrypted = encrypted
-        self._pieces: list[str] = []
-        self._place: dict[str, Any] = {"item_id": id_, "output_index": index, "content_index": 0}
 
     def added(self) -> list[Event]:
         """See `OutputItem.added`."""
         return [
-            (
-                "response.output_item.added",
-                {"output_index": self.index, "item": self._item([], "in_progress")},
-            ),
-            ("response.content_part.added", {**self._place, "part": self._part("")}),
+            self._added(status="in_progress", summary=[], content=[]),
+            ("response.content_part.added", {**self.place, "part": self._part("")}),
         ]
 
     def grow(self, text: str) -> list[Event]:
         """More reasoning."""
-        self._pieces.append(text)
-        return [("response.reasoning_text.delta", {**self._place, "delta": text})]
+        self.pieces.append(text)
+        return [("response.reasoning_text.delta", {**self.place, "delta": text})]
 
     def finished(self, status: Ending) -> tuple[list[Event], Item]:
         """See `OutputItem.finished`."""
-        text = "".join(self._pieces)
-        item = self._item([self._part(text)], status)
+        text = "".join(self.pieces)
+        part = self._part(text)
+        item = {**self._head, "status": status, "summary": [], "content": [part]}
         if self._encrypted:
             item["encrypted_content"] = encode_opaque(text)
         return [
-            ("response.reasoning_text.done", {**self._place, "text": text}),
-            ("response.content_part.done", {**self._place, "part": self._part(text)}),
-            ("response.output_item.done", {"output_index": self.index, "item": item}),
+            ("response.reasoning_text.done", {**self.place, "text": text}),
+            ("response.content_part.done", {**self.place, "part": part}),
+            self._done(item),
         ], item
-
-    def _item(self, content: list[dict[str, Any]], status: str) -> Item:
-        return {"id": self._id, "type": "reasoning", "status": status, "summary": [], "content": content}
 
     @staticmethod
     def _part(text: str) -> dict[str, Any]:
         return {"type": "reasoning_text", "text": text}
 
 
-class FunctionCallOutput:
+class FunctionCallOutput(OutputItem):
     """A function call."""
 
+    kind = "function_call"
+    content = "arguments"
+    """The member that the model writes."""
+
     def __init__(self, id_: str, index: int, call_id: str, name: str, namespace: str = "") -> None:
-        self.index = index
-        self._head = {"id": id_, "type": "function_call", "call_id": call_id, "name": name}
-        if namespace:
-            self._head["namespace"] = namespace
-        self._pieces: list[str] = []
-        self._place: dict[str, Any] = {"item_id": id_, "output_index": index}
+        head = {"type": self.kind, "call_id": call_id, "name": name}
+        super().__init__(id_, index, head | {"namespace": namespace} if namespace else head)
 
     def added(self) -> list[Event]:
         """See `OutputItem.added`."""
-        item = {**self._head, "arguments": "", "status": "in_progress"}
-        return [("response.output_item.added", {"output_index": self.index, "item": item})]
+        return [self._added(**{self.content: ""}, status="in_progress")]
 
     def grow(self, text: str) -> list[Event]:
         """More of the arguments."""
-        self._pieces.append(text)
-        return [("response.function_call_arguments.delta", {**self._place, "delta": text})]
+        self.pieces.append(text)
+        return [("response.function_call_arguments.delta", {**self.place, "delta": text})]
 
     def finished(self, status: Ending) -> tuple[list[Event], Item]:
         """See `OutputItem.finished`."""
-        arguments = "".join(self._pieces)
+        arguments = "".join(self.pieces)
         item = {**self._head, "arguments": arguments, "status": status}
         # openai 2 requires the name, openai 3 has no field for it.
-        whole = {**self._place, "name": self._head["name"], "arguments": arguments}
-        return [
-            ("response.function_call_arguments.done", whole),
-            ("response.output_item.done", {"output_index": self.index, "item": item}),
-        ], item
+        whole = {**self.place, "name": self._head["name"], "arguments": arguments}
+        return [("response.function_call_arguments.done", whole), self._done(item)], item
 
 
-class CustomCallOutput:
+class CustomCallOutput(FunctionCallOutput):
     """A call of a custom tool: the model writes its input as the one argument of a function.
 
     The input is sent in one piece, when the argument is complete.
     """
 
-    def __init__(self, id_: str, index: int, call_id: str, name: str, namespace: str = "") -> None:
-        self.index = index
-        self._head = {"id": id_, "type": "custom_tool_call", "call_id": call_id, "name": name}
-        if namespace:
-            self._head["namespace"] = namespace
-        self._pieces: list[str] = []
-        self._place: dict[str, Any] = {"item_id": id_, "output_index": index}
-
-    def added(self) -> list[Event]:
-        """See `OutputItem.added`."""
-        item = {**self._head, "input": "", "status": "in_progress"}
-        return [("response.output_item.added", {"output_index": self.index, "item": item})]
+    kind = "custom_tool_call"
+    content = "input"
 
     def grow(self, text: str) -> list[Event]:
         """More of the arguments."""
-        self._pieces.append(text)
+        self.pieces.append(text)
         return []
 
     def finished(self, status: Ending) -> tuple[list[Event], Item]:
         """See `OutputItem.finished`."""
-        text = _custom_input("".join(self._pieces))
+        text = _custom_input("".join(self.pieces))
         item = {**self._head, "input": text, "status": status}
         return [
-            ("response.custom_tool_call_input.delta", {**self._place, "delta": text}),
-            ("response.custom_tool_call_input.done", {**self._place, "input": text}),
-            ("response.output_item.done", {"output_index": self.index, "item": item}),
+            ("response.custom_tool_call_input.delta", {**self.place, "delta": text}),
+            ("response.custom_tool_call_input.done", {**self.place, "input": text}),
+            self._done(item),
         ], item
 
 

@@ -13,11 +13,12 @@ from headwater.actors.edge.apis.responses_items import (
     CUSTOM_INPUT,
     Item,
     additional_tools,
+    invalid_member,
     offered_name,
     turns_of,
 )
 from headwater.actors.edge.apis.responses_types import LOGPROBS, CreateFields, InputFields, TextFormat
-from headwater.actors.edge.prompt.guides import VALUE_BYTES_MAX, check_schema, too_large
+from headwater.actors.edge.prompt.guides import schema_guide
 from headwater.actors.edge.prompt.messages import Turn
 from headwater.actors.edge.prompt.request import (
     OPENAI,
@@ -27,9 +28,10 @@ from headwater.actors.edge.prompt.request import (
     SamplingFields,
     Tool,
     ToolChoice,
+    ToolMode,
     hosted_name,
 )
-from headwater.actors.http.errors import ApiError, bad_request
+from headwater.actors.http.errors import bad_request
 from headwater.schemas.inference import Guide
 
 TOOLS_MAX: Final = 1_024
@@ -154,7 +156,7 @@ def _of_namespace(given: dict[str, Any], param: str) -> list[OfferedTool]:
     try:
         space = msgspec.convert(given, Namespace)
     except msgspec.ValidationError as error:
-        raise _invalid(error, param) from error
+        raise invalid_member(error, param) from error
     found: list[OfferedTool] = []
     for number, one in enumerate(space.tools):
         tool = _read(one, f"{param}.tools[{number}]")
@@ -176,9 +178,12 @@ def _read(tool: dict[str, Any], param: str) -> AnyTool:
     try:
         read = cast(AnyTool, msgspec.convert(tool, AnyTool))
     except msgspec.ValidationError as error:
-        raise _invalid(error, param) from error
+        raise invalid_member(error, param) from error
     if read.allowed_callers is not None and "direct" not in read.allowed_callers:
-        raise _unsupported(f"{param}.allowed_callers", "only the model itself calls tools here")
+        raise bad_request(
+            f"{param}.allowed_callers is not supported: only the model itself calls tools here.",
+            param=f"{param}.allowed_callers",
+        )
     return read
 
 
@@ -220,13 +225,13 @@ def _choice(choice: Any, names: list[str]) -> tuple[ToolChoice, frozenset[str] |
             raise bad_request("tool_choice is none, auto, required or an object.", param="tool_choice")
         if choice == "required" and not names:
             raise bad_request("tool_choice is required, but there are no tools.", param="tool_choice")
-        return ToolChoice("none" if choice == "none" else _mode(choice)), None
+        return ToolChoice(cast(ToolMode, choice)), None
     kind = choice.get("type") if isinstance(choice, dict) else None
     if kind == "allowed_tools":
         allowed = _convert(choice, AllowedTools)
         chosen = [_chosen(tool.get("namespace"), str(tool.get("name", ""))) for tool in allowed.tools]
         _check_known(chosen, names)
-        return ToolChoice(_mode(allowed.mode)), frozenset(chosen)
+        return ToolChoice(allowed.mode), frozenset(chosen)
     if kind not in ("function", "custom"):
         raise bad_request(
             "tool_choice.type must be function, custom or allowed_tools; hosted tools are not served here.",
@@ -242,15 +247,11 @@ def _chosen(namespace: str | None, name: str) -> str:
     return offered_name(namespace, name) if namespace else name
 
 
-def _mode(word: str) -> Literal["auto", "required"]:
-    return "required" if word == "required" else "auto"
-
-
 def _convert(choice: Any, kind: type[Any]) -> Any:
     try:
         return msgspec.convert(choice, kind)
     except msgspec.ValidationError as error:
-        raise _invalid(error, "tool_choice") from error
+        raise invalid_member(error, "tool_choice") from error
 
 
 def _check_known(chosen: list[str], names: list[str]) -> None:
@@ -258,16 +259,6 @@ def _check_known(chosen: list[str], names: list[str]) -> None:
         if name not in names:
             shown = name[:64] if re.fullmatch(r"[a-zA-Z0-9_-]+", name) else "that name"
             raise bad_request(f"tool_choice names {shown}, which is not among tools.", param="tool_choice")
-
-
-def _invalid(error: msgspec.ValidationError, param: str) -> ApiError:
-    message, _, where = str(error).partition(" - at `$")
-    where = param + where.rstrip("`")
-    return bad_request(f"{message} (at {where})", param=where)
-
-
-def _unsupported(param: str, reason: str) -> ApiError:
-    return bad_request(f"{param} is not supported: {reason}.", param=param)
 
 
 ENDPOINT: Final = "responses"
@@ -281,19 +272,12 @@ def generation_request(
 
     `id_`: the response's id without its prefix. Raises `ApiError` 400 naming the field.
     """
-    tools, turns, guide = _prompt(fields, history, items)
+    tools, prompt = _prompt(fields, history, items)
     logprobs = (fields.top_logprobs or 0) if fields.includes(LOGPROBS) or fields.top_logprobs else None
     request = GenerationRequest(
-        model=fields.model,
-        param="input",
-        endpoint=ENDPOINT,
+        **prompt,
         id_prefix=ID_PREFIX,
         id=id_,
-        messages=turns,
-        tools=tools.tools,
-        omitted_tools=tools.omitted,
-        tool_choice=tools.choice,
-        reasoning=Reasoning(effort=fields.reasoning.effort if fields.reasoning else None),
         sampling=SamplingFields(
             temperature=fields.temperature,
             top_p=fields.top_p,
@@ -304,8 +288,6 @@ def generation_request(
         max_tokens=fields.max_output_tokens,
         max_tokens_param="max_output_tokens",
         logprobs_param="top_logprobs",
-        guide=guide,
-        guide_param="text.format" if guide else "",
         stream=stream,
         hints=Hints(
             user=fields.user or fields.safety_identifier,
@@ -319,36 +301,41 @@ def generation_request(
 
 def count_request(fields: InputFields, history: Sequence[Item], items: Sequence[Item]) -> GenerationRequest:
     """The internal request for counting the prompt's tokens. Raises `ApiError` 400."""
-    tools, turns, guide = _prompt(fields, history, items)
-    return GenerationRequest(
-        model=fields.model,
-        param="input",
-        endpoint=ENDPOINT,
-        messages=turns,
-        tools=tools.tools,
-        omitted_tools=tools.omitted,
-        tool_choice=tools.choice,
-        reasoning=Reasoning(effort=fields.reasoning.effort if fields.reasoning else None),
-        max_tokens=1,
-        guide=guide,
-        guide_param="text.format" if guide else "",
-    )
+    return GenerationRequest(**_prompt(fields, history, items)[1], max_tokens=1)
 
 
 def _prompt(
     fields: InputFields, history: Sequence[Item], items: Sequence[Item]
-) -> tuple[ToolSet, tuple[Turn, ...], Guide | None]:
+) -> tuple[ToolSet, dict[str, Any]]:
+    """The tools, and what an internal request has for the prompt."""
     # A tool that is offered again, by a later item too, is the same one.
     added = additional_tools([*history, *items])
     given = [*(fields.tools or []), *(tool for tool in added if tool not in (fields.tools or []))]
     tools = tools_of(
         given if added else fields.tools, fields.tool_choice, parallel=fields.parallel_tool_calls is not False
     )
-    earlier = turns_of(history, "previous_response_id", fields.instructions or "")
-    # A call of the earlier response and a text of the input are of different turns.
-    turns = earlier + turns_of(items, "input", earlier=history)
     guide = guide_of(fields.text.format) if fields.text and fields.text.format else None
-    return tools, turns, guide
+    return tools, {
+        "model": fields.model,
+        "param": "input",
+        "endpoint": ENDPOINT,
+        "messages": conversation_of(history, items, fields.instructions),
+        "tools": tools.tools,
+        "omitted_tools": tools.omitted,
+        "tool_choice": tools.choice,
+        "reasoning": Reasoning(effort=fields.reasoning.effort if fields.reasoning else None),
+        "guide": guide,
+        "guide_param": "text.format" if guide else "",
+    }
+
+
+def conversation_of(
+    history: Sequence[Item], items: Sequence[Item], instructions: str | None
+) -> tuple[Turn, ...]:
+    """The turns of the input and of what comes before it. Raises `ApiError` 400 naming the item."""
+    earlier = turns_of(history, "previous_response_id", instructions or "")
+    # A call of the earlier response and a text of the input are of different turns.
+    return earlier + turns_of(items, "input", earlier=history)
 
 
 def guide_of(wanted: TextFormat) -> Guide | None:
@@ -359,27 +346,21 @@ def guide_of(wanted: TextFormat) -> Guide | None:
         return Guide("json_object")
     if wanted.name is None:
         raise bad_request("text.format.name is missing.", param="text.format.name")
-    check_schema(wanted.json_schema, "text.format.schema")
     # The schema is always enforced, with or without `strict`.
-    text = msgspec.json.encode(wanted.json_schema)
-    if len(text) > VALUE_BYTES_MAX:
-        raise too_large("text.format.schema")
-    return Guide("json_schema", text.decode())
+    return schema_guide(wanted.json_schema, "text.format.schema")
+
+
+_KEPT: Final = ("system", "developer")
 
 
 def keep_last(request: GenerationRequest, count: int) -> GenerationRequest:
-    """The request with the last `count` turns: see `truncated`."""
-    return msgspec.structs.replace(request, messages=truncated(request.messages, count))
-
-
-def truncated(turns: tuple[Turn, ...], count: int) -> tuple[Turn, ...]:
-    """System messages, and the last `count` other turns. Results of calls that were dropped go too."""
+    """The request with its system messages, and the last `count` other turns. Results of calls that were dropped go too."""
+    turns = request.messages
     others = [turn for turn in turns if turn.role not in _KEPT]
     kept = others[len(others) - min(count, len(others)) :]
     while kept and kept[0].role == "tool":
         kept.pop(0)
     remaining = {id(turn) for turn in kept}
-    return tuple(turn for turn in turns if turn.role in _KEPT or id(turn) in remaining)
-
-
-_KEPT: Final = ("system", "developer")
+    return msgspec.structs.replace(
+        request, messages=tuple(turn for turn in turns if turn.role in _KEPT or id(turn) in remaining)
+    )

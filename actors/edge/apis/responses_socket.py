@@ -257,7 +257,7 @@ class _Session:
         if fields.generate is False:
             sink.write(creation.encoder.start_empty())
             await save(None)
-            sink.write(creation.encoder.end_empty())
+            sink.write(creation.encoder.end(None))
             return
         await self._generator.run(creation.request, creation.encoder, call, sink, before_end=save)
 

@@ -390,8 +390,13 @@ def json_schema_guide(value: Any, param: str) -> Guide:
             value = msgspec.json.decode(value)
         except (msgspec.DecodeError, RecursionError) as error:
             raise bad_request(f"{param} is not valid JSON: {error}.", param=param) from error
-    check_schema(value, param)
-    return Guide("json_schema", _as_json(value, param))
+    return schema_guide(value, param)
+
+
+def schema_guide(schema: Any, param: str) -> Guide:
+    """The guide of a JSON schema. Raises `ApiError` 400 naming `param`."""
+    check_schema(schema, param)
+    return Guide("json_schema", _as_json(schema, param))
 
 
 def _regex(value: Any, param: str) -> Guide:
@@ -436,12 +441,7 @@ def _as_json(value: Any, param: str) -> str:
 
 def _check_size(text: str, param: str) -> None:
     if len(text) > VALUE_BYTES_MAX or len(text.encode("utf-8", "surrogatepass")) > VALUE_BYTES_MAX:
-        raise too_large(param)
-
-
-def too_large(param: str) -> ApiError:
-    """400 for a guide that is too large for an engine."""
-    return bad_request(f"{param} is larger than {VALUE_BYTES_MAX} bytes; shorten it.", param=param)
+        raise bad_request(f"{param} is larger than {VALUE_BYTES_MAX} bytes; shorten it.", param=param)
 
 
 _READERS: Final = {"json": json_schema_guide, "regex": _regex, "choice": _choice, "grammar": _grammar}

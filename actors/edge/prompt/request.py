@@ -14,6 +14,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
+from headwater.actors.edge.parsing.grammar import ParsedCall
 from headwater.actors.edge.prompt.messages import MediaPart, TextPart, Turn
 from headwater.actors.edge.prompt.speech import AudioRecording
 from headwater.schemas.inference import Guide, TokenLogprob
@@ -284,14 +285,6 @@ class ChoiceEnd(NamedTuple):
     stop_token: int | None = None
 
 
-class FinishedCall(NamedTuple):
-    """A tool call of the model. `arguments` is JSON text."""
-
-    id: str
-    name: str
-    arguments: str
-
-
 class ChoiceResult(NamedTuple):
     """One whole choice."""
 
@@ -299,7 +292,7 @@ class ChoiceResult(NamedTuple):
     prompt_index: int
     text: str
     reasoning: str
-    calls: tuple[FinishedCall, ...]
+    calls: tuple[ParsedCall, ...]
     end: ChoiceEnd
     detail: TokenDetail
     prompt: PromptDetail

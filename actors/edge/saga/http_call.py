@@ -46,7 +46,7 @@ from headwater.actors.edge.saga.fields import FieldChecker
 from headwater.actors.edge.saga.record import OpenRequests, RequestLogWriter
 from headwater.actors.edge.saga.workers import WorkerRegistry
 from headwater.actors.edge.settings import ClientLimits, EdgeSettings
-from headwater.actors.http.asgi import ClientGone, Disconnect, Headers, Receive, Scope, Send
+from headwater.actors.http.asgi import ClientGone, Disconnect, Headers, Receive, Scope, Send, respond
 from headwater.actors.http.errors import bad_request, overloaded
 from headwater.actors.media.intake import MediaIntake, TenantIntake
 from headwater.events.ports import LogError
@@ -438,9 +438,18 @@ class Call(NamedTuple):
     arrived_s: float = 0.0
     picked: Picked | None = None
 
+    async def answer(self, document: Any, headers: Headers | None = None) -> None:
+        """Send a whole JSON response."""
+        await respond(self.send, 200, msgspec.json.encode(document), headers or [])
+
     def make_id(self, ids: Callable[[], str]) -> str:
         """The id of its request: the one that it was decided under, or a new one."""
         return self.picked.id if self.picked is not None else ids()
+
+
+def request_headers(name: str) -> Headers:
+    """The header with the name of a request."""
+    return [(b"x-request-id", name.encode())]
 
 
 class Serving(NamedTuple):

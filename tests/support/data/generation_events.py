@@ -8,11 +8,11 @@ from headwater.actors.edge.parsing.grammar import (
     ToolArgumentsDelta,
     ToolCallEnd,
     ToolCallStart,
+    collect,
 )
 from headwater.actors.edge.prompt.request import (
     ChoiceEnd,
     ChoiceResult,
-    FinishedCall,
     GenerationResult,
     GenerationStart,
     PromptDetail,
@@ -54,20 +54,15 @@ def stream(encoder: ResponseEncoder, events: tuple[OutputEvent, ...], end: Choic
 
 def result(events: tuple[OutputEvent, ...], end: ChoiceEnd) -> GenerationResult:
     """The same as a whole answer."""
-    calls = [event for event in events if isinstance(event, ToolCallStart)]
+    whole = collect(events)
     choice = ChoiceResult(
         number=0,
         prompt_index=0,
-        text="".join(event.text for event in events if isinstance(event, TextDelta)),
-        reasoning="".join(event.text for event in events if isinstance(event, ReasoningDelta)),
-        calls=tuple(FinishedCall(call.id, call.name, _arguments(events, call.call)) for call in calls),
+        text=whole.text,
+        reasoning=whole.reasoning,
+        calls=whole.calls,
         end=end,
         detail=TokenDetail(),
         prompt=PromptDetail(),
     )
     return GenerationResult(START, (choice,), USAGE)
-
-
-def _arguments(events: tuple[OutputEvent, ...], call: int) -> str:
-    pieces = [event for event in events if isinstance(event, ToolArgumentsDelta) and event.call == call]
-    return "".join(piece.text for piece in pieces)

@@ -16,8 +16,8 @@ from headwater.actors.edge.apis.chat_encoder import (
     OpenAiEncoder,
     PromptTokens,
     ShownParts,
-    chat_logprobs,
     event,
+    logprob_entries,
     usage_of,
 )
 from headwater.actors.edge.prompt.request import (
@@ -160,9 +160,9 @@ def test_chat_logprobs_show_text_and_bytes_of_each_token() -> None:
     tokens = tuple(TOKENIZER.reference.encode("aé").ids)
     logprobs = tuple(TokenLogprob(value, ((tokens[0], value),)) for value in (-0.25, -math.inf, -1.0))
     document = msgspec.json.decode(
-        msgspec.json.encode(chat_logprobs(TOKENIZER, TokenDetail(tokens, logprobs)))
+        msgspec.json.encode(logprob_entries(TOKENIZER, TokenDetail(tokens, logprobs)))
     )
-    first, second, third = document["content"]
+    first, second, third = document
     assert first == {
         "token": "a",
         "logprob": -0.25,
@@ -171,7 +171,6 @@ def test_chat_logprobs_show_text_and_bytes_of_each_token() -> None:
     }
     assert (second["token"], second["logprob"], second["bytes"]) == ("\ufffd", -9999.0, [0xC3])
     assert third["bytes"] == [0xA9]
-    assert document["refusal"] is None
 
 
 def test_completion_logprobs_count_offsets_in_the_text() -> None:
@@ -191,7 +190,7 @@ def test_tokens_may_be_named_by_their_ids() -> None:
     """As `return_tokens_as_token_ids` asks: alternatives too, and two tokens of equal text stay two."""
     one, two = TOKENIZER.reference.encode("aé").ids[1:]
     detail = TokenDetail((one,), (TokenLogprob(-1.0, ((one, -1.0), (two, -2.0))),))
-    [entry] = chat_logprobs(TOKENIZER, detail, as_ids=True)["content"]
+    [entry] = logprob_entries(TOKENIZER, detail, as_ids=True)
     assert (entry["token"], entry["bytes"]) == (f"token_id:{one}", [0xC3])
     assert [other["token"] for other in entry["top_logprobs"]] == [f"token_id:{one}", f"token_id:{two}"]
     document = CompletionLogprobs(TOKENIZER, as_ids=True).answer(detail)

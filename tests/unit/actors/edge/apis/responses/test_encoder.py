@@ -14,14 +14,15 @@ from headwater.actors.edge.apis.responses_types import CreateFields
 from headwater.actors.edge.parsing.grammar import (
     OutputEvent,
     ReasoningDelta,
+    TextDelta,
     ToolArgumentsDelta,
     ToolCallEnd,
     ToolCallStart,
+    collect,
 )
 from headwater.actors.edge.prompt.request import (
     ChoiceEnd,
     ChoiceResult,
-    FinishedCall,
     GenerationResult,
     GenerationStart,
     PromptDetail,
@@ -94,23 +95,14 @@ def streamed(encoder: ResponsesEncoder, pieces: list[Piece], end: ChoiceEnd) -> 
 
 def result_of(pieces: list[Piece], end: ChoiceEnd) -> GenerationResult:
     """The whole answer that consists of these pieces."""
-    text, reasoning = "", ""
-    calls: list[FinishedCall] = []
-    detail = TokenDetail()
-    for piece in pieces:
-        if isinstance(piece, str):
-            text += piece
-        elif isinstance(piece, ReasoningDelta):
-            reasoning += piece.text
-        elif isinstance(piece, ToolCallStart):
-            calls.append(FinishedCall(piece.id, piece.name, ""))
-        elif isinstance(piece, ToolArgumentsDelta):
-            call = calls[piece.call]
-            calls[piece.call] = call._replace(arguments=call.arguments + piece.text)
-        elif isinstance(piece, Detailed):
-            text += piece.text
-            detail = piece.detail
-    choice = ChoiceResult(0, 0, text, reasoning, tuple(calls), end, detail, PromptDetail())
+    detail = next((piece.detail for piece in pieces if isinstance(piece, Detailed)), TokenDetail())
+    whole = collect(
+        TextDelta(piece if isinstance(piece, str) else piece.text)
+        if isinstance(piece, str | Detailed)
+        else piece
+        for piece in pieces
+    )
+    choice = ChoiceResult(0, 0, whole.text, whole.reasoning, whole.calls, end, detail, PromptDetail())
     return GenerationResult(START, (choice,), USAGE)
 
 
@@ -249,7 +241,7 @@ def test_a_websocket_gets_one_line_per_event_and_one_end() -> None:
 
 def test_input_that_is_only_taken_has_an_empty_response() -> None:
     encoder = encoder_of()
-    events = events_of(encoder.start_empty() + encoder.end_empty())
+    events = events_of(encoder.start_empty() + encoder.end(None))
     assert [event.type for event in events] == [
         "response.created",
         "response.in_progress",

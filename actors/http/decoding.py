@@ -10,7 +10,7 @@ import asyncio
 import re
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -19,6 +19,9 @@ from msgspec import inspect
 from headwater.actors.http.errors import ApiError, bad_request, method_not_allowed
 from headwater.schemas.hashing import U8
 from headwater.schemas.jit import kernel
+
+T = TypeVar("T")
+
 
 # The checks of endpoints: the method, and the body as a type.
 
@@ -39,12 +42,12 @@ def require_method(wanted: str, method: str) -> None:
         raise method_not_allowed(wanted)
 
 
-def decode_body(decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:
-    """Read a body. Raises `ApiError` 400 naming the field."""
+def decode_body(kind: type[T], body: bytes) -> T:
+    """A body as this type. Raises `ApiError` 400 naming the field."""
     try:
-        return decoder.decode(body)
+        return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
-        raise invalid_field(error, decoder.type) from error
+        raise invalid_field(error, kind) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise bad_request(f"The body is not valid JSON: {error}") from error
 

@@ -21,9 +21,9 @@ from headwater.actors.edge.admit.control import AccessControl
 from headwater.actors.edge.answer.run import Generator, first_choice
 from headwater.actors.edge.apis.anthropic import check_version
 from headwater.actors.edge.apis.anthropic_translate import to_generation
-from headwater.actors.edge.apis.anthropic_types import decode_messages
+from headwater.actors.edge.apis.anthropic_types import MessagesRequest, decode_fields
 from headwater.actors.edge.apis.chat import chat_request, completion_request
-from headwater.actors.edge.apis.chat_types import decode_chat, decode_completion
+from headwater.actors.edge.apis.chat_types import ChatRequest, CompletionRequest
 from headwater.actors.edge.prompt.prepare import Prepared
 from headwater.actors.edge.prompt.request import GenerationRequest
 from headwater.actors.edge.saga.http_call import Call, DecisionSeal, Picked, RoutingHints, Serving, trace_of
@@ -43,7 +43,7 @@ from headwater.actors.edge.saga.types import (
     SagaEvent,
 )
 from headwater.actors.http.asgi import Headers
-from headwater.actors.http.decoding import check_shape
+from headwater.actors.http.decoding import check_shape, decode_body
 from headwater.actors.http.errors import ApiError, overloaded
 from headwater.actors.runtime.tables import LeaseTable
 from headwater.events.table import Table
@@ -177,12 +177,12 @@ class NotGenerating(Exception):
 
 def _messages(headers: Headers, body: bytes) -> GenerationRequest:
     check_version(headers)
-    return to_generation(decode_messages(body))
+    return to_generation(decode_fields(MessagesRequest, body))
 
 
 READERS: Final[dict[str, Reader]] = {
-    "/v1/chat/completions": lambda _, body: chat_request(decode_chat(body)),
-    "/v1/completions": lambda _, body: completion_request(decode_completion(body)),
+    "/v1/chat/completions": lambda _, body: chat_request(decode_body(ChatRequest, body)),
+    "/v1/completions": lambda _, body: completion_request(decode_body(CompletionRequest, body)),
     "/v1/messages": _messages,
 }
 """How the requests that a router decides are read, by path."""

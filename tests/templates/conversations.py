@@ -4,12 +4,10 @@ import json
 from collections.abc import Iterable
 from typing import Any, Final, Literal, NamedTuple
 
-import msgspec
-
 from headwater.actors.edge.apis.anthropic_translate import to_generation
-from headwater.actors.edge.apis.anthropic_types import decode_messages
+from headwater.actors.edge.apis.anthropic_types import MessagesRequest, decode_fields
 from headwater.actors.edge.apis.chat import chat_request
-from headwater.actors.edge.apis.chat_types import decode_chat
+from headwater.actors.edge.apis.chat_types import ChatRequest
 from headwater.actors.edge.apis.responses_output import listed
 from headwater.actors.edge.apis.responses_requests import generation_request
 from headwater.actors.edge.apis.responses_types import CreateFields
@@ -20,8 +18,6 @@ from tests.templates.shapes import SHAPES, Shape
 
 Api = Literal["chat", "responses", "messages"]
 Json = dict[str, Any]
-
-_fields: Final = msgspec.json.Decoder(CreateFields)
 
 
 class Conversation(NamedTuple):
@@ -46,10 +42,10 @@ def request_of(given: Conversation) -> GenerationRequest:
     """The request that the edge makes of it. Raises `ApiError` 400."""
     body = {"model": "m", **given.body}
     if given.api == "chat":
-        return chat_request(decode_chat(encoded(body)))
+        return chat_request(decode_body(ChatRequest, encoded(body)))
     if given.api == "messages":
-        return to_generation(decode_messages(encoded({"max_tokens": 16, **body})))
-    fields: CreateFields = decode_body(_fields, encoded(body))
+        return to_generation(decode_fields(MessagesRequest, encoded({"max_tokens": 16, **body})))
+    fields = decode_body(CreateFields, encoded(body))
     fields.check()
     sent, made = given.earlier
     history = (*listed(sent, "earlier"), *made)

@@ -16,7 +16,12 @@ import msgspec
 from headwater.actors.edge.answer.choice import ResponseEncoder
 from headwater.actors.edge.answer.run import Generator
 from headwater.actors.edge.apis.anthropic_translate import ID_PREFIX, to_generation, to_prompt
-from headwater.actors.edge.apis.anthropic_types import TokenCount, decode_count, decode_messages
+from headwater.actors.edge.apis.anthropic_types import (
+    CountTokensRequest,
+    MessagesRequest,
+    TokenCount,
+    decode_fields,
+)
 from headwater.actors.edge.parsing.grammar import (
     OutputEvent,
     ReasoningDelta,
@@ -58,11 +63,6 @@ def error_document(error: ApiError, request_id: str | None = None) -> dict[str, 
     kind = KINDS.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
     details = {"type": kind, "message": str(error)[:MESSAGE_CHARACTERS_MAX]}
     return {"type": "error", "error": details, "request_id": request_id}
-
-
-def error_body(error: ApiError, request_id: str | None = None) -> bytes:
-    """The body of an error response."""
-    return msgspec.json.encode(error_document(error, request_id))
 
 
 def status_of(error: ApiError) -> int:
@@ -286,7 +286,7 @@ class AnthropicApi:
     async def messages(self, call: Call) -> None:
         """POST /v1/messages."""
         check_version(call.headers)
-        request = decode_messages(call.body)
+        request = decode_fields(MessagesRequest, call.body)
         self._serving.fields.count(request)
         id_ = call.make_id(self._serving.workers.ports.ids)
         omit = request.thinking is not None and request.thinking.display == "omitted"
@@ -298,12 +298,12 @@ class AnthropicApi:
     async def count_tokens(self, call: Call) -> None:
         """POST /v1/messages/count_tokens: renders and encodes the prompt; no engine is involved."""
         check_version(call.headers)
-        request = decode_count(call.body)
+        request = decode_fields(CountTokensRequest, call.body)
         self._serving.fields.count(request)
         wanted = to_prompt(request)
         prepared = await self._generator.prepare(wanted, call)
         header = request_id_header(self._serving.workers.ports.ids())
-        await respond(call.send, 200, msgspec.json.encode(TokenCount(prepared.prompt_tokens)), [header])
+        await call.answer(TokenCount(prepared.prompt_tokens), [header])
 
 
 def check_version(headers: Headers) -> None:
@@ -325,16 +325,11 @@ def is_anthropic(path: str) -> bool:
 
 async def respond_error(send: Send, path: str, error: ApiError, id_: str) -> int:
     """Send an error; returns its status. `id_` names the response where the format has a name for it."""
-    headers = _headers_of(error)
-    status, body = error.status, b""
+    status, document, headers = error.status, error.document(), [*error.headers]
+    if error.retry_after_s > 0:
+        headers.append((b"retry-after", b"%d" % max(1, math.ceil(error.retry_after_s))))
     if is_anthropic(path):
-        status, body = status_of(error), error_body(error, REQUEST_PREFIX + id_)
+        status, document = status_of(error), error_document(error, REQUEST_PREFIX + id_)
         headers.append(request_id_header(id_))
-    await respond(send, status, body or error.body(), headers)
+    await respond(send, status, msgspec.json.encode(document), headers)
     return status
-
-
-def _headers_of(error: ApiError) -> Headers:
-    if error.retry_after_s <= 0:
-        return [*error.headers]
-    return [*error.headers, (b"retry-after", b"%d" % max(1, math.ceil(error.retry_after_s)))]

@@ -47,7 +47,6 @@ from headwater.actors.edge.prompt.messages import (
 )
 from headwater.actors.edge.prompt.request import (
     ANTHROPIC,
-    DEFAULT_PROMPT_OPTIONS,
     DEFAULT_TOOL_CHOICE,
     GenerationRequest,
     Hints,
@@ -59,7 +58,6 @@ from headwater.actors.edge.prompt.request import (
     hosted_name,
 )
 from headwater.actors.http.errors import ApiError, bad_request
-from headwater.schemas.inference import Guide
 
 BILLING_PREFIX: Final = "x-anthropic-billing-header"
 """Claude Code's first system block: it differs in every request, and would keep all others from sharing a prefix."""
@@ -279,7 +277,8 @@ def to_prompt(request: PromptFields) -> GenerationRequest:
     tools = _tools(request.tools or [], found_tools(request.messages))
     turns = turns_of(request.system, request.messages)
     output = request.output_config
-    guide = _guide(request)
+    guide = json_schema_guide(output.format.schema, FORMAT_PARAM) if output and output.format else None
+    continues = turns[-1].role == "assistant"
     return GenerationRequest(
         model=request.model,
         param="messages",
@@ -290,16 +289,10 @@ def to_prompt(request: PromptFields) -> GenerationRequest:
         omitted_tools=tuple(filter(None, (hosted_name(tool, ANTHROPIC) for tool in request.tools or ()))),
         tool_choice=_tool_choice(request.tool_choice, tools),
         reasoning=_reasoning(request.thinking, output.effort if output else None),
-        prompt_options=_prompt_options(turns),
+        prompt_options=PromptOptions(add_generation_prompt=not continues, continue_final=continues),
         guide=guide,
         guide_param=FORMAT_PARAM if guide else "",
     )
-
-
-def _prompt_options(turns: Sequence[Turn]) -> PromptOptions:
-    if turns[-1].role == "assistant":
-        return PromptOptions(add_generation_prompt=False, continue_final=True)
-    return DEFAULT_PROMPT_OPTIONS
 
 
 def _tools(definitions: Sequence[ToolDefinition], found: frozenset[str]) -> tuple[Tool, ...]:
@@ -376,10 +369,3 @@ def _reasoning(thinking: ThinkingConfig | None, effort: str | None) -> Reasoning
             )
         return Reasoning(effort=effort, enabled=True, budget=thinking.budget_tokens)
     return Reasoning(effort=effort, enabled=thinking.type == "adaptive")
-
-
-def _guide(request: PromptFields) -> Guide | None:
-    output = request.output_config
-    if output is None or output.format is None:
-        return None
-    return json_schema_guide(output.format.schema, FORMAT_PARAM)

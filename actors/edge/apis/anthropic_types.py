@@ -4,7 +4,7 @@ Annotations say of every field whether it is served, ignored or rejected. Unknow
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Final, Literal, cast
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar
 
 import msgspec
 
@@ -303,6 +303,8 @@ class CountTokensRequest(PromptFields, kw_only=True):
     """POST /v1/messages/count_tokens."""
 
 
+Fields = TypeVar("Fields", bound=PromptFields)
+
 HEADERS: Final[Mapping[str, FieldRule]] = {
     "x-api-key": served("or `Authorization: Bearer`"),
     "anthropic-version": served(
@@ -318,23 +320,10 @@ class TokenCount(msgspec.Struct):
     input_tokens: int
 
 
-_messages = msgspec.json.Decoder(MessagesRequest)
-_count = msgspec.json.Decoder(CountTokensRequest)
-
-
-def decode_messages(body: bytes) -> MessagesRequest:
+def decode_fields(kind: type[Fields], body: bytes) -> Fields:
     """Read and check a request. Raises `ApiError` 400 naming the field."""
-    return cast(MessagesRequest, _decode(_messages, body))
-
-
-def decode_count(body: bytes) -> CountTokensRequest:
-    """Read and check a request to count tokens. Raises `ApiError` 400 naming the field."""
-    return cast(CountTokensRequest, _decode(_count, body))
-
-
-def _decode(decoder: msgspec.json.Decoder[Any], body: bytes) -> PromptFields:
     try:
-        request: PromptFields = decode_body(decoder, body)
+        request = decode_body(kind, body)
     except ApiError as error:
         if (error.param or "").endswith("].type") and "Invalid value" in str(error):
             raise bad_request(

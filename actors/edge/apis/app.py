@@ -30,12 +30,19 @@ from headwater.actors.edge.apis.responses_endpoints import PREFIXES, ResponsesRo
 from headwater.actors.edge.apis.video_jobs import VIDEO_BYTES_MAX
 from headwater.actors.edge.apis.videos import VIDEOS, VideosApi
 from headwater.actors.edge.catalog import Model, ModelCatalog
-from headwater.actors.edge.history import TenantObjects
+from headwater.actors.edge.history import OBJECT_BYTES_MAX, TenantObjects
 from headwater.actors.edge.saga.fields import FieldChecker
-from headwater.actors.edge.saga.http_call import Call, DecisionSeal, Serving, tenant_of, trace_of
+from headwater.actors.edge.saga.http_call import (
+    Call,
+    DecisionSeal,
+    Serving,
+    internal_error,
+    tenant_of,
+    trace_of,
+)
 from headwater.actors.edge.saga.record import OpenRequests
 from headwater.actors.edge.saga.workers import WorkerRegistry
-from headwater.actors.edge.settings import UNLIMITED, EdgeSettings, HistorySettings, VideoSettings
+from headwater.actors.edge.settings import UNLIMITED, EdgeSettings, HistorySettings
 from headwater.actors.http.asgi import ClientGone, HeaderAdder, Headers, Receive, Scope, Send, respond
 from headwater.actors.http.body import Bodies
 from headwater.actors.http.connection import WebSocket, refuse
@@ -45,7 +52,6 @@ from headwater.actors.limits import BodyLimits
 from headwater.actors.media.intake import MediaIntake
 from headwater.actors.runtime.ports import Persistence, Ports
 from headwater.actors.runtime.tables import Requests
-from headwater.engines.logs import failure_place
 
 DEFAULTS: Final = EdgeSettings(request_timeout_s=0.0)
 """Without a time limit of requests, which an operator has."""
@@ -54,8 +60,6 @@ UNLIKE_JSON: Final = FORMS | {VIDEOS, IMAGE_EDITS}
 """Paths whose bodies may have another form than JSON."""
 
 PROBES: Final = ("/live", "/health", "/metrics")
-
-_log = structlog.get_logger("headwater.edge")
 
 
 class Drainable(Protocol):
@@ -104,8 +108,9 @@ class App:
         generator = Generator(serving)
         history = settings.history
         self._responses = ResponsesRoutes(serving, generator, history)
-        self._images = ImagesApi(serving, _image_objects(workers.ports, history))
-        self.videos = VideosApi(serving, *_video_parts(workers.ports, history, settings.videos))
+        self._images = ImagesApi(serving, _objects(workers.ports, history, history.image_ttl_s))
+        videos = _objects(workers.ports, history, settings.videos.ttl_s, VIDEO_BYTES_MAX)
+        self.videos = VideosApi(serving, videos, settings.videos)
         anthropic = AnthropicApi(serving, generator)
         self._posts = _posts(serving, generator, anthropic, self._images)
         self.active = 0
@@ -127,10 +132,7 @@ class App:
         except ClientGone:
             metrics.HTTP_ERRORS.labels("499").inc()
         except Exception as error:
-            _log.error("request_failed", path=path, failure=failure_place(error))
-            _log.debug("request_failure", exc_info=True)
-            failure = ApiError(500, "Internal error; see the log of the edge.", kind="server_error")
-            await self._refuse(send, path, failure)
+            await self._refuse(send, path, internal_error(path, error))
         finally:
             self.active -= 1
 
@@ -154,8 +156,7 @@ class App:
             metrics.HTTP_ERRORS.labels(str(error.status)).inc()
             await refuse(send, error)
         except Exception as error:
-            _log.error("request_failed", path=scope["path"], failure=failure_place(error))
-            _log.debug("request_failure", exc_info=True)
+            internal_error(scope["path"], error)
             metrics.HTTP_ERRORS.labels("500").inc()
         finally:
             self.active -= 1
@@ -284,20 +285,13 @@ class App:
         await respond(send, 200, msgspec.json.encode(document), [])
 
 
-def _image_objects(ports: Ports, history: HistorySettings) -> TenantObjects | None:
-    """Return the store of generated images; None if nothing is stored."""
+def _objects(
+    ports: Ports, history: HistorySettings, ttl_s: int, object_bytes_max: int = OBJECT_BYTES_MAX
+) -> TenantObjects | None:
+    """Return the store of generated files; None if nothing is stored."""
     if not history.store:
         return None
-    return TenantObjects(ports.stored, history.image_ttl_s, history.tenant_bytes_max)
-
-
-def _video_parts(
-    ports: Ports, history: HistorySettings, videos: VideoSettings
-) -> tuple[TenantObjects | None, VideoSettings]:
-    """Return the store of videos (None if nothing is stored) and the settings of video jobs."""
-    if not history.store:
-        return None, videos
-    return TenantObjects(ports.stored, videos.ttl_s, history.tenant_bytes_max, VIDEO_BYTES_MAX), videos
+    return TenantObjects(ports.stored, ttl_s, history.tenant_bytes_max, object_bytes_max)
 
 
 def _posts(

@@ -11,6 +11,7 @@ from headwater.actors.edge.answer.choice import HttpSink, ResponseEncoder
 from headwater.actors.edge.answer.run import Generator
 from headwater.actors.edge.apis.chat_encoder import event
 from headwater.actors.edge.apis.chat_types import Priority, Seed
+from headwater.actors.edge.apis.file_types import converted, form_values
 from headwater.actors.edge.prompt.request import (
     AudioPlace,
     ChoiceEnd,
@@ -26,7 +27,6 @@ from headwater.actors.edge.saga.http_call import Call, Serving
 from headwater.actors.edge.tokenizer import Tokenizer
 from headwater.actors.http.asgi import Headers, respond
 from headwater.actors.http.body import FORM, UploadForm, read_form
-from headwater.actors.http.decoding import invalid_field
 from headwater.actors.http.errors import bad_request
 from headwater.schemas.tables import SpeechSupport
 
@@ -84,17 +84,7 @@ FormT = TypeVar("FormT", bound=TranslationForm)
 def decode_form(form: UploadForm, kind: type[FormT]) -> FormT:
     """A form as its type. Raises `ApiError` 400 naming the field."""
     known = {field.name for field in msgspec.structs.fields(kind)}
-    values: dict[str, Any] = {}
-    for name, given in form.fields.items():
-        if name == "file":
-            raise bad_request(
-                "file must be an uploaded file: a part of the form with a filename.", param="file"
-            )
-        if name not in known:
-            raise bad_request(f"{name[:64]} is not supported; leave it out.", param=name)
-        if name not in LISTS and len(given) > 1:
-            raise bad_request(f"{name} comes {len(given)} times.", param=name)
-        values[name] = given if name in LISTS else given[0]
+    values = form_values(form.fields, known, files=("file",), lists=LISTS)
     for name in form.files:
         if name != "file":
             raise bad_request(f"The file {name[:64]!r} is not expected; the recording is 'file'.", param=name)
@@ -102,21 +92,14 @@ def decode_form(form: UploadForm, kind: type[FormT]) -> FormT:
         raise bad_request("The form has no file.", param="file")
     if len(form.files["file"]) > 1:
         raise bad_request("The form has several files; the recording is one.", param="file")
-    try:
-        wanted = msgspec.convert({**values, "file": form.files["file"][0]}, kind, strict=False)
-    except msgspec.ValidationError as error:
-        raise invalid_field(error, kind) from error
-    _refuse_unsupported(wanted)
-    return wanted
-
-
-def _refuse_unsupported(form: TranslationForm) -> None:
-    if isinstance(form, TranscriptionForm):
-        refuse_rejected(form, "{field} {value} is not supported; leave it out.")
-    if form.stream and form.response_format not in ("json", "text"):
+    read = converted({**values, "file": form.files["file"][0]}, kind)
+    if isinstance(read, TranscriptionForm):
+        refuse_rejected(read, "{field} {value} is not supported; leave it out.")
+    if read.stream and read.response_format not in ("json", "text"):
         raise bad_request(
-            f"{form.response_format} cannot be streamed; use json or text.", param="response_format"
+            f"{read.response_format} cannot be streamed; use json or text.", param="response_format"
         )
+    return read
 
 
 # Segments of a transcript, from tokens for text and for times, and their formats SRT and WebVTT.

@@ -28,8 +28,6 @@ from headwater.actors.edge.apis.chat_types import (
     ContentPart,
     MessageCall,
     TokenId,
-    decode_chat,
-    decode_completion,
     refuse_template,
 )
 from headwater.actors.edge.prompt.messages import (
@@ -42,11 +40,9 @@ from headwater.actors.edge.prompt.messages import (
     data_media,
     file_media,
     joined_texts,
-    load_media,
     url_media,
-    with_texts_of_files,
 )
-from headwater.actors.edge.prompt.prompts import chat_prompt, text_prompts
+from headwater.actors.edge.prompt.prompts import load_chat, text_prompts
 from headwater.actors.edge.prompt.request import (
     OPENAI,
     GenerationRequest,
@@ -59,10 +55,8 @@ from headwater.actors.edge.prompt.request import (
     hosted_name,
 )
 from headwater.actors.edge.saga.http_call import Call, Serving
-from headwater.actors.http.asgi import respond
 from headwater.actors.http.decoding import decode_body
 from headwater.actors.http.errors import ApiError, bad_request
-from headwater.actors.media.item import MediaItem
 
 
 def turns_of(messages: Sequence[ChatMessage], param: str = "messages") -> tuple[Turn, ...]:
@@ -383,7 +377,7 @@ class OpenAiApi:
 
     async def chat(self, call: Call) -> None:
         """POST /v1/chat/completions."""
-        request = decode_chat(call.body)
+        request = decode_body(ChatRequest, call.body)
         serving = self._serving
         serving.fields.check(request, request.logits_processors)
         model = serving.model(request.model, call.principal)
@@ -392,7 +386,7 @@ class OpenAiApi:
 
     async def complete(self, call: Call) -> None:
         """POST /v1/completions."""
-        request = decode_completion(call.body)
+        request = decode_body(CompletionRequest, call.body)
         serving = self._serving
         serving.fields.check(request, request.logits_processors)
         model = serving.model(request.model, call.principal)
@@ -426,10 +420,6 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True):
     tokens: Annotated[list[TokenId], msgspec.Meta(max_length=TOKENS_MAX)]
 
 
-_tokenize = msgspec.json.Decoder(TokenizeRequest)
-_detokenize = msgspec.json.Decoder(DetokenizeRequest)
-
-
 class TokensApi:
     """The endpoints that count and translate tokens. No engine takes part."""
 
@@ -438,33 +428,27 @@ class TokensApi:
 
     async def tokenize(self, call: Call) -> None:
         """POST /tokenize."""
-        request: TokenizeRequest = decode_body(_tokenize, call.body)
+        request = decode_body(TokenizeRequest, call.body)
         if (request.prompt is None) == (request.messages is None):
             raise bad_request("Send one of prompt and messages.", param="prompt")
         model = self._serving.model(request.model, call.principal)
         call.quota.enter(model.card.name)
         context = call.quota.context(model.card.name, model.card.context_length)
-        wanted = _wanted(request)
-        if wanted.messages:
-            plain = not self._serving.settings.allow_special_tokens_in_text
-            known: dict[MediaPart, MediaItem] = {}
+        prompt = _prompt_of(request)
+        if prompt.messages:
+            special = self._serving.settings.allow_special_tokens_in_text
             intake = self._serving.intake_of(call.headers, call.principal)
-            turns = await with_texts_of_files(wanted.messages, intake, known)
-            wanted = msgspec.structs.replace(wanted, messages=turns)
-            loaded = await load_media(wanted.messages, model, intake, known)
-            chat = await chat_prompt(wanted, model, context, loaded, special_tokens_in_text=not plain)
+            chat = await load_chat(prompt, model, context, intake, special_tokens_in_text=special)
             tokens = chat.tokens
         else:
-            [tokens] = await text_prompts(wanted, model, context)
-        document: dict[str, Any] = {"count": len(tokens), "max_model_len": context, "tokens": tokens.tolist()}
-        document["token_strs"] = None
-        if request.return_token_strs:
-            document["token_strs"] = [model.tokenizer.text_of(token) for token in tokens.tolist()]
-        await respond(call.send, 200, msgspec.json.encode(document), [])
+            [tokens] = await text_prompts(prompt, model, context)
+        ids = tokens.tolist()
+        texts = [model.tokenizer.text_of(token) for token in ids] if request.return_token_strs else None
+        await call.answer({"count": len(ids), "max_model_len": context, "tokens": ids, "token_strs": texts})
 
     async def detokenize(self, call: Call) -> None:
         """POST /detokenize. Special tokens are spelled out."""
-        request: DetokenizeRequest = decode_body(_detokenize, call.body)
+        request = decode_body(DetokenizeRequest, call.body)
         model = self._serving.model(request.model, call.principal)
         call.quota.enter(model.card.name)
         vocabulary = model.tokenizer.vocabulary
@@ -474,10 +458,10 @@ class TokensApi:
                 f"Token id {outside} is outside the vocabulary of {vocabulary}.", param="tokens"
             )
         text = model.tokenizer.reference.decode(request.tokens, skip_special_tokens=False)
-        await respond(call.send, 200, msgspec.json.encode({"prompt": text}), [])
+        await call.answer({"prompt": text})
 
 
-def _wanted(request: TokenizeRequest) -> GenerationRequest:
+def _prompt_of(request: TokenizeRequest) -> GenerationRequest:
     refuse_template(request.chat_template_kwargs)
     return GenerationRequest(
         model=request.model,

@@ -5,13 +5,12 @@ fields are ignored and counted, and known but unsupported ones are refused when 
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Final, Literal, cast
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 import msgspec
 
 from headwater.actors.edge.prompt.guides import Guided
 from headwater.actors.edge.saga.fields import NOT_SUPPORTED, rejected
-from headwater.actors.http.decoding import decode_body
 from headwater.actors.http.errors import bad_request
 
 Probability = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
@@ -263,17 +262,3 @@ class CompletionRequest(CompletionCommon, kw_only=True):
         raise bad_request(
             "prompt is a string, a list of token ids, or a list of either; not empty.", param="prompt"
         )
-
-
-_chat = msgspec.json.Decoder(ChatRequest)
-_completion = msgspec.json.Decoder(CompletionRequest)
-
-
-def decode_chat(body: bytes) -> ChatRequest:
-    """Read and check a chat request. Raises `ApiError` 400 naming the field."""
-    return cast(ChatRequest, decode_body(_chat, body))
-
-
-def decode_completion(body: bytes) -> CompletionRequest:
-    """Read and check a completion request. Raises `ApiError` 400 naming the field."""
-    return cast(CompletionRequest, decode_body(_completion, body))

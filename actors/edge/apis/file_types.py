@@ -2,7 +2,7 @@
 
 import re
 import secrets
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
@@ -17,7 +17,7 @@ from headwater.actors.http.errors import bad_request
 from headwater.schemas.tables import Capability, ImageGenerationSupport, ModelCard, VideoGenerationSupport
 
 T = TypeVar("T")
-Fields = TypeVar("Fields", bound="FileFields")
+Fields = TypeVar("Fields", bound=msgspec.Struct)
 
 PROMPT_CHARACTERS_MAX: Final = 32_000
 """The limit of OpenAI's servers."""
@@ -114,15 +114,29 @@ def own_fields(kind: type[FileFields]) -> frozenset[str]:
     )
 
 
-def form_values(fields: Mapping[str, list[Any]], own: Set[str]) -> dict[str, Any]:
-    """The values of a form's fields, each of which comes once. Raises `ApiError` 400 naming the field."""
+def form_values(
+    fields: Mapping[str, list[Any]],
+    own: Set[str],
+    *,
+    files: Iterable[str] = (),
+    lists: Set[str] = frozenset(),
+) -> dict[str, Any]:
+    """The values of a form's fields, each of which comes once unless it is one of `lists`. Those of `files` are none: they are uploaded.
+
+    Raises `ApiError` 400 naming the field.
+    """
+    for name in files:
+        if name in fields:
+            raise bad_request(
+                f"{name} must be an uploaded file: a part of the form with a filename.", param=name
+            )
     values: dict[str, Any] = {}
     for name, given in fields.items():
         if name not in own:
             raise bad_request(f"{name[:64]} is not supported; leave it out.", param=name)
-        if len(given) > 1:
+        if name not in lists and len(given) > 1:
             raise bad_request(f"{name} comes {len(given)} times.", param=name)
-        values[name] = given[0]
+        values[name] = given if name in lists else given[0]
     return values
 
 

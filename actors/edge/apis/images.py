@@ -9,12 +9,11 @@ import math
 import re
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Annotated, Any, Final, Literal, NamedTuple, cast
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import msgspec
 import structlog
 
-from headwater.actors import metrics
 from headwater.actors.edge.answer.jobs import FileGeneration, FileJob, FileUpdate, TakeUpdate
 from headwater.actors.edge.apis.file_types import (
     FileFields,
@@ -26,9 +25,10 @@ from headwater.actors.edge.apis.file_types import (
 )
 from headwater.actors.edge.catalog import Model
 from headwater.actors.edge.history import OBJECT_BYTES_MAX, TenantObjects
+from headwater.actors.edge.prompt.messages import fetch_counted
 from headwater.actors.edge.saga.fields import rejected
-from headwater.actors.edge.saga.http_call import Call, Serving
-from headwater.actors.http.asgi import Headers, WaitingStream, respond
+from headwater.actors.edge.saga.http_call import Call, Serving, request_headers
+from headwater.actors.http.asgi import WaitingStream, respond
 from headwater.actors.http.body import UploadForm, read_form
 from headwater.actors.http.decoding import decode_body
 from headwater.actors.http.errors import ApiError, bad_request, overloaded
@@ -37,7 +37,7 @@ from headwater.actors.media.item import MediaItem
 from headwater.actors.media.request import MediaSource, MediaTarget
 from headwater.schemas.inference import FINAL, ImageFormat, ImageRequest
 from headwater.schemas.media import PromptMedia
-from headwater.schemas.tables import ImageGenerationSupport, ModelCard
+from headwater.schemas.tables import ImageGenerationSupport
 
 Compression = Annotated[int, msgspec.Meta(ge=0, le=100)]
 Previews = Annotated[int, msgspec.Meta(ge=0, le=3)]
@@ -99,14 +99,6 @@ class ImagesRequest(FileFields, kw_only=True):
         )
 
 
-_decoder = msgspec.json.Decoder(ImagesRequest)
-
-
-def decode_images(body: bytes) -> ImagesRequest:
-    """Raises `ApiError` 400 naming the field."""
-    return cast(ImagesRequest, decode_body(_decoder, body))
-
-
 IMAGE_EDITS: Final = "/v1/images/edits"
 UPLOADS_MAX: Final = 16
 """Images of one request, whatever the model takes: as OpenAI's servers."""
@@ -157,12 +149,7 @@ _FILES: Final = ("image", "mask")
 
 def decode_edit(form: UploadForm) -> ImageEditForm:
     """A form as its type. Raises `ApiError` 400 naming the field."""
-    for name in _FILES:
-        if name in form.fields:
-            raise bad_request(
-                f"{name} must be an uploaded file: a part of the form with a filename.", param=name
-            )
-    values = form_values(form.fields, _OWN)
+    values = form_values(form.fields, _OWN, files=_FILES)
     for name, files in form.files.items():
         if name not in _FILES:
             raise bad_request(
@@ -205,15 +192,18 @@ async def load_inputs(form: ImageEditForm, intake: MediaFetcher | None) -> EditI
     if intake is None:
         raise bad_request("This server decodes no media.", param="image")
     several = len(form.image) > 1
-    wanted = [
-        (data, f"image[{number}]" if several else "image", MediaTarget())
+    uploads = [
+        (MediaSource.from_bytes("image", data, f"image[{number}]" if several else "image"), MediaTarget())
         for number, data in enumerate(form.image)
     ]
     if form.mask is not None:
-        wanted.append((form.mask, "mask", MediaTarget(mask=True)))
+        uploads.append((MediaSource.from_bytes("image", form.mask, "mask"), MediaTarget(mask=True)))
     try:
         async with asyncio.TaskGroup() as group:
-            loading = [group.create_task(_decode(intake, *one), name="image of an edit") for one in wanted]
+            loading = [
+                group.create_task(fetch_counted(intake, *upload), name="image of an edit")
+                for upload in uploads
+            ]
     except ExceptionGroup as errors:
         # The first that failed ended the others.
         raise errors.exceptions[0] from None
@@ -225,20 +215,6 @@ async def load_inputs(form: ImageEditForm, intake: MediaFetcher | None) -> EditI
             param="mask",
         )
     return EditInputs(items, form.mask is not None)
-
-
-async def _decode(intake: MediaFetcher, data: bytes, param: str, target: MediaTarget) -> MediaItem:
-    outcome = "cancelled"
-    try:
-        with metrics.MEDIA_SECONDS.labels("image").time():
-            item = await intake.fetch(MediaSource.from_bytes("image", data, param), target=target)
-        outcome = "ok"
-    except ApiError as error:
-        outcome = error.code or "error"
-        raise
-    finally:
-        metrics.MEDIA.labels("image", outcome).inc()
-    return item
 
 
 def fitted(width: int, height: int, support: ImageGenerationSupport) -> tuple[int, int]:
@@ -361,19 +337,17 @@ class ImagesEncoder(NamedTuple):
     created_s: int
     tokens: int
 
-    def response(self, images: list[dict[str, str]]) -> bytes:
+    def response(self, images: list[dict[str, str]]) -> dict[str, Any]:
         """The whole response; each of `images` has its b64_json or its url."""
-        return msgspec.json.encode(
-            {
-                "created": self.created_s,
-                "background": "opaque",
-                "data": images,
-                "output_format": self.order.format,
-                "size": self._size,
-                "usage": self._usage,
-                "seed": self.order.seed,
-            }
-        )
+        return {
+            "created": self.created_s,
+            "background": "opaque",
+            "data": images,
+            "output_format": self.order.format,
+            "size": self._size,
+            "usage": self._usage,
+            "seed": self.order.seed,
+        }
 
     @property
     def _kind(self) -> str:
@@ -457,7 +431,7 @@ class ImagesApi:
 
     async def generate(self, call: Call) -> None:
         """POST /v1/images/generations."""
-        request = decode_images(call.body)
+        request = decode_body(ImagesRequest, call.body)
         model = self._model_of(request, call)
         card = model.card
         support = support_of(card, "image_generation", card.image_generation, "generate images")
@@ -469,7 +443,8 @@ class ImagesApi:
         """POST /v1/images/edits."""
         form = decode_edit(await read_form(call.headers, call.body))
         model = self._model_of(form, call)
-        support = _edit_support(model.card)
+        instead = ", or a model with the capability 'image_edits'"
+        support = support_of(model.card, "image_edits", model.card.image_generation, "edit images", instead)
         form.check_inputs(support, model.card.name)
         order = form.order(support, model.card.name)
         call.quota.enter(model.card.name)
@@ -507,13 +482,13 @@ class ImagesApi:
                 images.append({"b64_json": base64.b64encode(data).decode()})
             # Base64 of a large image takes milliseconds: streams wait for one at most.
             await asyncio.sleep(0)
-        await respond(call.send, 200, encoder.response(images), _headers(order.request))
+        await call.answer(encoder.response(images), request_headers(order.request))
 
     async def _stream(
         self, job: FileJob, model: Model, request: ImagesRequest, encoder: ImagesEncoder, call: Call
     ) -> None:
         """Errors before the first event are responses of their own, later ones are events."""
-        stream = WaitingStream(call.send, _headers(job.order.request))
+        stream = WaitingStream(call.send, request_headers(job.order.request))
 
         async def take(update: FileUpdate) -> None:
             is_final = bool(update.data) and update.preview == FINAL
@@ -542,11 +517,6 @@ class ImagesApi:
         return await serving.compute(call, record, job.tokens, work)
 
 
-def _edit_support(card: ModelCard) -> ImageGenerationSupport:
-    instead = ", or a model with the capability 'image_edits'"
-    return support_of(card, "image_edits", card.image_generation, "edit images", instead)
-
-
 def variations_unsupported() -> ApiError:
     """Return the error for POST /v1/images/variations."""
     return ApiError(
@@ -567,7 +537,3 @@ def _origin(call: Call) -> str:
     scheme = headers.get(b"x-forwarded-proto", b"").decode("latin-1").strip().lower()
     host = headers.get(b"host", b"").decode("latin-1")
     return f"{scheme if scheme in ('http', 'https') else call.scheme}://{host}"
-
-
-def _headers(request: str) -> Headers:
-    return [(b"x-request-id", request.encode())]

@@ -6,7 +6,7 @@ The types are OpenAI's for embeddings, and vLLM's for score, rerank and classify
 import asyncio
 import base64
 from collections.abc import Sequence
-from typing import Annotated, Any, Final, Literal, NamedTuple, cast
+from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar, cast
 
 import msgspec
 import numpy as np
@@ -18,26 +18,23 @@ from headwater.actors.edge.catalog import Model, endpoint_of
 from headwater.actors.edge.prompt.messages import (
     FILES_MAX,
     ITEMS_MAX,
-    NO_MEDIA,
     TOO_MANY,
     MediaPart,
     Turn,
-    load_media,
     media_parts,
-    with_texts_of_files,
 )
-from headwater.actors.edge.prompt.prompts import (
-    chat_prompt,
-    expand_placeholders,
-    of_tenant,
-    takes_media,
-    tokens_of,
-)
+from headwater.actors.edge.prompt.prompts import load_chat, of_tenant, refuse_places, tokens_of
 from headwater.actors.edge.prompt.request import GenerationRequest, PromptOptions
 from headwater.actors.edge.saga.fields import UnsupportedFields, rejected
-from headwater.actors.edge.saga.http_call import Call, RoutingHints, Serving, parse_routing_headers
+from headwater.actors.edge.saga.http_call import (
+    Call,
+    RoutingHints,
+    Serving,
+    parse_routing_headers,
+    request_headers,
+)
 from headwater.actors.edge.saga.record import RequestLogWriter
-from headwater.actors.http.asgi import Headers, respond
+from headwater.actors.http.asgi import respond
 from headwater.actors.http.decoding import decode_body
 from headwater.actors.http.errors import ApiError, bad_request
 from headwater.actors.media.intake import MediaFetcher
@@ -70,6 +67,9 @@ class PoolingCommon(UnsupportedFields, kw_only=True):
     embed_dtype: Annotated[Any, rejected("float32")] = None
     endianness: Annotated[Any, rejected("native", "little")] = None
     truncate_prompt_tokens: Annotated[Any, rejected()] = None
+
+
+Fields = TypeVar("Fields", bound=PoolingCommon)
 
 
 class EmbeddingRequest(PoolingCommon, kw_only=True):
@@ -190,26 +190,6 @@ def embedding_json(index: int, vector: bytes, form: str) -> bytes:
     return msgspec.json.encode({"object": "embedding", "index": index, "embedding": shown})
 
 
-def decode_embedding(body: bytes) -> EmbeddingRequest:
-    """Read and check. Raises `ApiError` 400 naming the field."""
-    return cast(EmbeddingRequest, decode_body(_embedding, body))
-
-
-def decode_classify(body: bytes) -> ClassifyRequest:
-    """Read and check. Raises `ApiError` 400 naming the field."""
-    return cast(ClassifyRequest, decode_body(_classify, body))
-
-
-def decode_score(body: bytes) -> ScoreRequest:
-    """Read and check. Raises `ApiError` 400 naming the field."""
-    return cast(ScoreRequest, decode_body(_score, body))
-
-
-def decode_rerank(body: bytes) -> RerankRequest:
-    """Read and check. Raises `ApiError` 400 naming the field."""
-    return cast(RerankRequest, decode_body(_rerank, body))
-
-
 def _list(texts: str | list[str], param: str) -> list[str]:
     found = [texts] if isinstance(texts, str) else texts
     if not found or not all(found):
@@ -217,12 +197,6 @@ def _list(texts: str | list[str], param: str) -> list[str]:
     if len(found) > TEXTS_MAX:
         raise bad_request(f"{param} has more than {TEXTS_MAX} texts; send several requests.", param=param)
     return found
-
-
-_embedding = msgspec.json.Decoder(EmbeddingRequest)
-_classify = msgspec.json.Decoder(ClassifyRequest)
-_score = msgspec.json.Decoder(ScoreRequest)
-_rerank = msgspec.json.Decoder(RerankRequest)
 
 
 ENCODED_A_TURN: Final = 16
@@ -246,17 +220,12 @@ async def text_prompts(
     """
     prompts: list[U32] = []
     for entry in inputs:
-        prompts.append(without_places(await tokens_of(model, entry, param, special=special), model, param))
+        tokens = await tokens_of(model, entry, param, special=special)
+        refuse_places(tokens, model, param)
+        prompts.append(tokens)
         if not len(prompts) % ENCODED_A_TURN:
             await asyncio.sleep(0)
     return prompts
-
-
-def without_places(tokens: U32, model: Model, param: str) -> U32:
-    """A prompt of text. Raises `ApiError` 400 for a token that stands for an item of media: engines end on one without an item."""
-    if takes_media(model):
-        expand_placeholders(tokens, NO_MEDIA, model, param)
-    return tokens
 
 
 async def conversation_prompts(
@@ -285,20 +254,17 @@ async def conversation_prompts(
         variables=request.chat_template_kwargs or {},
     )
     for turns in conversations:
-        with_texts = await with_texts_of_files(turns, intake, known)
-        loaded = await load_media(with_texts, model, intake, known)
-        chat = await chat_prompt(
-            GenerationRequest(
-                model=request.model, param="messages", messages=with_texts, prompt_options=options
-            ),
+        chat = await load_chat(
+            GenerationRequest(model=request.model, param="messages", messages=turns, prompt_options=options),
             model,
             context,
-            loaded,
+            intake,
+            known,
             special_tokens_in_text=special_tokens_in_text,
         )
         tokens.append(chat.tokens)
         media.append(of_tenant(chat.media, salt) if salt else chat.media)
-        held += [(place.id, item.data) for place, item in zip(media[-1], loaded.items, strict=True)]
+        held += [(place.id, item.data) for place, item in zip(media[-1], chat.loaded.items, strict=True)]
     return PoolingPrompts(tokens, tuple(media), tuple(held))
 
 
@@ -341,9 +307,7 @@ class PoolingApi:
 
     async def embeddings(self, call: Call) -> None:
         """POST /v1/embeddings."""
-        request = decode_embedding(call.body)
-        self._serving.fields.check(request)
-        model = self._model(request.model, call)
+        request, model, hints = self._begin(EmbeddingRequest, call)
         task = _pooling_task(model.card, "embed")
         prompts = await self._prompts(request, model, call)
         name = self._name("embd")
@@ -353,7 +317,7 @@ class PoolingApi:
             prompts.tokens,
             task,
             request.dimensions or 0,
-            hints=self._hints(call, request),
+            hints=hints,
             media=prompts.media,
         )
         vectors = await self._run(
@@ -367,17 +331,15 @@ class PoolingApi:
                 await asyncio.sleep(0)
         rest = msgspec.json.encode({"model": model.card.name, "usage": _usage(prompts.tokens)})
         body = b'{"object":"list","data":[' + b",".join(parts) + b"]," + rest[1:]
-        await respond(call.send, 200, body, _headers(name))
+        await respond(call.send, 200, body, request_headers(name))
 
     async def classify(self, call: Call) -> None:
         """POST /v1/classify: the probability of each class; classes have the default names of Hugging Face."""
-        request = decode_classify(call.body)
-        self._serving.fields.check(request)
-        model = self._model(request.model, call)
+        request, model, hints = self._begin(ClassifyRequest, call)
         task = _pooling_task(model.card, "classify")
         special = request.add_special_tokens is not False
         prompts = await text_prompts(model, entries(request.input, "input"), "input", special=special)
-        job = PoolingJob(self._name("classify"), model, prompts, task, hints=self._hints(call, request))
+        job = PoolingJob(self._name("classify"), model, prompts, task, hints=hints)
         data = []
         for index, vector in enumerate(await self._run("classify", job, call, "input")):
             shares = floats(vector)
@@ -387,22 +349,17 @@ class PoolingApi:
 
     async def score(self, call: Call) -> None:
         """POST /v1/score: the similarity of the texts of each pair."""
-        request = decode_score(call.body)
-        self._serving.fields.check(request)
-        model = self._model(request.model, call)
-        hints = self._hints(call, request)
+        request, model, hints = self._begin(ScoreRequest, call)
         job, scores = await self._scores("score", model, request.pairs(), call, hints)
         data = [{"index": index, "object": "score", "score": value} for index, value in enumerate(scores)]
         await self._answer(call, job, {"object": "list", "data": data})
 
     async def rerank(self, call: Call) -> None:
         """POST /v1/rerank: the documents, best first."""
-        request = decode_rerank(call.body)
-        self._serving.fields.check(request)
-        model = self._model(request.model, call)
+        request, model, hints = self._begin(RerankRequest, call)
         texts = request.texts()
         pairs = [(request.query, text) for text in texts]
-        job, scores = await self._scores("rerank", model, pairs, call, self._hints(call, request))
+        job, scores = await self._scores("rerank", model, pairs, call, hints)
         order = sorted(range(len(scores)), key=lambda index: -scores[index])
         results: list[dict[str, Any]] = []
         for index in order[: request.top_n or len(order)]:
@@ -411,6 +368,18 @@ class PoolingApi:
                 result["document"] = {"text": texts[index]}
             results.append(result)
         await self._answer(call, job, {"results": results})
+
+    def _begin(self, kind: type[Fields], call: Call) -> tuple[Fields, Model, RoutingHints]:
+        """The request, counted; the model that it names, and what it says about routing. Raises `ApiError` 400, 403, 404 and 429."""
+        request = decode_body(kind, call.body)
+        self._serving.fields.check(request)
+        model = self._serving.model(request.model, call.principal)
+        call.quota.enter(model.card.name)
+        limits = self._serving.settings.client
+        hints = parse_routing_headers(
+            call.headers, limits, call.principal, user=request.user, priority=request.priority
+        )
+        return request, model, hints
 
     async def _prompts(self, request: EmbeddingRequest, model: Model, call: Call) -> PoolingPrompts:
         """Return what a request for embeddings pools. Raises `ApiError` 400."""
@@ -427,12 +396,6 @@ class PoolingApi:
             special_tokens_in_text=serving.settings.allow_special_tokens_in_text,
         )
 
-    def _model(self, name: str, call: Call) -> Model:
-        """The model that a request names; the request is counted. Raises `ApiError` 403, 404 and 429."""
-        model = self._serving.model(name, call.principal)
-        call.quota.enter(model.card.name)
-        return model
-
     async def _scores(
         self, endpoint: str, model: Model, pairs: Sequence[tuple[str, str]], call: Call, hints: RoutingHints
     ) -> tuple[PoolingJob, list[float]]:
@@ -443,7 +406,8 @@ class PoolingApi:
             segments: list[int] = []
             for first, second in pairs:
                 prompt, segment = await model.tokenizer.encode_pair(first, second)
-                prompts.append(without_places(prompt, model, "model"))
+                refuse_places(prompt, model, "model")
+                prompts.append(prompt)
                 segments.append(segment)
             job = PoolingJob(self._name(endpoint), model, prompts, task, 0, tuple(segments), hints)
             vectors = await self._run(endpoint, job, call, "model")
@@ -498,14 +462,7 @@ class PoolingApi:
             "created": ports.clock.wall_ns() // 1_000_000_000,
             "model": job.model.card.name,
         }
-        body = msgspec.json.encode({**head, **document, "usage": _usage(job.prompts)})
-        await respond(call.send, 200, body, _headers(job.request))
-
-    def _hints(self, call: Call, request: PoolingCommon) -> RoutingHints:
-        limits = self._serving.settings.client
-        return parse_routing_headers(
-            call.headers, limits, call.principal, user=request.user, priority=request.priority
-        )
+        await call.answer({**head, **document, "usage": _usage(job.prompts)}, request_headers(job.request))
 
     def _name(self, prefix: str) -> str:
         return f"{prefix}-{self._serving.workers.ports.ids()}"
@@ -540,10 +497,6 @@ def _cosine(first: bytes, second: bytes) -> float:
 def _usage(prompts: Sequence[U32]) -> dict[str, int]:
     tokens = sum(len(prompt) for prompt in prompts)
     return {"prompt_tokens": tokens, "total_tokens": tokens}
-
-
-def _headers(request: str) -> Headers:
-    return [(b"x-request-id", request.encode())]
 
 
 def _pooling_task(card: ModelCard, *tasks: str) -> str:

@@ -41,8 +41,8 @@ from headwater.actors.edge.history import (
     check_room,
     not_found_before,
 )
-from headwater.actors.edge.prompt.messages import MediaPart, TextPart, Turn, load_media, with_texts_of_files
-from headwater.actors.edge.prompt.prompts import chat_prompt
+from headwater.actors.edge.prompt.messages import MediaPart, TextPart, Turn
+from headwater.actors.edge.prompt.prompts import load_chat
 from headwater.actors.edge.prompt.request import GenerationRequest, GenerationResult, Hints, SamplingFields
 from headwater.actors.edge.saga.http_call import Call, Serving
 from headwater.actors.http.errors import ApiError, bad_request
@@ -311,11 +311,7 @@ class ResponseCreator:
     ) -> int:
         """Tokens of a request's prompt; media in `known` are not fetched again. Raises `ApiError` 400 if they cannot fit into `context`."""
         special = self._serving.settings.allow_special_tokens_in_text
-        found = {} if known is None else known
-        turns = await with_texts_of_files(request.messages, intake, found)
-        request = msgspec.structs.replace(request, messages=turns)
-        loaded = await load_media(request.messages, model, intake, found)
-        chat = await chat_prompt(request, model, context, loaded, special_tokens_in_text=special)
+        chat = await load_chat(request, model, context, intake, known, special_tokens_in_text=special)
         return len(chat.tokens)
 
     async def _truncate(

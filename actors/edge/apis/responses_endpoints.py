@@ -1,6 +1,5 @@
 """The HTTP endpoints under `/v1/responses` and `/v1/conversations`."""
 
-import re
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 from urllib.parse import parse_qs
@@ -39,15 +38,11 @@ from headwater.actors.edge.history import (
     no_item,
 )
 from headwater.actors.edge.prompt.request import GenerationResult
-from headwater.actors.edge.saga.http_call import Call, Serving
+from headwater.actors.edge.saga.http_call import Call, Endpoint, Routes, Serving
 from headwater.actors.edge.settings import HistorySettings
-from headwater.actors.http.asgi import Headers, respond
+from headwater.actors.http.asgi import Headers
 from headwater.actors.http.decoding import decode_body
-from headwater.actors.http.errors import ApiError, bad_request, method_not_allowed, page_of, page_request
-
-_create: Final = msgspec.json.Decoder(CreateFields)
-_count: Final = msgspec.json.Decoder(InputFields)
-_compact: Final = msgspec.json.Decoder(CompactFields)
+from headwater.actors.http.errors import ApiError, bad_request, page_of, page_request
 
 
 class ResponsesApi:
@@ -63,7 +58,7 @@ class ResponsesApi:
 
     async def create(self, call: Call) -> None:
         """POST /v1/responses."""
-        fields: CreateFields = decode_body(_create, call.body)
+        fields = decode_body(CreateFields, call.body)
         stream = bool(fields.stream)
         creation = await self._creator.begin(fields, call, stream=stream)
 
@@ -74,7 +69,7 @@ class ResponsesApi:
 
     async def count_tokens(self, call: Call) -> None:
         """POST /v1/responses/input_tokens."""
-        fields: InputFields = decode_body(_count, call.body)
+        fields = decode_body(InputFields, call.body)
         if not (fields.input or fields.previous_response_id or fields.conversation_id):
             raise missing("input")
         model = self._serving.model(fields.model, call.principal)
@@ -85,11 +80,11 @@ class ResponsesApi:
         count = await self._creator.count(
             request, model, context, self._serving.intake_of(call.headers, call.principal)
         )
-        await answer(call, {"object": "response.input_tokens", "input_tokens": count})
+        await call.answer({"object": "response.input_tokens", "input_tokens": count})
 
     async def compact(self, call: Call) -> None:
         """POST /v1/responses/compact."""
-        fields: CompactFields = decode_body(_compact, call.body)
+        fields = decode_body(CompactFields, call.body)
         if not (fields.input or fields.previous_response_id):
             raise missing("input")
         model = self._serving.model(fields.model, call.principal)
@@ -105,7 +100,7 @@ class ResponsesApi:
         sink = _NoSink()
         result = await self._generator.run(request, encoder, call, sink)
         if result is not None:
-            await answer(call, compacted([*history.items, *items], result), sink.headers)
+            await call.answer(compacted([*history.items, *items], result), sink.headers)
 
     async def get(self, call: Call, query: bytes, id_: str) -> None:
         """GET /v1/responses/{id}."""
@@ -114,13 +109,13 @@ class ResponsesApi:
             raise bad_request(
                 "Only responses created with background: true can be streamed again.", param="stream"
             )
-        await answer(call, response.resource)
+        await call.answer(response.resource)
 
     async def delete(self, call: Call, id_: str) -> None:
         """DELETE /v1/responses/{id}."""
         if self._stores is None or not await self._stores.responses.delete(call.principal.tenant, id_):
             raise no_response(id_)
-        await answer(call, {"id": id_, "object": "response.deleted", "deleted": True})
+        await call.answer({"id": id_, "object": "response.deleted", "deleted": True})
 
     async def cancel(self, call: Call, id_: str) -> None:
         """POST /v1/responses/{id}/cancel."""
@@ -134,7 +129,7 @@ class ResponsesApi:
         """GET /v1/responses/{id}/input_items."""
         page = page_request(query)
         response = await self._stored(call, id_)
-        await answer(call, page_of(response.input, page))
+        await call.answer(page_of(response.input, page))
 
     async def _stored(self, call: Call, id_: str) -> StoredResponse:
         if self._stores is not None:
@@ -169,21 +164,12 @@ class _NoSink:
         self.headers = headers
 
 
-async def answer(call: Call, document: Any, headers: Headers | None = None) -> None:
-    """A whole JSON response."""
-    await respond(call.send, 200, msgspec.json.encode(document), headers or [])
-
-
 def no_response(id_: str) -> ApiError:
     """404 for an unknown response."""
     return ApiError(404, f"Response with id '{id_[:128]}' not found.", param="response_id", code="not_found")
 
 
 # The endpoints under `/v1/conversations`.
-
-_create_conversation: Final = msgspec.json.Decoder(ConversationFields)
-_update: Final = msgspec.json.Decoder(ConversationUpdate)
-_items: Final = msgspec.json.Decoder(ConversationItems)
 
 
 class ConversationsApi:
@@ -202,7 +188,7 @@ class ConversationsApi:
 
     async def create(self, call: Call) -> None:
         """POST /v1/conversations."""
-        fields: ConversationFields = decode_body(_create_conversation, call.body or b"{}")
+        fields = decode_body(ConversationFields, call.body or b"{}")
         tenant = call.principal.tenant
         items = await self._checked(fields.items or [], tenant)
         head = ConversationHead(
@@ -210,53 +196,53 @@ class ConversationsApi:
         )
         await self._stores.conversations.create(tenant, head)
         await self._stores.conversations.add(tenant, head.id, items)
-        await answer(call, _shown(head))
+        await call.answer(_shown(head))
 
     async def get(self, call: Call, id_: str) -> None:
         """GET /v1/conversations/{id}."""
-        await answer(call, _shown(await self._stores.conversations.get(call.principal.tenant, id_)))
+        await call.answer(_shown(await self._stores.conversations.get(call.principal.tenant, id_)))
 
     async def update(self, call: Call, id_: str) -> None:
         """POST /v1/conversations/{id}."""
-        fields: ConversationUpdate = decode_body(_update, call.body)
+        fields = decode_body(ConversationUpdate, call.body)
         head = await self._stores.conversations.change(
             call.principal.tenant,
             id_,
             lambda head: msgspec.structs.replace(head, metadata=fields.metadata or {}),
         )
-        await answer(call, _shown(head))
+        await call.answer(_shown(head))
 
     async def delete(self, call: Call, id_: str) -> None:
         """DELETE /v1/conversations/{id}."""
         await self._stores.conversations.delete(call.principal.tenant, id_)
-        await answer(call, {"id": id_, "object": "conversation.deleted", "deleted": True})
+        await call.answer({"id": id_, "object": "conversation.deleted", "deleted": True})
 
     async def list_items(self, call: Call, query: bytes, id_: str) -> None:
         """GET /v1/conversations/{id}/items."""
         page = page_request(query)
-        await answer(call, page_of(await self._items_of(call, id_), page))
+        await call.answer(page_of(await self._items_of(call, id_), page))
 
     async def add_items(self, call: Call, id_: str) -> None:
         """POST /v1/conversations/{id}/items."""
-        fields: ConversationItems = decode_body(_items, call.body)
+        fields = decode_body(ConversationItems, call.body)
         tenant = call.principal.tenant
         items = await self._checked(fields.items, tenant)
         await self._stores.conversations.add(tenant, id_, items)
         page = {"first_id": items[0]["id"], "last_id": items[-1]["id"], "has_more": False}
-        await answer(call, {"object": "list", "data": items, **page})
+        await call.answer({"object": "list", "data": items, **page})
 
     async def get_item(self, call: Call, id_: str, item_id: str) -> None:
         """GET /v1/conversations/{id}/items/{item}."""
         for item in await self._items_of(call, id_):
             if item["id"] == item_id:
-                await answer(call, item)
+                await call.answer(item)
                 return
         raise no_item(item_id)
 
     async def delete_item(self, call: Call, id_: str, item_id: str) -> None:
         """DELETE /v1/conversations/{id}/items/{item}."""
         head = await self._stores.conversations.delete_item(call.principal.tenant, id_, item_id)
-        await answer(call, _shown(head))
+        await call.answer(_shown(head))
 
     async def _items_of(self, call: Call, id_: str) -> tuple[Item, ...]:
         stores, tenant = self._stores, call.principal.tenant
@@ -281,10 +267,6 @@ def _shown(head: ConversationHead) -> dict[str, Any]:
 # The paths of both.
 
 PREFIXES: Final = ("/v1/responses", "/v1/conversations")
-
-_ID: Final = "([A-Za-z0-9_-]{1,128})"
-Endpoint = Callable[[Call, tuple[str, ...], bytes], Awaitable[None]]
-"""Answers a call, given the ids in its path and its query string."""
 
 
 class ResponsesRoutes:
@@ -327,18 +309,11 @@ class ResponsesRoutes:
                 "DELETE": lambda call, ids, _: conversations.delete_item(call, *ids),
             },
         }
-        self._patterns = [
-            (re.compile(path.replace("{id}", _ID)), methods) for path, methods in routes.items()
-        ]
+        self._routes = Routes("[A-Za-z0-9_-]{1,128}", routes)
 
     def find(self, method: str, path: str, query: bytes) -> Callable[[Call], Awaitable[None]]:
-        """The endpoint of a path, with the ids in it and its query string. Raises `ApiError` 404 and 405."""
-        for pattern, methods in self._patterns:
-            match = pattern.fullmatch(path)
-            if match is None:
-                continue
-            if method not in methods:
-                raise method_not_allowed(*methods)
-            endpoint, ids = methods[method], match.groups()
-            return lambda call: endpoint(call, ids, query)
-        raise ApiError(404, f"Unknown route: {method} {path[:200]}.", code="not_found")
+        """The endpoint of a path. Raises `ApiError` 404 and 405."""
+        endpoint = self._routes.find(method, path, query)
+        if endpoint is None:
+            raise ApiError(404, f"Unknown route: {method} {path[:200]}.", code="not_found")
+        return endpoint

@@ -11,10 +11,9 @@ end           a connection closes after its time limit, and when the edge drains
 import asyncio
 import re
 from collections.abc import Awaitable, Callable
-from typing import Annotated, Any, Final, NamedTuple
+from typing import Annotated, Any, Final
 
 import msgspec
-import structlog
 
 from headwater.actors import metrics
 from headwater.actors.edge.admit.limiter import NO_QUOTA, RequestQuota
@@ -25,19 +24,17 @@ from headwater.actors.edge.apis.responses_encoder import json_line
 from headwater.actors.edge.apis.responses_types import CreateFields
 from headwater.actors.edge.prompt.request import GenerationResult
 from headwater.actors.edge.saga.fields import served
-from headwater.actors.edge.saga.http_call import Call
+from headwater.actors.edge.saga.http_call import Call, internal_error
 from headwater.actors.http.asgi import Headers
 from headwater.actors.http.connection import WebSocket
 from headwater.actors.http.decoding import check_shape, decode_body
 from headwater.actors.http.errors import ApiError, bad_request, overloaded
-from headwater.engines.logs import failure_place
 
 STREAMS_MAX: Final = 32
 ACTIVE_MAX: Final = 16
 WAITING_MAX: Final = 64
 
 _STREAM_ID: Final = re.compile(r"[A-Za-z0-9_.-]{1,256}\Z")
-_log = structlog.get_logger("headwater.edge")
 
 
 class CreateEvent(CreateFields, kw_only=True):
@@ -55,17 +52,6 @@ class _Peek(msgspec.Struct):
 
     type: Any = None
     stream_id: Any = None
-
-
-class _Waiting(NamedTuple):
-    """A request of one stream."""
-
-    body: bytes
-    stream_id: str | None
-
-
-_event: Final = msgspec.json.Decoder(CreateEvent)
-_peek: Final = msgspec.json.Decoder(_Peek)
 
 
 Admit = Callable[[], Awaitable[tuple[Principal, RequestQuota]]]
@@ -114,7 +100,7 @@ class _Session:
         self._tasks = tasks
         self._connection_s = connection_s
         self._local = LocalResponses()
-        self._streams: dict[str | None, asyncio.Queue[_Waiting]] = {}
+        self._streams: dict[str | None, asyncio.Queue[bytes]] = {}
         self._running: list[asyncio.Task[None]] = []
         self._active = asyncio.Semaphore(ACTIVE_MAX)
         self._open = 0
@@ -166,7 +152,7 @@ class _Session:
     async def _enqueue(self, message: bytes) -> None:
         """Hand a message to its stream. Raises `ApiError` for one that has none."""
         await check_shape(message)
-        head: _Peek = decode_body(_peek, message)
+        head = decode_body(_Peek, message)
         stream_id = head.stream_id
         if stream_id is not None and not (isinstance(stream_id, str) and _STREAM_ID.match(stream_id)):
             raise bad_request(
@@ -181,13 +167,13 @@ class _Session:
                 raise bad_request("type must be response.create.", param="type", code="unsupported_event")
             if self._closing is not None:
                 raise self._closing
-            self._queue_of(stream_id).put_nowait(_Waiting(message, stream_id))
+            self._queue_of(stream_id).put_nowait(message)
             self._open += 1
             self._idle.clear()
         except ApiError as error:
             self._fail(error, stream_id)
 
-    def _queue_of(self, stream_id: str | None) -> asyncio.Queue[_Waiting]:
+    def _queue_of(self, stream_id: str | None) -> asyncio.Queue[bytes]:
         if self._open >= WAITING_MAX:
             raise ApiError(
                 429,
@@ -205,44 +191,39 @@ class _Session:
                 )
             queue = self._streams[stream_id] = asyncio.Queue()
             self._running.append(
-                self._tasks.create_task(self._answer_all(queue), name="responses socket stream")
+                self._tasks.create_task(self._answer_all(queue, stream_id), name="responses socket stream")
             )
         return queue
 
-    async def _answer_all(self, queue: asyncio.Queue[_Waiting]) -> None:
+    async def _answer_all(self, queue: asyncio.Queue[bytes], stream_id: str | None) -> None:
         """Answer one stream's requests in their order."""
         while True:
-            waiting = await queue.get()
+            body = await queue.get()
             try:
                 async with self._active:
-                    await self._answer(waiting)
+                    await self._answer(body, stream_id)
             finally:
                 self._open -= 1
                 if not self._open:
                     self._idle.set()
 
-    async def _answer(self, waiting: _Waiting) -> None:
+    async def _answer(self, body: bytes, stream_id: str | None) -> None:
         previous: str | None = None
         quota = NO_QUOTA
         try:
             # A connection may outlive its key.
             principal, quota = await self._admit()
-            fields: CreateEvent = decode_body(_event, waiting.body)
+            fields = decode_body(CreateEvent, body)
             previous = fields.previous_response_id
-            call = self._call._replace(
-                body=waiting.body, receive=self._gone, principal=principal, quota=quota
-            )
-            await self._create(fields, call, waiting.stream_id)
+            call = self._call._replace(body=body, receive=self._gone, principal=principal, quota=quota)
+            await self._create(fields, call, stream_id)
         except ApiError as error:
             if previous is not None:
                 # Its client must send the conversation again rather than continue from a state that it cannot know.
                 self._local.discard(previous)
-            self._fail(error, waiting.stream_id)
+            self._fail(error, stream_id)
         except Exception as error:
-            _log.error("request_failed", path="websocket", failure=failure_place(error))
-            _log.debug("request_failure", exc_info=True)
-            failure = ApiError(500, "Internal error; see the log of the edge.", kind="server_error")
-            self._fail(failure, waiting.stream_id)
+            self._fail(internal_error("websocket", error), stream_id)
         finally:
             quota.leave()
 

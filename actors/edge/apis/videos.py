@@ -9,7 +9,7 @@ import re
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
-from typing import Annotated, Any, Final, cast
+from typing import Annotated, Any, Final
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -25,7 +25,7 @@ from headwater.actors.edge.apis.video_jobs import (
 )
 from headwater.actors.edge.history import TenantObjects
 from headwater.actors.edge.saga.fields import rejected
-from headwater.actors.edge.saga.http_call import Call, Serving
+from headwater.actors.edge.saga.http_call import Call, Routes, Serving
 from headwater.actors.edge.settings import VideoSettings
 from headwater.actors.http.asgi import ClientGone, Disconnect, Headers, WaitingStream, respond
 from headwater.actors.http.body import FORM, UploadForm, read_form
@@ -33,7 +33,6 @@ from headwater.actors.http.decoding import check_shape, decode_body
 from headwater.actors.http.errors import (
     ApiError,
     bad_request,
-    method_not_allowed,
     overloaded,
     page_of,
     page_request,
@@ -83,7 +82,6 @@ class VideoFields(FileFields, kw_only=True):
         return frames
 
 
-_decoder = msgspec.json.Decoder(VideoFields)
 _OWN: Final = own_fields(VideoFields)
 
 
@@ -93,7 +91,7 @@ async def decode_video(headers: Headers, body: bytes) -> VideoFields:
     if content.lower().startswith(FORM.encode()):
         return _of_form(await read_form(headers, body))
     await check_shape(body)
-    return cast(VideoFields, decode_body(_decoder, body))
+    return decode_body(VideoFields, body)
 
 
 def _of_form(form: UploadForm) -> VideoFields:
@@ -140,7 +138,6 @@ STREAM_QUIET_S: Final = 15.0
 JOBS_KEPT_MAX: Final = 1_000
 """Jobs of one tenant that have ended; of more, the oldest are deleted."""
 
-_JOB: Final = re.compile(r"/v1/videos/(video_[0-9a-f]{32})(/content)?")
 _UNSUPPORTED: Final = re.compile(r"/v1/videos/(?:[^/]+/remix|edits|extensions|characters(?:/[^/]+)?)")
 
 
@@ -153,6 +150,20 @@ class VideosApi:
         self._settings = settings
         self._objects = objects
         self.board = VideoBoard(ports.videos)
+        self._routes = Routes(
+            "video_[0-9a-f]{32}",
+            {
+                VIDEOS: {
+                    "POST": lambda call, _, __: self.create(call),
+                    "GET": lambda call, _, query: self.list(call, query),
+                },
+                f"{VIDEOS}/{{id}}": {
+                    "GET": lambda call, ids, query: self.get(call, query, *ids),
+                    "DELETE": lambda call, ids, _: self.delete(call, *ids),
+                },
+                f"{VIDEOS}/{{id}}/content": {"GET": lambda call, ids, query: self.content(call, query, *ids)},
+            },
+        )
         self.runner: VideoRunner | None = None
         if objects is not None:
             parts = VideoParts(
@@ -178,31 +189,16 @@ class VideosApi:
 
     def find(self, method: str, path: str, query: bytes) -> Callable[[Call], Awaitable[None]]:
         """The endpoint of a path. Raises `ApiError` 404 and 405."""
-        if path == VIDEOS:
-            if method == "POST":
-                return self.create
-            if method == "GET":
-                return lambda call: self.list(call, query)
-            raise method_not_allowed("POST", "GET")
         if _UNSUPPORTED.fullmatch(path) is not None:
             raise ApiError(
                 404,
                 f"{path[:200]} is not supported: videos are generated from text alone.",
                 code="not_supported",
             )
-        match = _JOB.fullmatch(path)
-        if match is None:
+        endpoint = self._routes.find(method, path, query)
+        if endpoint is None:
             raise _no_video()
-        id_ = match[1]
-        if match[2]:
-            if method != "GET":
-                raise method_not_allowed("GET")
-            return lambda call: self.content(call, id_, query)
-        if method == "GET":
-            return lambda call: self.get(call, id_, query)
-        if method == "DELETE":
-            return lambda call: self.delete(call, id_)
-        raise method_not_allowed("GET", "DELETE")
+        return endpoint
 
     async def create(self, call: Call) -> None:
         """POST /v1/videos."""
@@ -246,16 +242,16 @@ class VideosApi:
             made = await self.board.create(job)
             runner.start(made)
             await self._forget_oldest(tenant)
-        await _answer(call, video_resource(job))
+        await call.answer(video_resource(job))
 
     async def list(self, call: Call, query: bytes) -> None:
         """GET /v1/videos: this tenant's jobs."""
         self._available()
         wanted = page_request(query)
         jobs = [video_resource(job) for job in self.board.of(call.principal.tenant)]
-        await _answer(call, page_of(jobs, wanted))
+        await call.answer(page_of(jobs, wanted))
 
-    async def get(self, call: Call, id_: str, query: bytes) -> None:
+    async def get(self, call: Call, query: bytes, id_: str) -> None:
         """GET /v1/videos/{id}; `stream=true`: its changes as events, until it has ended."""
         self._available()
         stored = await self._job(call, id_)
@@ -265,9 +261,9 @@ class VideosApi:
         if stream == "true":
             await self._stream(call, stored)
         else:
-            await _answer(call, video_resource(stored.job))
+            await call.answer(video_resource(stored.job))
 
-    async def content(self, call: Call, id_: str, query: bytes) -> None:
+    async def content(self, call: Call, query: bytes, id_: str) -> None:
         """GET /v1/videos/{id}/content: the mp4 file."""
         self._available()
         variant = dict(parse_qsl(query.decode("latin-1"))).get("variant", "video")
@@ -301,7 +297,7 @@ class VideosApi:
             await self.board.delete(job)
         assert self._objects is not None
         await self._objects.delete(job.tenant, "video", id_)
-        await _answer(call, {"id": id_, "object": "video.deleted", "deleted": True})
+        await call.answer({"id": id_, "object": "video.deleted", "deleted": True})
 
     async def _stream(self, call: Call, stored: StoredJob) -> None:
         client, stream = Disconnect(call.receive), WaitingStream(call.send)
@@ -372,10 +368,6 @@ async def _stored() -> AsyncIterator[None]:
         yield
     except LogError as error:
         raise overloaded("The store of videos is not available; retry.", 1.0) from error
-
-
-async def _answer(call: Call, document: dict[str, Any]) -> None:
-    await respond(call.send, 200, msgspec.json.encode(document), [])
 
 
 def _no_video() -> ApiError:

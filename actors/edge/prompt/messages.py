@@ -156,16 +156,6 @@ TOO_MANY: Final[Mapping[PromptMediaKind, str]] = {
     "video": "too_many_videos",
     "audio": "too_many_audio_clips",
 }
-TOO_MANY_TOKENS: Final[Mapping[PromptMediaKind, str]] = {
-    "image": "image_tokens",
-    "video": "video_tokens",
-    "audio": "audio_tokens",
-}
-BAD_SHAPE: Final[Mapping[PromptMediaKind, str]] = {
-    "image": "image_shape",
-    "video": "video_shape",
-    "audio": "audio_shape",
-}
 """Codes of errors."""
 
 
@@ -216,7 +206,8 @@ async def fetch_parts(
 ) -> None:
     """Add what these parts name to `known`, fetched at the same time. Raises `ApiError`."""
     loading = {
-        part: asyncio.ensure_future(_fetch(intake, part, limits, target)) for part in {*parts} - known.keys()
+        part: asyncio.ensure_future(fetch_counted(intake, _source(part), target, limits))
+        for part in {*parts} - known.keys()
     }
     try:
         await asyncio.gather(*loading.values())
@@ -289,20 +280,20 @@ def _target(card: ModelCard) -> MediaTarget:
     return target
 
 
-async def _fetch(
-    intake: MediaFetcher, part: MediaPart, limits: MediaLimits | None, target: MediaTarget
+async def fetch_counted(
+    intake: MediaFetcher, source: MediaSource, target: MediaTarget, limits: MediaLimits | None = None
 ) -> MediaItem:
-    source = _source(part)
+    """Fetch and decode an item; metrics count it by what became of it. Raises `ApiError`."""
     outcome = "cancelled"
     try:
-        with metrics.MEDIA_SECONDS.labels(part.kind).time():
+        with metrics.MEDIA_SECONDS.labels(source.kind).time():
             item = await intake.fetch(source, limits, target)
         outcome = "ok"
     except ApiError as error:
         outcome = error.code or "error"
         raise
     finally:
-        metrics.MEDIA.labels(part.kind, outcome).inc()
+        metrics.MEDIA.labels(source.kind, outcome).inc()
     return item
 
 
@@ -321,13 +312,13 @@ def _count(card: ModelCard, part: MediaPart, item: MediaItem) -> int:
     try:
         tokens = count_media_tokens(card.media, kind, prompt_shape(item, card))
     except ValueError as error:
-        raise bad_request(f"{part.param}: {error}.", param=part.param, code=BAD_SHAPE[kind]) from error
+        raise bad_request(f"{part.param}: {error}.", param=part.param, code=f"{kind}_shape") from error
     most = card.tokens_of_item_max(kind)
     if most is not None and tokens > most:
         raise bad_request(
             f"{part.param} has {tokens} tokens; {card.name} takes at most {most} in one item of this kind. Send a smaller or shorter one.",
             param=part.param,
-            code=TOO_MANY_TOKENS[kind],
+            code=f"{kind}_tokens",
         )
     return tokens
 

@@ -29,16 +29,20 @@ from headwater.actors.edge.prompt.guides import check_schema
 from headwater.actors.edge.prompt.messages import (
     NO_MEDIA,
     LoadedMedia,
+    MediaPart,
     TextPart,
     Turn,
     given_of,
+    load_media,
     prompt_shape,
     shown_as,
+    with_texts_of_files,
 )
 from headwater.actors.edge.prompt.request import GenerationRequest, Tool
 from headwater.actors.edge.template_form import described
 from headwater.actors.http.errors import ApiError, bad_request
-from headwater.actors.media.item import ID_BYTES
+from headwater.actors.media.intake import MediaFetcher
+from headwater.actors.media.item import ID_BYTES, MediaItem
 from headwater.schemas.hashing import U32
 from headwater.schemas.inference import Guide
 from headwater.schemas.media import ONE, SEVERAL, PromptMedia, PromptMediaKind
@@ -235,11 +239,15 @@ async def text_prompts(request: GenerationRequest, model: Model, context: int) -
         ]
     else:
         found = [await tokens_of(model, entry, request.param, special=special) for entry in request.prompts]
-    if takes_media(model):
-        for tokens in found:
-            # Such a model ends on a placeholder without an item.
-            expand_placeholders(tokens, NO_MEDIA, model, request.param)
+    for tokens in found:
+        refuse_places(tokens, model, request.param)
     return found
+
+
+def refuse_places(tokens: U32, model: Model, param: str) -> None:
+    """Raises `ApiError` 400 for a prompt of text with a token that stands for an item of media: engines end on one without an item."""
+    if takes_media(model):
+        expand_placeholders(tokens, NO_MEDIA, model, param)
 
 
 async def _around(model: Model, context: int, prefix: str | list[int], suffix: str, *, special: bool) -> U32:
@@ -288,11 +296,12 @@ async def tokens_of(model: Model, entry: str | list[int], param: str, *, special
 
 
 class ChatPrompt(NamedTuple):
-    """A conversation as `text` and as token ids, and where its media are among these."""
+    """A conversation as `text` and as token ids, and where its media, if `load_chat` has loaded them, are among these."""
 
     text: str
     tokens: U32
     media: tuple[PromptMedia, ...] = ()
+    loaded: LoadedMedia = NO_MEDIA
 
 
 async def chat_prompt(
@@ -331,34 +340,49 @@ async def chat_prompt(
     return ChatPrompt(text, *expand_placeholders(tokens, loaded, model, request.param))
 
 
+async def load_chat(
+    request: GenerationRequest,
+    model: Model,
+    context: int,
+    intake: MediaFetcher | None,
+    known: dict[MediaPart, MediaItem] | None = None,
+    *,
+    special_tokens_in_text: bool,
+) -> ChatPrompt:
+    """Do what `chat_prompt` does, of a conversation whose files and media have yet to be fetched: of those in `known`, none is again."""
+    found = {} if known is None else known
+    turns = await with_texts_of_files(request.messages, intake, found)
+    loaded = await load_media(turns, model, intake, found)
+    request = msgspec.structs.replace(request, messages=turns)
+    chat = await chat_prompt(request, model, context, loaded, special_tokens_in_text=special_tokens_in_text)
+    return chat._replace(loaded=loaded)
+
+
 def takes_media(model: Model) -> bool:
     """Has the model tokens that stand for items of media?"""
     card = model.card
     return card.images is not None or card.videos is not None or card.audio is not None
 
 
-def render(
-    request: GenerationRequest, template: ChatTemplate, literal: LiteralText | None = None, mark: bool = False
-) -> str:
+def render(request: GenerationRequest, template: ChatTemplate, literal: LiteralText, mark: bool) -> str:
     """The conversation as text; `mark`: with marks for the control tokens that are spelled in it. Raises `ApiError` 400."""
     options = request.prompt_options
     tools = [tool_definition(tool) for tool in request.tools] if request.tool_choice.mode != "none" else []
     variables = template_variables(request)
     turns = request.messages
     if mark:
-        assert literal is not None, "marks need it"
         # Most requests have neither.
         tools, variables = tools and literal.mark(tools), variables and literal.mark(variables)
     if template.form.descriptions:
         tools = [described(tool) for tool in tools]
     if tools and not template.form.tools:
         turns, tools = (Turn(role="system", parts=(TextPart(tools_as_text(tools)),)), *turns), []
-    if mark and literal is not None:
+    if mark:
         messages = template_messages(turns, template.form, literal.mark)
         messages = [literal.mark_message(message) for message in messages]
     else:
         messages = template_messages(turns, template.form)
-    end = literal.mark_end(messages[-1]) if options.continue_final and literal is not None else ""
+    end = literal.mark_end(messages[-1]) if options.continue_final else ""
     text = template.render(
         messages,
         tools=tools or None,

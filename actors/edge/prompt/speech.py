@@ -8,9 +8,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from headwater.actors import metrics
 from headwater.actors.edge.catalog import Model
-from headwater.actors.http.errors import ApiError, bad_request
+from headwater.actors.edge.prompt.messages import fetch_counted
+from headwater.actors.http.errors import bad_request
 from headwater.actors.media.intake import MediaFetcher
 from headwater.actors.media.item import ID_BYTES, MediaItem
 from headwater.actors.media.request import MediaSource, MediaTarget
@@ -140,24 +140,10 @@ async def load_chunks(
     """Decode a recording and cut it. `processor` is the digest of the model's settings for media, which is part of ids. Raises `ApiError` 400 for a file that is no audio, or too large or long."""
     if intake is None:
         raise bad_request("This server decodes no media.", param=PARAM)
-    item = await _decode(intake, recording, MediaTarget(processor, support.rate_hz))
+    source = MediaSource.from_bytes("audio", recording.data, PARAM)
+    item = await fetch_counted(intake, source, MediaTarget(processor, support.rate_hz))
     places = cuts(item.array(), support.rate_hz, support.window_s)
     return tuple(_chunk(item, begin, end, support.rate_hz) for begin, end in places)
-
-
-async def _decode(intake: MediaFetcher, recording: AudioRecording, target: MediaTarget) -> MediaItem:
-    source = MediaSource.from_bytes("audio", recording.data, PARAM)
-    outcome = "cancelled"
-    try:
-        with metrics.MEDIA_SECONDS.labels("audio").time():
-            item = await intake.fetch(source, target=target)
-        outcome = "ok"
-    except ApiError as error:
-        outcome = error.code or "error"
-        raise
-    finally:
-        metrics.MEDIA.labels("audio", outcome).inc()
-    return item
 
 
 def _chunk(item: MediaItem, begin: int, end: int, rate_hz: int) -> AudioChunk:

@@ -25,7 +25,7 @@ import math
 import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from hashlib import blake2b, sha256
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -47,8 +47,9 @@ from headwater.actors.edge.saga.record import OpenRequests, RequestLogWriter
 from headwater.actors.edge.saga.workers import WorkerRegistry
 from headwater.actors.edge.settings import ClientLimits, EdgeSettings
 from headwater.actors.http.asgi import ClientGone, Disconnect, Headers, Receive, Scope, Send, respond
-from headwater.actors.http.errors import bad_request, overloaded
+from headwater.actors.http.errors import ApiError, bad_request, method_not_allowed, overloaded
 from headwater.actors.media.intake import MediaIntake, TenantIntake
+from headwater.engines.logs import failure_place
 from headwater.events.ports import LogError
 from headwater.events.table import Table
 from headwater.schemas.clock import Clock
@@ -322,6 +323,7 @@ CODE_BYTES: Final = 16
 _DOMAIN: Final = b"headwater picked"
 
 _log = structlog.get_logger("headwater.picked")
+_edge_log = structlog.get_logger("headwater.edge")
 
 
 class Picked(msgspec.Struct, frozen=True, array_like=True):
@@ -450,6 +452,38 @@ class Call(NamedTuple):
 def request_headers(name: str) -> Headers:
     """The header with the name of a request."""
     return [(b"x-request-id", name.encode())]
+
+
+Endpoint = Callable[[Call, tuple[str, ...], bytes], Awaitable[None]]
+"""Answers a call, given the ids in its path and its query string."""
+
+
+class Routes:
+    """Endpoints by their paths and methods. `{id}` in a path stands for what the pattern `ids` matches."""
+
+    def __init__(self, ids: str, routes: Mapping[str, Mapping[str, Endpoint]]) -> None:
+        self._patterns = [
+            (re.compile(path.replace("{id}", f"({ids})")), methods) for path, methods in routes.items()
+        ]
+
+    def find(self, method: str, path: str, query: bytes) -> Callable[[Call], Awaitable[None]] | None:
+        """The endpoint of a path, with the ids in it and its query string; None if there is none. Raises `ApiError` 405."""
+        for pattern, methods in self._patterns:
+            match = pattern.fullmatch(path)
+            if match is None:
+                continue
+            if method not in methods:
+                raise method_not_allowed(*methods)
+            endpoint, ids = methods[method], match.groups()
+            return lambda call: endpoint(call, ids, query)
+        return None
+
+
+def internal_error(path: str, error: Exception) -> ApiError:
+    """500 for an error that no request should cause; the log says where it was."""
+    _edge_log.error("request_failed", path=path, failure=failure_place(error))
+    _edge_log.debug("request_failure", exc_info=True)
+    return ApiError(500, "Internal error; see the log of the edge.", kind="server_error")
 
 
 class Serving(NamedTuple):

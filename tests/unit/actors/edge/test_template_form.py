@@ -156,7 +156,8 @@ def test_ids_are_the_same_in_call_and_result() -> None:
     template = ChatTemplate(
         FORMS["short ids"][0].replace("[{{ m.role }}]", "[{{ m.role }} {{ m.tool_call_id }}]"), {}
     )
-    text = render(request(SHAPES["two calls at once"]), template)
+    literal = LiteralText(Tokenizer(byte_model_files("m").tokenizer))
+    text = render(request(SHAPES["two calls at once"]), template, literal, False)
     first, second = (piece.split()[0] for piece in text.split("[call ")[1:])
     assert first != second
     assert f"[tool {first}]resultword" in text
@@ -204,8 +205,9 @@ def test_what_becomes_text_spells_no_control_tokens(kind: str) -> None:
         tools=(Tool("f", f"Reads {spelled}."),),
     )
     template = ChatTemplate(FORMS[kind][0], {})
-    assert spelled in render(asked, template)
-    assert spelled not in render(asked, template, LiteralText(tokenizer), True)
+    literal = LiteralText(tokenizer)
+    assert spelled in render(asked, template, literal, False)
+    assert spelled not in render(asked, template, literal, True)
 
 
 def test_results_come_in_the_order_of_their_calls() -> None:

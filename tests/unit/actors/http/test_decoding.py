@@ -29,13 +29,10 @@ class Body(msgspec.Struct):
     number: Literal[tuple(range(99))] = 0  # type: ignore[valid-type]  # more than are shown
 
 
-_decoder = msgspec.json.Decoder(Body)
-
-
 def refused(**fields: Any) -> ApiError:
     """The error for a body of these fields, and a model unless there is one."""
     with pytest.raises(ApiError) as raised:
-        decode_body(_decoder, msgspec.json.encode({"model": "m", **fields}))
+        decode_body(Body, msgspec.json.encode({"model": "m", **fields}))
     return raised.value
 
 
@@ -81,5 +78,5 @@ def test_the_field_and_its_values_are_named(fields: dict[str, Any], param: str, 
 def test_a_missing_field_of_the_body_is_its_param() -> None:
     """And not none: clients show it."""
     with pytest.raises(ApiError, match="missing required field `model`") as raised:
-        decode_body(_decoder, b"{}")
+        decode_body(Body, b"{}")
     assert raised.value.param == "model"

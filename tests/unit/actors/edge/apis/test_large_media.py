@@ -9,12 +9,13 @@ import msgspec
 import pytest
 
 from headwater.actors.edge.apis.anthropic_translate import to_generation
-from headwater.actors.edge.apis.anthropic_types import decode_messages
+from headwater.actors.edge.apis.anthropic_types import MessagesRequest, decode_fields
 from headwater.actors.edge.apis.chat import chat_request
-from headwater.actors.edge.apis.chat_types import decode_chat
+from headwater.actors.edge.apis.chat_types import ChatRequest
 from headwater.actors.edge.apis.responses_requests import generation_request
 from headwater.actors.edge.apis.responses_types import CreateFields
 from headwater.actors.edge.prompt.messages import Turn, media_parts
+from headwater.actors.http.decoding import decode_body
 from tests.support.media.images import data_url
 
 FILE = bytes(20_300_000)
@@ -36,7 +37,7 @@ def user(*content: Any) -> list[Any]:
 def chat() -> Translate:
     """As chats have it."""
     image = {"type": "image_url", "image_url": {"url": data_url(FILE)}}
-    request = decode_chat(msgspec.json.encode({"model": "m", "messages": user(image)}))
+    request = decode_body(ChatRequest, msgspec.json.encode({"model": "m", "messages": user(image)}))
     return lambda: chat_request(request).messages
 
 
@@ -51,7 +52,7 @@ def messages() -> Translate:
     """As Anthropic's API has it."""
     source = {"type": "base64", "media_type": "image/png", "data": DATA}
     body = {"model": "m", "max_tokens": 9, "messages": user({"type": "image", "source": source})}
-    request = decode_messages(msgspec.json.encode(body))
+    request = decode_fields(MessagesRequest, msgspec.json.encode(body))
     return lambda: to_generation(request).messages
 
 

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.actors.edge.apis.chat_types import decode_chat
+from headwater.actors.edge.apis.chat_types import ChatRequest
+from headwater.actors.http.decoding import decode_body
 from headwater.actors.http.errors import ApiError
 from headwater.schemas.inference import Guide
 
@@ -30,7 +31,7 @@ PERSON: dict[str, Any] = {
 def guide(**fields: Any) -> Guide | None:
     """The guide of a chat request with these fields."""
     body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], **fields}
-    guided = decode_chat(json.dumps(body).encode()).guide()
+    guided = decode_body(ChatRequest, json.dumps(body).encode()).guide()
     return guided[1] if guided else None
 
 

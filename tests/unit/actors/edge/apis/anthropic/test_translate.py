@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from headwater.actors.edge.apis.anthropic_translate import to_generation, to_prompt
-from headwater.actors.edge.apis.anthropic_types import decode_count, decode_messages
+from headwater.actors.edge.apis.anthropic_types import CountTokensRequest, MessagesRequest, decode_fields
 from headwater.actors.edge.prompt.messages import MediaPart, TextPart, ToolCall, Turn
 from headwater.actors.edge.prompt.request import GenerationRequest, Reasoning, ToolChoice
 from headwater.actors.http.errors import ApiError
@@ -17,7 +17,7 @@ WEATHER = {"name": "get_weather", "input_schema": {"type": "object"}}
 
 def generation(**fields: Any) -> GenerationRequest:
     body = {"model": "tiny", "max_tokens": 64, "messages": [USER], **fields}
-    return to_generation(decode_messages(msgspec.json.encode(body)))
+    return to_generation(decode_fields(MessagesRequest, msgspec.json.encode(body)))
 
 
 def turns(*messages: Any, **fields: Any) -> tuple[Turn, ...]:
@@ -286,7 +286,9 @@ def test_what_does_not_change_the_answer_is_ignored(fields: dict[str, Any]) -> N
 
 
 def test_counting_takes_no_max_tokens() -> None:
-    request = decode_count(msgspec.json.encode({"model": "tiny", "messages": [USER], "tools": [WEATHER]}))
+    request = decode_fields(
+        CountTokensRequest, msgspec.json.encode({"model": "tiny", "messages": [USER], "tools": [WEATHER]})
+    )
     assert to_prompt(request).tools[0].name == "get_weather"
     assert to_prompt(request).max_tokens is None
 
@@ -334,10 +336,3 @@ def test_a_deferred_tool_is_offered_once_the_clients_search_has_found_it() -> No
     assert request.messages[-1].text() == "The tool get_weather is available."
     hosted = {"type": "tool_search_tool_regex_20251119", "name": "search"}
     assert [tool.name for tool in generation(tools=[hosted, deferred]).tools] == ["get_weather"]
-
-
-def test_the_billing_line_is_left_out() -> None:
-    line = "x-anthropic-billing-header: cc_version=2.1.197.3d9"
-    fields = {"model": "tiny", "max_tokens": 64, "messages": [USER], "system": f"{line}\nBe brief."}
-    request = decode_messages(msgspec.json.encode(fields))
-    assert to_generation(request).messages[0].text() == "Be brief."

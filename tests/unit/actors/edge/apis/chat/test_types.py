@@ -14,13 +14,12 @@ from headwater.actors.edge.apis.chat_types import (
     ChatRequest,
     CompletionCommon,
     CompletionRequest,
-    decode_chat,
-    decode_completion,
 )
 from headwater.actors.edge.prompt.conversation import template_messages
 from headwater.actors.edge.prompt.messages import TextPart
 from headwater.actors.edge.prompt.prepare import sampling_of
 from headwater.actors.edge.settings import ReasoningField
+from headwater.actors.http.decoding import decode_body
 from headwater.actors.http.errors import ApiError
 from headwater.schemas.inference import GenerateRequest, Sampling
 
@@ -30,7 +29,7 @@ COMPLETION: dict[str, Any] = {"model": "m", "prompt": "hi"}
 
 def chat(**changes: Any) -> ChatRequest:
     """A chat request with these fields."""
-    return decode_chat(json.dumps({**CHAT, **changes}).encode())
+    return decode_body(ChatRequest, json.dumps({**CHAT, **changes}).encode())
 
 
 def read_all(request: CompletionCommon, limit: int = 100) -> Sampling:
@@ -115,7 +114,7 @@ def test_a_missing_field_is_named(missing: str) -> None:
     """The message says which one is required."""
     body = {key: value for key, value in CHAT.items() if key != missing}
     with pytest.raises(ApiError, match=f"`{missing}`"):
-        decode_chat(json.dumps(body).encode())
+        decode_body(ChatRequest, json.dumps(body).encode())
 
 
 @pytest.mark.parametrize(
@@ -124,9 +123,9 @@ def test_a_missing_field_is_named(missing: str) -> None:
 )
 def test_what_is_no_json_is_refused_as_such(body: bytes) -> None:
     """Torn, foreign and bottomless bodies are 400s."""
-    for read in (decode_chat, decode_completion):
+    for kind in (ChatRequest, CompletionRequest):
         with pytest.raises(ApiError, match="not valid JSON") as caught:
-            read(body)
+            decode_body(kind, body)
         assert caught.value.status == 400
 
 
@@ -143,7 +142,9 @@ def test_null_is_the_same_as_leaving_a_field_out() -> None:
         "cache_salt", "ignore_eos", "structured_outputs", "guided_json", "logits_processors", "functions", "audio",
     )  # fmt: skip
     assert read_all(chat(**dict.fromkeys(nullable))) == read_all(chat())
-    answer = decode_completion(json.dumps({**COMPLETION, "echo": None, "logprobs": None}).encode())
+    answer = decode_body(
+        CompletionRequest, json.dumps({**COMPLETION, "echo": None, "logprobs": None}).encode()
+    )
     assert read_all(answer) == Sampling(100)
 
 
@@ -214,7 +215,7 @@ def test_content_parts_are_joined_and_nothing_else_of_a_message_is_changed() -> 
 )
 def test_a_prompt_is_a_text_or_ids_or_several_of_either(prompt: Any, entries: list[Any]) -> None:
     """One entry per prompt."""
-    request = decode_completion(json.dumps({**COMPLETION, "prompt": prompt}).encode())
+    request = decode_body(CompletionRequest, json.dumps({**COMPLETION, "prompt": prompt}).encode())
     assert request.prompts() == entries
 
 
@@ -222,7 +223,7 @@ def test_a_prompt_is_a_text_or_ids_or_several_of_either(prompt: Any, entries: li
 def test_any_other_prompt_is_refused(prompt: Any) -> None:
     """Mixed and empty lists, and what is neither text nor ids."""
     with pytest.raises(ApiError) as caught:
-        read_all(decode_completion(json.dumps({**COMPLETION, "prompt": prompt}).encode()))
+        read_all(decode_body(CompletionRequest, json.dumps({**COMPLETION, "prompt": prompt}).encode()))
     assert caught.value.param == "prompt"
 
 
@@ -230,7 +231,7 @@ def test_any_other_prompt_is_refused(prompt: Any) -> None:
 def test_what_contradicts_itself_is_refused_by_name(field: dict[str, Any]) -> None:
     """Fewer candidates than choices, a stream of what is chosen at its end, an answer of nothing."""
     with pytest.raises(ApiError) as caught:
-        read_all(decode_completion(json.dumps({**COMPLETION, **field}).encode()))
+        read_all(decode_body(CompletionRequest, json.dumps({**COMPLETION, **field}).encode()))
     assert caught.value.param == next(iter(field))
 
 

@@ -3,10 +3,12 @@
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 
 from headwater.actors.edge.apis.file_types import PROMPT_CHARACTERS_MAX
-from headwater.actors.edge.apis.images import decode_images
+from headwater.actors.edge.apis.images import ImagesRequest
+from headwater.actors.http.decoding import decode_body
 from headwater.schemas.inference import ImageRequest
 from tests.support.data.pictures import SUPPORT
 from tests.support.worlds.edge import EVERYTHING, EdgeWorld
@@ -27,9 +29,7 @@ def edge() -> Iterator[EdgeWorld]:
 
 def order(**fields: Any) -> ImageRequest:
     """What a worker would get."""
-    import msgspec
-
-    return decode_images(msgspec.json.encode(BODY | fields)).order(SUPPORT, "pictures")
+    return decode_body(ImagesRequest, msgspec.json.encode(BODY | fields)).order(SUPPORT, "pictures")
 
 
 @pytest.mark.parametrize(

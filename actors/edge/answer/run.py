@@ -478,16 +478,16 @@ class Generator:
                 f"At most {serving.settings.client.choices_max} choices (n, best_of) of one prompt are generated here.",
                 param="n",
             )
-        model = serving.model(request.model, call.principal)
+        model = serving.model(request.model, call)
         quota.enter(model.card.name)
-        context = quota.context(model.card.name, model.card.context_length)
+        context = call.context(model)
         salt = serving.salts.salt_of(call.principal, model.card, request.hints.cache_salt, request.system)
         return await prepare(
             request,
             model,
             context,
             salt,
-            serving.intake_of(call.headers, call.principal),
+            serving.intake_of(call),
             special_tokens_in_text=serving.settings.allow_special_tokens_in_text,
         )
 

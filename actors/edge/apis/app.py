@@ -1,6 +1,5 @@
 """The HTTP routes of an edge. A raw ASGI application; no framework, no middleware."""
 
-from collections.abc import Awaitable, Callable
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -19,22 +18,23 @@ from headwater.actors.edge.apis.audio import FORMS, AudioApi
 from headwater.actors.edge.apis.chat import OpenAiApi, TokensApi
 from headwater.actors.edge.apis.images import (
     IMAGE_EDITS,
-    IMAGE_FILES,
     VARIATIONS,
     ImagesApi,
     variations_unsupported,
 )
 from headwater.actors.edge.apis.openapi import openapi_document
 from headwater.actors.edge.apis.pooling import PoolingApi
-from headwater.actors.edge.apis.responses_endpoints import PREFIXES, ResponsesRoutes
+from headwater.actors.edge.apis.responses_endpoints import ResponsesRoutes
 from headwater.actors.edge.apis.video_jobs import VIDEO_BYTES_MAX
-from headwater.actors.edge.apis.videos import VIDEOS, VideosApi
+from headwater.actors.edge.apis.videos import VIDEOS, VideosApi, no_video
 from headwater.actors.edge.catalog import Model, ModelCatalog
 from headwater.actors.edge.history import OBJECT_BYTES_MAX, TenantObjects
 from headwater.actors.edge.saga.fields import FieldChecker
 from headwater.actors.edge.saga.http_call import (
     Call,
     DecisionSeal,
+    Endpoint,
+    Routes,
     Serving,
     internal_error,
     tenant_of,
@@ -108,11 +108,17 @@ class App:
         generator = Generator(serving)
         history = settings.history
         self._responses = ResponsesRoutes(serving, generator, history)
-        self._images = ImagesApi(serving, _objects(workers.ports, history, history.image_ttl_s))
         videos = _objects(workers.ports, history, settings.videos.ttl_s, VIDEO_BYTES_MAX)
         self.videos = VideosApi(serving, videos, settings.videos)
-        anthropic = AnthropicApi(serving, generator)
-        self._posts = _posts(serving, generator, anthropic, self._images)
+        images = ImagesApi(serving, _objects(workers.ports, history, history.image_ttl_s))
+        self._routes = Routes(
+            {
+                **{path: {"POST": endpoint} for path, endpoint in _posts(serving, generator).items()},
+                **self._responses.paths,
+                **images.paths,
+                **self.videos.paths,
+            }
+        )
         self.active = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -163,21 +169,13 @@ class App:
 
     async def _route(self, path: str, method: str, scope: Scope, receive: Receive, send: Send) -> None:
         principal = await self._access.admit(scope)
-        post = self._posts.get(path)
-        if post is not None:
-            require_method("POST", method)
-            await self._post(post, principal, scope, receive, send)
-        elif path.startswith(PREFIXES):
-            endpoint = self._responses.find(method, path, scope["query_string"])
-            await self._post(endpoint, principal, scope, receive, send)
-        elif path == VIDEOS or path.startswith(f"{VIDEOS}/"):
-            endpoint = self.videos.find(method, path, scope["query_string"])
-            await self._post(endpoint, principal, scope, receive, send)
+        endpoint = self._routes.find(method, path)
+        if endpoint is not None:
+            await self._call(endpoint, principal, scope, receive, send)
+        elif path.startswith(f"{VIDEOS}/"):
+            raise no_video(path)
         elif path == VARIATIONS:
             raise variations_unsupported()
-        elif path.startswith(IMAGE_FILES):
-            require_method("GET", method)
-            await self._post(self._images.find(path), principal, scope, receive, send)
         elif path == "/version":
             require_method("GET", method)
             await self._answer(send, {"version": __version__})
@@ -212,13 +210,8 @@ class App:
         else:
             raise ApiError(404, f"Unknown route: {method} {path[:200]}.", code="not_found")
 
-    async def _post(
-        self,
-        post: Callable[[Call], Awaitable[None]],
-        principal: Principal,
-        scope: Scope,
-        receive: Receive,
-        send: Send,
+    async def _call(
+        self, endpoint: Endpoint, principal: Principal, scope: Scope, receive: Receive, send: Send
     ) -> None:
         trace = trace_of(scope)
         if trace.trace:
@@ -233,8 +226,11 @@ class App:
                 scheme = scope.get("scheme", "http")
                 arrived_s = self._workers.ports.clock.monotonic_s()
                 picked = await self._seal.open(headers)
-                call = Call(body, trace, receive, send, headers, principal, quota, scheme, arrived_s, picked)
-                await post(call)
+                call = Call(
+                    *(body, trace, receive, send, headers, principal, quota, scheme, arrived_s, picked),
+                    query=scope["query_string"],
+                )
+                await endpoint(call)
         except ApiError as error:
             # Here and not above: these errors too have the headers of the limits.
             await self._refuse(send, scope["path"], error)
@@ -294,13 +290,11 @@ def _objects(
     return TenantObjects(ports.stored, ttl_s, history.tenant_bytes_max, object_bytes_max)
 
 
-def _posts(
-    serving: Serving, generator: Generator, anthropic: AnthropicApi, images: ImagesApi
-) -> dict[str, Callable[[Call], Awaitable[None]]]:
-    """What answers a POST, by its path. Those of responses and videos have paths below them, and routes of their own."""
+def _posts(serving: Serving, generator: Generator) -> dict[str, Endpoint]:
+    """What answers a POST, by its path. Those of responses, images and videos have paths below them."""
     openai = OpenAiApi(serving, generator)
-    pooling, audio = PoolingApi(serving), AudioApi(serving, generator)
-    tokens = TokensApi(serving)
+    anthropic, audio = AnthropicApi(serving, generator), AudioApi(serving, generator)
+    pooling, tokens = PoolingApi(serving), TokensApi(serving)
     return {
         "/v1/chat/completions": openai.chat,
         "/v1/completions": openai.complete,
@@ -313,8 +307,6 @@ def _posts(
         "/v2/rerank": pooling.rerank,
         "/v1/audio/transcriptions": audio.transcribe,
         "/v1/audio/translations": audio.translate,
-        "/v1/images/generations": images.generate,
-        "/v1/images/edits": images.edit,
         "/tokenize": tokens.tokenize,
         "/detokenize": tokens.detokenize,
     }

@@ -334,7 +334,7 @@ class AudioApi:
         await self._run(form, call, translates=True)
 
     async def _run(self, form: TranslationForm, call: Call, *, translates: bool) -> None:
-        model = self._serving.model(form.model, call.principal)
+        model = self._serving.model(form.model, call)
         support = require_speech(model)
         task = "translate" if translates else "transcribe"
         language = form.language or ("" if support.languages else ENGLISH)

@@ -380,7 +380,7 @@ class OpenAiApi:
         request = decode_body(ChatRequest, call.body)
         serving = self._serving
         serving.fields.check(request, request.logits_processors)
-        model = serving.model(request.model, call.principal)
+        model = serving.model(request.model, call)
         encoder = ChatEncoder(model.tokenizer, shown_in_chat(request, serving.settings.reasoning_field))
         await self._generator.run(chat_request(request), encoder, call)
 
@@ -389,7 +389,7 @@ class OpenAiApi:
         request = decode_body(CompletionRequest, call.body)
         serving = self._serving
         serving.fields.check(request, request.logits_processors)
-        model = serving.model(request.model, call.principal)
+        model = serving.model(request.model, call)
         encoder = CompletionEncoder(model.tokenizer, shown_in_completion(request))
         await self._generator.run(completion_request(request), encoder, call)
 
@@ -431,13 +431,13 @@ class TokensApi:
         request = decode_body(TokenizeRequest, call.body)
         if (request.prompt is None) == (request.messages is None):
             raise bad_request("Send one of prompt and messages.", param="prompt")
-        model = self._serving.model(request.model, call.principal)
+        model = self._serving.model(request.model, call)
         call.quota.enter(model.card.name)
-        context = call.quota.context(model.card.name, model.card.context_length)
+        context = call.context(model)
         prompt = _prompt_of(request)
         if prompt.messages:
             special = self._serving.settings.allow_special_tokens_in_text
-            intake = self._serving.intake_of(call.headers, call.principal)
+            intake = self._serving.intake_of(call)
             chat = await load_chat(prompt, model, context, intake, special_tokens_in_text=special)
             tokens = chat.tokens
         else:
@@ -449,7 +449,7 @@ class TokensApi:
     async def detokenize(self, call: Call) -> None:
         """POST /detokenize. Special tokens are spelled out."""
         request = decode_body(DetokenizeRequest, call.body)
-        model = self._serving.model(request.model, call.principal)
+        model = self._serving.model(request.model, call)
         call.quota.enter(model.card.name)
         vocabulary = model.tokenizer.vocabulary
         outside = next((token for token in request.tokens if token >= vocabulary), None)

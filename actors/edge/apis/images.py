@@ -8,7 +8,7 @@ import base64
 import math
 import re
 import secrets
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import msgspec
@@ -27,7 +27,7 @@ from headwater.actors.edge.catalog import Model
 from headwater.actors.edge.history import OBJECT_BYTES_MAX, TenantObjects
 from headwater.actors.edge.prompt.messages import fetch_counted
 from headwater.actors.edge.saga.fields import rejected
-from headwater.actors.edge.saga.http_call import Call, Serving, request_headers
+from headwater.actors.edge.saga.http_call import Call, Endpoint, Serving, request_headers
 from headwater.actors.http.asgi import WaitingStream, respond
 from headwater.actors.http.body import UploadForm, read_form
 from headwater.actors.http.decoding import decode_body
@@ -419,15 +419,16 @@ class ImagesApi:
     def __init__(self, serving: Serving, objects: TenantObjects | None) -> None:
         self._serving = serving
         self._files = ImageFiles(objects)
+        self.paths: dict[str, dict[str, Endpoint]] = {
+            "/v1/images/generations": {"POST": self.generate},
+            IMAGE_EDITS: {"POST": self.edit},
+            f"({IMAGE_FILES}.*)": {"GET": self.get},
+        }
 
-    def find(self, path: str) -> Callable[[Call], Awaitable[None]]:
-        """The endpoint of a GET of this path."""
-
-        async def get(call: Call) -> None:
-            data, kind = await self._files.get(call.principal.tenant, path)
-            await respond(call.send, 200, data, [(b"cache-control", b"private, immutable")], kind)
-
-        return get
+    async def get(self, call: Call, path: str) -> None:
+        """GET /v1/images/files/{id}."""
+        data, kind = await self._files.get(call.principal.tenant, path)
+        await respond(call.send, 200, data, [(b"cache-control", b"private, immutable")], kind)
 
     async def generate(self, call: Call) -> None:
         """POST /v1/images/generations."""
@@ -448,7 +449,7 @@ class ImagesApi:
         form.check_inputs(support, model.card.name)
         order = form.order(support, model.card.name)
         call.quota.enter(model.card.name)
-        inputs = await load_inputs(form, self._serving.intake_of(call.headers, call.principal))
+        inputs = await load_inputs(form, self._serving.intake_of(call))
         # The log of requests has the fields; images are no text.
         call = call._replace(body=form.logged)
         with self._serving.workers.media.hold(inputs.held):
@@ -459,7 +460,7 @@ class ImagesApi:
         self._serving.fields.check(request)
         if request.response_format == "url":
             self._files.check_available()
-        return self._serving.model(request.model, call.principal)
+        return self._serving.model(request.model, call)
 
     async def _answer(self, call: Call, model: Model, request: ImagesRequest, order: ImageRequest) -> None:
         tokens, hints = await request.routed(self._serving, call, model)

@@ -373,7 +373,7 @@ class PoolingApi:
         """The request, counted; the model that it names, and what it says about routing. Raises `ApiError` 400, 403, 404 and 429."""
         request = decode_body(kind, call.body)
         self._serving.fields.check(request)
-        model = self._serving.model(request.model, call.principal)
+        model = self._serving.model(request.model, call)
         call.quota.enter(model.card.name)
         limits = self._serving.settings.client
         hints = parse_routing_headers(
@@ -390,9 +390,9 @@ class PoolingApi:
         return await conversation_prompts(
             request,
             model,
-            call.quota.context(card.name, card.context_length),
+            call.context(model),
             serving.salts.salt_of(call.principal, card).value,
-            serving.intake_of(call.headers, call.principal),
+            serving.intake_of(call),
             special_tokens_in_text=serving.settings.allow_special_tokens_in_text,
         )
 
@@ -435,7 +435,7 @@ class PoolingApi:
     ) -> list[bytes]:
         """Compute the vectors, unless the client disconnects. Workers can fetch the media that are `held`. Raises `ApiError`, `ClientGone`."""
         card = job.model.card
-        _check(job, call.quota.context(card.name, card.context_length), param)
+        _check(job, call.context(job.model), param)
         salt = self._serving.salts.salt_of(call.principal, card)
         job = job._replace(cache_salt=salt.value)
         self._serving.require_open()

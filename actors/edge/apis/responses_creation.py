@@ -18,7 +18,6 @@ from headwater.actors.edge.apis.responses_output import item_id, listed, owner_o
 from headwater.actors.edge.apis.responses_requests import (
     ENDPOINT,
     ID_PREFIX,
-    ToolSet,
     conversation_of,
     generation_request,
     keep_last,
@@ -206,22 +205,29 @@ class ResponseCreator:
         serving = self._serving
         serving.fields.count(fields)
         fields.check()
-        model = serving.model(fields.model, call.principal)
+        model = serving.model(fields.model, call)
         tenant = call.principal.tenant
         history, items = await self.read_history(fields, tenant, local)
         id_ = serving.workers.ports.ids()
         request, tools = generation_request(fields, history.items, items, id_, stream=stream)
         if fields.truncation == "auto":
-            context = call.quota.context(model.card.name, model.card.context_length)
+            context = call.context(model)
             room = context - (fields.max_output_tokens or 1)
-            request = await self._truncate(
-                request, model, room, serving.intake_of(call.headers, call.principal)
-            )
+            request = await self._truncate(request, model, room, serving.intake_of(call))
         full = listed(items, id_)
         if history.conversation is not None:
             check_room(history.conversation, len(items) + 1)
         stored = self._is_stored(fields, text_characters((full, fields.instructions, tools.echo)))
-        encoder = self._encoder(fields, model, id_, tools, framing, stored=stored)
+        defaults, created_s = model.card.default_sampling, self.now_s()
+        encoder = ResponsesEncoder(
+            new_resource(fields, id_, tools.echo, defaults, stored=stored, created_s=created_s),
+            model.tokenizer,
+            self.now_s,
+            framing=framing,
+            custom=tools.custom,
+            namespaces=tools.namespaces,
+            encrypted_reasoning=fields.includes(ENCRYPTED_REASONING),
+        )
         return Creation(request, encoder, full, history, tenant)
 
     def _is_stored(self, fields: CreateFields, characters: int) -> bool:
@@ -249,34 +255,6 @@ class ResponseCreator:
         """Return what comes before the input, and the input with its references resolved. Raises `ApiError`."""
         history = await load_history(fields, tenant, self._stores, local)
         return history, await resolve_references(fields.items(), tenant, self._stores)
-
-    def _encoder(
-        self,
-        fields: CreateFields,
-        model: Model,
-        id_: str,
-        tools: ToolSet,
-        framing: Framing,
-        *,
-        stored: bool,
-    ) -> ResponsesEncoder:
-        resource = new_resource(
-            fields,
-            id_,
-            tools.echo,
-            model.card.default_sampling,
-            stored=stored,
-            created_s=self.now_s(),
-        )
-        return ResponsesEncoder(
-            resource,
-            model.tokenizer,
-            self.now_s,
-            framing=framing,
-            custom=tools.custom,
-            namespaces=tools.namespaces,
-            encrypted_reasoning=fields.includes(ENCRYPTED_REASONING),
-        )
 
     async def save(self, creation: Creation, result: GenerationResult | None) -> StoredResponse:
         """Store a whole response before its client learns of its end, so that any edge can continue it at once.

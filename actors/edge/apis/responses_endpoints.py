@@ -1,8 +1,7 @@
 """The HTTP endpoints under `/v1/responses` and `/v1/conversations`."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any, Final
-from urllib.parse import parse_qs
 
 import msgspec
 
@@ -38,7 +37,7 @@ from headwater.actors.edge.history import (
     no_item,
 )
 from headwater.actors.edge.prompt.request import GenerationResult
-from headwater.actors.edge.saga.http_call import Call, Endpoint, Routes, Serving
+from headwater.actors.edge.saga.http_call import Call, Endpoint, Serving
 from headwater.actors.edge.settings import HistorySettings
 from headwater.actors.http.asgi import Headers
 from headwater.actors.http.decoding import decode_body
@@ -72,14 +71,12 @@ class ResponsesApi:
         fields = decode_body(InputFields, call.body)
         if not (fields.input or fields.previous_response_id or fields.conversation_id):
             raise missing("input")
-        model = self._serving.model(fields.model, call.principal)
+        model = self._serving.model(fields.model, call)
         call.quota.enter(model.card.name)
         history, items = await self._creator.read_history(fields, call.principal.tenant)
-        context = call.quota.context(model.card.name, model.card.context_length)
+        context = call.context(model)
         request = count_request(fields, history.items, items)
-        count = await self._creator.count(
-            request, model, context, self._serving.intake_of(call.headers, call.principal)
-        )
+        count = await self._creator.count(request, model, context, self._serving.intake_of(call))
         await call.answer({"object": "response.input_tokens", "input_tokens": count})
 
     async def compact(self, call: Call) -> None:
@@ -87,13 +84,13 @@ class ResponsesApi:
         fields = decode_body(CompactFields, call.body)
         if not (fields.input or fields.previous_response_id):
             raise missing("input")
-        model = self._serving.model(fields.model, call.principal)
+        model = self._serving.model(fields.model, call)
         prompt = InputFields(
             model=fields.model, input=fields.input, previous_response_id=fields.previous_response_id
         )
         history, items = await self._creator.read_history(prompt, call.principal.tenant)
         id_ = self._serving.workers.ports.ids()
-        context = call.quota.context(model.card.name, model.card.context_length)
+        context = call.context(model)
         request = compaction_request(fields, items, history.items, id_, context)
         resource = new_resource(CreateFields(model=fields.model), id_, [], {}, stored=False)
         encoder = ResponsesEncoder(resource, model.tokenizer, self._creator.now_s)
@@ -102,10 +99,10 @@ class ResponsesApi:
         if result is not None:
             await call.answer(compacted([*history.items, *items], result), sink.headers)
 
-    async def get(self, call: Call, query: bytes, id_: str) -> None:
+    async def get(self, call: Call, id_: str) -> None:
         """GET /v1/responses/{id}."""
         response = await self._stored(call, id_)
-        if parse_qs(query.decode("latin-1")).get("stream", ["false"])[0] == "true":
+        if call.asked.get("stream") == "true":
             raise bad_request(
                 "Only responses created with background: true can be streamed again.", param="stream"
             )
@@ -125,9 +122,9 @@ class ResponsesApi:
             param="response_id",
         )
 
-    async def input_items(self, call: Call, query: bytes, id_: str) -> None:
+    async def input_items(self, call: Call, id_: str) -> None:
         """GET /v1/responses/{id}/input_items."""
-        page = page_request(query)
+        page = page_request(call.query)
         response = await self._stored(call, id_)
         await call.answer(page_of(response.input, page))
 
@@ -217,9 +214,9 @@ class ConversationsApi:
         await self._stores.conversations.delete(call.principal.tenant, id_)
         await call.answer({"id": id_, "object": "conversation.deleted", "deleted": True})
 
-    async def list_items(self, call: Call, query: bytes, id_: str) -> None:
+    async def list_items(self, call: Call, id_: str) -> None:
         """GET /v1/conversations/{id}/items."""
-        page = page_request(query)
+        page = page_request(call.query)
         await call.answer(page_of(await self._items_of(call, id_), page))
 
     async def add_items(self, call: Call, id_: str) -> None:
@@ -266,11 +263,11 @@ def _shown(head: ConversationHead) -> dict[str, Any]:
 
 # The paths of both.
 
-PREFIXES: Final = ("/v1/responses", "/v1/conversations")
+_ID: Final = "([A-Za-z0-9_-]{1,128})"
 
 
 class ResponsesRoutes:
-    """The endpoints of one edge."""
+    """The endpoints of one edge: `paths` of HTTP, and the WebSocket."""
 
     def __init__(self, serving: Serving, generator: Generator, settings: HistorySettings) -> None:
         ports = serving.workers.ports
@@ -282,38 +279,23 @@ class ResponsesRoutes:
         responses = ResponsesApi(serving, generator, creator, stores)
         conversations = ConversationsApi(stores, ports.ids, creator.now_s)
         self.socket = ResponsesSocket(generator, creator, settings.connection_s)
-        routes: dict[str, dict[str, Endpoint]] = {
-            "/v1/responses": {"POST": lambda call, _, __: responses.create(call)},
-            "/v1/responses/input_tokens": {"POST": lambda call, _, __: responses.count_tokens(call)},
-            "/v1/responses/compact": {"POST": lambda call, _, __: responses.compact(call)},
-            "/v1/responses/{id}": {
-                "GET": lambda call, ids, query: responses.get(call, query, *ids),
-                "DELETE": lambda call, ids, _: responses.delete(call, *ids),
+        response, conversation = f"/v1/responses/{_ID}", f"/v1/conversations/{_ID}"
+        self.paths: dict[str, dict[str, Endpoint]] = {
+            "/v1/responses": {"POST": responses.create},
+            "/v1/responses/input_tokens": {"POST": responses.count_tokens},
+            "/v1/responses/compact": {"POST": responses.compact},
+            response: {"GET": responses.get, "DELETE": responses.delete},
+            f"{response}/cancel": {"POST": responses.cancel},
+            f"{response}/input_items": {"GET": responses.input_items},
+            "/v1/conversations": {"POST": conversations.create},
+            conversation: {
+                "GET": conversations.get,
+                "POST": conversations.update,
+                "DELETE": conversations.delete,
             },
-            "/v1/responses/{id}/cancel": {"POST": lambda call, ids, _: responses.cancel(call, *ids)},
-            "/v1/responses/{id}/input_items": {
-                "GET": lambda call, ids, query: responses.input_items(call, query, *ids)
-            },
-            "/v1/conversations": {"POST": lambda call, _, __: conversations.create(call)},
-            "/v1/conversations/{id}": {
-                "GET": lambda call, ids, _: conversations.get(call, *ids),
-                "POST": lambda call, ids, _: conversations.update(call, *ids),
-                "DELETE": lambda call, ids, _: conversations.delete(call, *ids),
-            },
-            "/v1/conversations/{id}/items": {
-                "GET": lambda call, ids, query: conversations.list_items(call, query, *ids),
-                "POST": lambda call, ids, _: conversations.add_items(call, *ids),
-            },
-            "/v1/conversations/{id}/items/{id}": {
-                "GET": lambda call, ids, _: conversations.get_item(call, *ids),
-                "DELETE": lambda call, ids, _: conversations.delete_item(call, *ids),
+            f"{conversation}/items": {"GET": conversations.list_items, "POST": conversations.add_items},
+            f"{conversation}/items/{_ID}": {
+                "GET": conversations.get_item,
+                "DELETE": conversations.delete_item,
             },
         }
-        self._routes = Routes("[A-Za-z0-9_-]{1,128}", routes)
-
-    def find(self, method: str, path: str, query: bytes) -> Callable[[Call], Awaitable[None]]:
-        """The endpoint of a path. Raises `ApiError` 404 and 405."""
-        endpoint = self._routes.find(method, path, query)
-        if endpoint is None:
-            raise ApiError(404, f"Unknown route: {method} {path[:200]}.", code="not_found")
-        return endpoint

@@ -62,9 +62,9 @@ class ResponsesSocket:
     """Serves connections. One per edge."""
 
     def __init__(self, generator: Generator, creator: ResponseCreator, connection_s: float) -> None:
-        self._generator = generator
-        self._creator = creator
-        self._connection_s = connection_s
+        self.generator = generator
+        self.creator = creator
+        self.connection_s = connection_s
 
     async def serve(self, socket: WebSocket, call: Call, admit: Admit) -> None:
         """Answer the messages of an accepted connection until it closes.
@@ -72,7 +72,7 @@ class ResponsesSocket:
         `call` has its headers and its sender; `admit` authenticates that sender again for each request.
         """
         async with asyncio.TaskGroup() as tasks:
-            session = _Session(self._generator, self._creator, socket, call, admit, tasks, self._connection_s)
+            session = _Session(self, socket, call, admit, tasks)
             try:
                 await session.run()
             finally:
@@ -83,22 +83,13 @@ class _Session:
     """One connection."""
 
     def __init__(
-        self,
-        generator: Generator,
-        creator: ResponseCreator,
-        socket: WebSocket,
-        call: Call,
-        admit: Admit,
-        tasks: asyncio.TaskGroup,
-        connection_s: float,
+        self, server: ResponsesSocket, socket: WebSocket, call: Call, admit: Admit, tasks: asyncio.TaskGroup
     ) -> None:
-        self._generator = generator
-        self._creator = creator
+        self._server = server
         self._socket = socket
         self._call = call
         self._admit = admit
         self._tasks = tasks
-        self._connection_s = connection_s
         self._local = LocalResponses()
         self._streams: dict[str | None, asyncio.Queue[bytes]] = {}
         self._running: list[asyncio.Task[None]] = []
@@ -134,7 +125,7 @@ class _Session:
 
     async def _close_in_time(self) -> None:
         """Close once the edge drains, or after the longest time, when no response is running."""
-        drained = await self._socket.wait_for_drain(self._connection_s)
+        drained = await self._socket.wait_for_drain(self._server.connection_s)
         self._closing = (
             overloaded("This edge is shutting down; connect again.")
             if drained
@@ -228,11 +219,13 @@ class _Session:
             quota.leave()
 
     async def _create(self, fields: CreateEvent, call: Call, stream_id: str | None) -> None:
-        creation = await self._creator.begin(fields, call, stream=True, framing=json_line, local=self._local)
+        creation = await self._server.creator.begin(
+            fields, call, stream=True, framing=json_line, local=self._local
+        )
         sink = _StreamSink(self._socket, stream_id)
 
         async def save(result: GenerationResult | None) -> None:
-            response = await self._creator.save(creation, result)
+            response = await self._server.creator.save(creation, result)
             self._local.add((*creation.history.chain, response))
 
         if fields.generate is False:
@@ -240,7 +233,7 @@ class _Session:
             await save(None)
             sink.write(creation.encoder.end(None))
             return
-        await self._generator.run(creation.request, creation.encoder, call, sink, before_end=save)
+        await self._server.generator.run(creation.request, creation.encoder, call, sink, before_end=save)
 
     async def _gone(self) -> dict[str, Any]:
         """The disconnect message of a request: when its connection ends."""

@@ -7,10 +7,9 @@ models, as JSON or as a form.
 import asyncio
 import re
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from typing import Annotated, Any, Final
-from urllib.parse import parse_qsl
 
 import msgspec
 
@@ -25,7 +24,7 @@ from headwater.actors.edge.apis.video_jobs import (
 )
 from headwater.actors.edge.history import TenantObjects
 from headwater.actors.edge.saga.fields import rejected
-from headwater.actors.edge.saga.http_call import Call, Routes, Serving
+from headwater.actors.edge.saga.http_call import Call, Endpoint, Serving
 from headwater.actors.edge.settings import VideoSettings
 from headwater.actors.http.asgi import ClientGone, Disconnect, Headers, WaitingStream, respond
 from headwater.actors.http.body import FORM, UploadForm, read_form
@@ -150,20 +149,12 @@ class VideosApi:
         self._settings = settings
         self._objects = objects
         self.board = VideoBoard(ports.videos)
-        self._routes = Routes(
-            "video_[0-9a-f]{32}",
-            {
-                VIDEOS: {
-                    "POST": lambda call, _, __: self.create(call),
-                    "GET": lambda call, _, query: self.list(call, query),
-                },
-                f"{VIDEOS}/{{id}}": {
-                    "GET": lambda call, ids, query: self.get(call, query, *ids),
-                    "DELETE": lambda call, ids, _: self.delete(call, *ids),
-                },
-                f"{VIDEOS}/{{id}}/content": {"GET": lambda call, ids, query: self.content(call, query, *ids)},
-            },
-        )
+        video = f"{VIDEOS}/(video_[0-9a-f]{{32}})"
+        self.paths: dict[str, dict[str, Endpoint]] = {
+            VIDEOS: {"POST": self.create, "GET": self.list},
+            video: {"GET": self.get, "DELETE": self.delete},
+            f"{video}/content": {"GET": self.content},
+        }
         self.runner: VideoRunner | None = None
         if objects is not None:
             parts = VideoParts(
@@ -187,25 +178,12 @@ class VideosApi:
         if self.runner is not None:
             await self.runner.release()
 
-    def find(self, method: str, path: str, query: bytes) -> Callable[[Call], Awaitable[None]]:
-        """The endpoint of a path. Raises `ApiError` 404 and 405."""
-        if _UNSUPPORTED.fullmatch(path) is not None:
-            raise ApiError(
-                404,
-                f"{path[:200]} is not supported: videos are generated from text alone.",
-                code="not_supported",
-            )
-        endpoint = self._routes.find(method, path, query)
-        if endpoint is None:
-            raise _no_video()
-        return endpoint
-
     async def create(self, call: Call) -> None:
         """POST /v1/videos."""
         fields = await decode_video(call.headers, call.body)
         serving = self._serving
         serving.fields.check(fields)
-        model = serving.model(fields.model, call.principal)
+        model = serving.model(fields.model, call)
         card = model.card
         support = support_of(card, "video_generation", card.video_generation, "generate videos")
         order = fields.order(support, card.name)
@@ -244,18 +222,18 @@ class VideosApi:
             await self._forget_oldest(tenant)
         await call.answer(video_resource(job))
 
-    async def list(self, call: Call, query: bytes) -> None:
+    async def list(self, call: Call) -> None:
         """GET /v1/videos: this tenant's jobs."""
         self._available()
-        wanted = page_request(query)
+        wanted = page_request(call.query)
         jobs = [video_resource(job) for job in self.board.of(call.principal.tenant)]
         await call.answer(page_of(jobs, wanted))
 
-    async def get(self, call: Call, query: bytes, id_: str) -> None:
+    async def get(self, call: Call, id_: str) -> None:
         """GET /v1/videos/{id}; `stream=true`: its changes as events, until it has ended."""
         self._available()
         stored = await self._job(call, id_)
-        stream = dict(parse_qsl(query.decode("latin-1"))).get("stream", "false")
+        stream = call.asked.get("stream", "false")
         if stream not in ("true", "false"):
             raise bad_request("stream must be true or false.", param="stream")
         if stream == "true":
@@ -263,10 +241,10 @@ class VideosApi:
         else:
             await call.answer(video_resource(stored.job))
 
-    async def content(self, call: Call, query: bytes, id_: str) -> None:
+    async def content(self, call: Call, id_: str) -> None:
         """GET /v1/videos/{id}/content: the mp4 file."""
         self._available()
-        variant = dict(parse_qsl(query.decode("latin-1"))).get("variant", "video")
+        variant = call.asked.get("variant", "video")
         if variant != "video":
             raise bad_request(
                 "variant must be video: there are no thumbnails or spritesheets.", param="variant"
@@ -340,7 +318,7 @@ class VideosApi:
         async with _stored():
             found = await self.board.get(call.principal.tenant, id_)
         if found is None:
-            raise _no_video()
+            raise no_video()
         return found
 
     def _check_room(self, tenant: str) -> None:
@@ -370,5 +348,12 @@ async def _stored() -> AsyncIterator[None]:
         raise overloaded("The store of videos is not available; retry.", 1.0) from error
 
 
-def _no_video() -> ApiError:
+def no_video(path: str = "") -> ApiError:
+    """404 for a video that is not there, and for a `path` that is none of a video's."""
+    if _UNSUPPORTED.fullmatch(path) is not None:
+        return ApiError(
+            404,
+            f"{path[:200]} is not supported: videos are generated from text alone.",
+            code="not_supported",
+        )
     return ApiError(404, "There is no such video, or it has expired.", code="video_not_found")

@@ -28,6 +28,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from hashlib import blake2b, sha256
 from typing import Any, Final, NamedTuple, TypeVar
+from urllib.parse import parse_qsl
 
 import msgspec
 import structlog
@@ -426,7 +427,7 @@ NO_SALTS: Final = CacheSalts()
 
 class Call(NamedTuple):
     """One POST: its body, its W3C trace context, its ASGI channels, its headers, its sender, what that may use, http or https, when its
-    body was here by the monotonic clock, and the decision that it came with.
+    body was here by the monotonic clock, the decision that it came with, and its query string.
     """
 
     body: bytes
@@ -439,6 +440,16 @@ class Call(NamedTuple):
     scheme: str = "http"
     arrived_s: float = 0.0
     picked: Picked | None = None
+    query: bytes = b""
+
+    @property
+    def asked(self) -> dict[str, str]:
+        """The parameters in its query string."""
+        return dict(parse_qsl(self.query.decode("latin-1")))
+
+    def context(self, model: Model) -> int:
+        """The tokens that prompt and answer may have together, for its sender."""
+        return self.quota.context(model.card.name, model.card.context_length)
 
     async def answer(self, document: Any, headers: Headers | None = None) -> None:
         """Send a whole JSON response."""
@@ -454,29 +465,32 @@ def request_headers(name: str) -> Headers:
     return [(b"x-request-id", name.encode())]
 
 
-Endpoint = Callable[[Call, tuple[str, ...], bytes], Awaitable[None]]
-"""Answers a call, given the ids in its path and its query string."""
+Endpoint = Callable[..., Awaitable[None]]
+"""Answers a call, given the ids in its path."""
 
 
 class Routes:
-    """Endpoints by their paths and methods. `{id}` in a path stands for what the pattern `ids` matches."""
+    """Endpoints by their paths and methods. A path may have groups of a regular expression: ids."""
 
-    def __init__(self, ids: str, routes: Mapping[str, Mapping[str, Endpoint]]) -> None:
-        self._patterns = [
-            (re.compile(path.replace("{id}", f"({ids})")), methods) for path, methods in routes.items()
-        ]
+    def __init__(self, routes: Mapping[str, Mapping[str, Endpoint]]) -> None:
+        self.plain = {path: methods for path, methods in routes.items() if "(" not in path}
+        self._patterns = [(re.compile(path), methods) for path, methods in routes.items() if "(" in path]
 
-    def find(self, method: str, path: str, query: bytes) -> Callable[[Call], Awaitable[None]] | None:
-        """The endpoint of a path, with the ids in it and its query string; None if there is none. Raises `ApiError` 405."""
+    def find(self, method: str, path: str) -> Endpoint | None:
+        """What answers a call of this path; None if there is no such path. Raises `ApiError` 405."""
+        if (methods := self.plain.get(path)) is not None:
+            return _of_method(method, methods)
         for pattern, methods in self._patterns:
-            match = pattern.fullmatch(path)
-            if match is None:
-                continue
-            if method not in methods:
-                raise method_not_allowed(*methods)
-            endpoint, ids = methods[method], match.groups()
-            return lambda call: endpoint(call, ids, query)
+            if (match := pattern.fullmatch(path)) is not None:
+                endpoint, ids = _of_method(method, methods), match.groups()
+                return lambda call: endpoint(call, *ids)
         return None
+
+
+def _of_method(method: str, methods: Mapping[str, Endpoint]) -> Endpoint:
+    if method not in methods:
+        raise method_not_allowed(*methods)
+    return methods[method]
 
 
 def internal_error(path: str, error: Exception) -> ApiError:
@@ -497,15 +511,15 @@ class Serving(NamedTuple):
     salts: CacheSalts = NO_SALTS
     intake: MediaIntake | None = None
 
-    def intake_of(self, headers: Headers, principal: Principal) -> TenantIntake | None:
+    def intake_of(self, call: Call) -> TenantIntake | None:
         """The media intake for the items of a client's call. Raises `ApiError` 400 for a header that names no tenant."""
         if self.intake is None:
             return None
-        return TenantIntake(self.intake, tenant_of(headers, principal))
+        return TenantIntake(self.intake, tenant_of(call.headers, call.principal))
 
-    def model(self, name: str, principal: Principal) -> Model:
+    def model(self, name: str, call: Call) -> Model:
         """The model that a request names. Raises `ApiError` 403 and 404."""
-        return permitted_model(self.models, principal, name)
+        return permitted_model(self.models, call.principal, name)
 
     def record(
         self, request: str, model: Model, endpoint: str, call: Call, *, answers: int = 0

@@ -193,7 +193,7 @@ def test_a_key_in_the_url_is_not_read(edge: EdgeWorld, keys: dict[str, str]) -> 
 
 
 def test_every_route_has_an_endpoint_that_keys_can_name(edge: EdgeWorld) -> None:
-    assert {endpoint_of(path) for path in edge.app._posts} <= set(ENDPOINTS)
+    assert {endpoint_of(path) for path in edge.app._routes.plain} <= set(ENDPOINTS)
 
 
 def test_the_router_gets_the_tenant_of_the_key(edge: EdgeWorld, keys: dict[str, str]) -> None:

@@ -22,6 +22,12 @@ BACKLOG_BYTES_MAX = 4 * 1024 * 1024
 PING_S = 10.0
 PING = b": ping\n\n"
 
+
+def server_sent(kind: bytes, data: bytes) -> bytes:
+    """A server-sent event of this type."""
+    return b"event: " + kind + b"\ndata: " + data + b"\n\n"
+
+
 STREAM_HEADERS: Headers = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),

@@ -232,7 +232,7 @@ class FileGeneration:
         self,
         workers: WorkerRegistry,
         job: FileJob,
-        take: TakeUpdate,
+        take: TakeUpdate | None,
         placed: TakePlace | None = None,
         *,
         stays: bool = False,
@@ -336,7 +336,7 @@ class FileGeneration:
             for number in range(fetched, len(state.files)):
                 await self._receive(place, number, state)
             fetched = len(state.files)
-            if state.version != seen:
+            if state.version != seen and self._take is not None:
                 await self._take(FileUpdate(state.number, state.steps_done))
             seen = state.version
             if state.has_ended:
@@ -356,7 +356,8 @@ class FileGeneration:
             self._files[number] = data
         else:
             self._previews.add(key)
-        await self._take(FileUpdate(number, state.steps_done, data, file.preview))
+        if self._take is not None:
+            await self._take(FileUpdate(number, state.steps_done, data, file.preview))
 
     async def _fetch(self, place: PlacedFiles, at: int, file: GeneratedFile) -> bytes:
         if file.size > FILE_BYTES_MAX:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Final
 
 import structlog
@@ -411,17 +411,11 @@ class Generation:
         return self._prompt_tokens + self._completion_tokens()
 
     def _completion_tokens(self) -> int:
-        total = 0
-        for driver in self._drivers:
-            total += len(driver.emitted)
-        return total
+        return sum([len(driver.emitted) for driver in self._drivers])
 
     def _cached_tokens(self) -> int:
         """A prompt counts once, so of its choices only the first does."""
-        total = 0
-        for driver in self._drivers[:: self._per_prompt]:
-            total += max(0, driver.saga.cached_tokens)
-        return total
+        return sum([max(0, driver.saga.cached_tokens) for driver in self._drivers[:: self._per_prompt]])
 
     def _written_tokens(self) -> int:
         card = self._prepared.model.card
@@ -452,9 +446,6 @@ class Generation:
 
 
 # Runs generation requests, whatever their API.
-
-NOTHING: Final = nullcontext()
-"""What a request without media holds."""
 
 NAMES_MAX: Final = 400
 """Characters of the types of tools, in a message."""
@@ -515,12 +506,6 @@ class Generator:
             )
         _log.info("hosted_tools_omitted", request=request.id_prefix + request.id, tools=names)
 
-    def _held(self, prepared: Prepared) -> AbstractContextManager[None]:
-        """Return a context within which workers can fetch the request's media."""
-        if not prepared.media and not prepared.chunks:
-            return NOTHING
-        return self._serving.workers.media.hold(prepared.held)
-
     async def run(
         self,
         request: GenerationRequest,
@@ -568,9 +553,12 @@ class Generator:
             flow=hints.flow,
             media_s=prepared.media_s,
         )
+        has_media = prepared.media or prepared.chunks
+        # Workers can fetch the request's media for as long as it runs.
+        held = serving.workers.media.hold(prepared.held) if has_media else nullcontext()
         client = Disconnect(call.receive)
         try:
-            with TimeLimit(serving.settings.request_timeout_s, generation.abort), self._held(prepared):
+            with TimeLimit(serving.settings.request_timeout_s, generation.abort), held:
                 return await generation.run(client)
         finally:
             client.stop()

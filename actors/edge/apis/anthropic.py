@@ -38,7 +38,7 @@ from headwater.actors.edge.prompt.request import (
     TokenUsage,
 )
 from headwater.actors.edge.saga.http_call import Call, Serving
-from headwater.actors.http.asgi import HeaderAdder, Headers, Send, respond
+from headwater.actors.http.asgi import HeaderAdder, Headers, Send, respond, server_sent
 from headwater.actors.http.errors import ApiError, bad_request
 
 MESSAGE_CHARACTERS_MAX: Final = 1_500
@@ -80,7 +80,7 @@ PING: Final = b'event: ping\ndata: {"type":"ping"}\n\n'
 
 
 def _event(kind: str, **fields: Any) -> bytes:
-    return b"event: %s\ndata: %s\n\n" % (kind.encode(), _json({"type": kind, **fields}))
+    return server_sent(kind.encode(), _json({"type": kind, **fields}))
 
 
 def _signature() -> "blake2b":
@@ -196,7 +196,7 @@ class MessageEncoder(ResponseEncoder):
 
     def fail(self, error: ApiError) -> bytes:
         """See `ResponseEncoder.fail`."""
-        return b"event: error\ndata: %s\n\n" % _json(error_document(error))
+        return server_sent(b"error", _json(error_document(error)))
 
     def ping(self) -> bytes:
         """See `ResponseEncoder.ping`."""

@@ -47,7 +47,6 @@ from headwater.actors.edge.prompt.messages import (
 )
 from headwater.actors.edge.prompt.request import (
     ANTHROPIC,
-    DEFAULT_TOOL_CHOICE,
     GenerationRequest,
     Hints,
     PromptOptions,
@@ -92,12 +91,9 @@ def turns_of(
 
 def _system_text(system: str | list[SystemBlock] | None) -> str:
     texts = [system] if isinstance(system, str) else [block.text for block in system or []]
-    return TEXT_SEPARATOR.join(filter(None, map(_without_billing, texts)))
-
-
-def _without_billing(text: str) -> str:
-    """The text without a first line that differs in every request."""
-    return text.partition("\n")[2] if text.startswith(BILLING_PREFIX) else text
+    # Without a first line that differs in every request.
+    texts = [text.partition("\n")[2] if text.startswith(BILLING_PREFIX) else text for text in texts]
+    return TEXT_SEPARATOR.join(filter(None, texts))
 
 
 def _append(turns: list[Turn], turn: Turn) -> None:
@@ -343,7 +339,7 @@ def _check_tool(tool: ToolDefinition, param: str) -> None:
 
 def _tool_choice(choice: ToolChoiceField | None, tools: Sequence[Tool]) -> ToolChoice:
     if choice is None:
-        return DEFAULT_TOOL_CHOICE
+        return ToolChoice()
     parallel = not choice.disable_parallel_tool_use
     if choice.type in ("any", "tool") and not tools:
         raise bad_request("tool_choice may be specified only with tools.", param="tool_choice")

@@ -342,7 +342,8 @@ class AudioApi:
         encoder = TranscriptEncoder(model.tokenizer, support, shown)
         plain = form.response_format not in ("json", "verbose_json") and not form.stream
         # The log of requests has the fields; a recording is no text.
-        call = call._replace(body=_logged(form))
+        fields = {**msgspec.structs.asdict(form), "file": f"{len(form.file)} bytes"}
+        call = call._replace(body=msgspec.json.encode(fields))
         request = _request(form, task, translates=translates)
         await self._generator.run(request, encoder, call, TextSink(call.send) if plain else None)
 
@@ -364,11 +365,6 @@ def _request(form: TranslationForm, task: str, *, translates: bool) -> Generatio
         stream=form.stream,
         hints=Hints(user=form.user, priority=form.priority),
     )
-
-
-def _logged(form: TranslationForm) -> bytes:
-    fields = msgspec.structs.asdict(form)
-    return msgspec.json.encode({**fields, "file": f"{len(form.file)} bytes"})
 
 
 __all__ = [

@@ -118,22 +118,6 @@ def _image(value: Any, param: str) -> MediaPart:
     return url_media("image", given.get("url"), param, detail=detail)
 
 
-def _image_embeds(value: Any, param: str) -> MediaPart:
-    return data_media("embedding", value, param, media_type="")
-
-
-def _audio(value: Any, param: str) -> MediaPart:
-    return audio_media(_object(value, param), param)
-
-
-def _audio_url(value: Any, param: str) -> MediaPart:
-    return url_media("audio", _object(value, param).get("url"), param)
-
-
-def _video(value: Any, param: str) -> MediaPart:
-    return url_media("video", _object(value, param).get("url"), param)
-
-
 def _file(value: Any, param: str) -> MediaPart:
     given = _object(value, param)
     return file_media(
@@ -149,10 +133,10 @@ def _object(value: Any, param: str) -> dict[str, Any]:
 
 _MEDIA: Final[dict[str, Callable[[Any, str], MediaPart]]] = {
     "image_url": _image,
-    "image_embeds": _image_embeds,
-    "input_audio": _audio,
-    "audio_url": _audio_url,
-    "video_url": _video,
+    "image_embeds": lambda value, param: data_media("embedding", value, param, media_type=""),
+    "input_audio": lambda value, param: audio_media(_object(value, param), param),
+    "audio_url": lambda value, param: url_media("audio", _object(value, param).get("url"), param),
+    "video_url": lambda value, param: url_media("video", _object(value, param).get("url"), param),
     "file": _file,
 }
 

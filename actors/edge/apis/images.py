@@ -28,7 +28,7 @@ from headwater.actors.edge.history import OBJECT_BYTES_MAX, TenantObjects
 from headwater.actors.edge.prompt.messages import fetch_counted
 from headwater.actors.edge.saga.fields import rejected
 from headwater.actors.edge.saga.http_call import Call, Endpoint, Serving, request_headers
-from headwater.actors.http.asgi import WaitingStream, respond
+from headwater.actors.http.asgi import WaitingStream, respond, server_sent
 from headwater.actors.http.body import UploadForm, read_form
 from headwater.actors.http.decoding import decode_body
 from headwater.actors.http.errors import ApiError, bad_request, overloaded
@@ -404,7 +404,7 @@ def error_event(document: dict[str, Any]) -> bytes:
 
 
 def _event(document: dict[str, Any]) -> bytes:
-    return b"event: %b\ndata: %b\n\n" % (document["type"].encode(), msgspec.json.encode(document))
+    return server_sent(document["type"].encode(), msgspec.json.encode(document))
 
 
 # The endpoints.
@@ -471,7 +471,7 @@ class ImagesApi:
         if request.stream:
             await self._stream(job, model, request, encoder, call)
             return
-        made = await self._run(job, model, call, _take_nothing, stream=False)
+        made = await self._run(job, model, call, None, stream=False)
         paths: list[str | None] = [None] * len(made)
         if request.response_format == "url":
             paths = await self._files.put_all(call.principal.tenant, made, order.format)
@@ -506,7 +506,7 @@ class ImagesApi:
         await stream.write(encoder.event(FileUpdate(0, job.order.steps, image)), last=True)
 
     async def _run(
-        self, job: FileJob, model: Model, call: Call, take: TakeUpdate, *, stream: bool
+        self, job: FileJob, model: Model, call: Call, take: TakeUpdate | None, *, stream: bool
     ) -> list[bytes]:
         """Generate the images, unless the client disconnects. Raises `ApiError`, `ClientGone`."""
         serving = self._serving
@@ -526,10 +526,6 @@ def variations_unsupported() -> ApiError:
         "says what to vary, or with a low strength.",
         code="not_supported",
     )
-
-
-async def _take_nothing(_: FileUpdate) -> None:
-    """A response that is no stream has its images at the end."""
 
 
 def _origin(call: Call) -> str:

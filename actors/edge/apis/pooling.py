@@ -22,6 +22,7 @@ from headwater.actors.edge.prompt.messages import (
     MediaPart,
     Turn,
     media_parts,
+    refuse_too_many,
 )
 from headwater.actors.edge.prompt.prompts import load_chat, of_tenant, refuse_places, tokens_of
 from headwater.actors.edge.prompt.request import GenerationRequest, PromptOptions
@@ -282,11 +283,7 @@ def _check_counts(conversations: Sequence[tuple[Turn, ...]]) -> None:
         *((kind, most, SEVERAL[kind], TOO_MANY[kind]) for kind, most in ITEMS_MAX.items()),
         ("file", FILES_MAX, "files", "too_many_files"),
     ):
-        own = [part for part in parts if part.kind == kind]
-        if len(own) > most:
-            raise bad_request(
-                f"{len(own)} {name}; a request may have at most {most}.", param=own[most].param, code=code
-            )
+        refuse_too_many([part for part in parts if part.kind == kind], most, name, code)
 
 
 # The endpoints.

@@ -10,7 +10,6 @@ from headwater.actors.edge.apis.responses_encoder import (
     Framing,
     ResponsesEncoder,
     new_resource,
-    server_sent,
     usage_document,
 )
 from headwater.actors.edge.apis.responses_items import Item, encode_opaque
@@ -44,6 +43,7 @@ from headwater.actors.edge.prompt.messages import MediaPart, TextPart, Turn
 from headwater.actors.edge.prompt.prompts import load_chat
 from headwater.actors.edge.prompt.request import GenerationRequest, GenerationResult, Hints, SamplingFields
 from headwater.actors.edge.saga.http_call import Call, Serving
+from headwater.actors.http.asgi import server_sent
 from headwater.actors.http.errors import ApiError, bad_request
 from headwater.actors.media.intake import MediaFetcher
 from headwater.actors.media.item import MediaItem

@@ -40,16 +40,11 @@ from headwater.actors.edge.prompt.request import (
     TokenDetail,
     TokenUsage,
 )
-from headwater.actors.http.asgi import PING
+from headwater.actors.http.asgi import PING, server_sent
 from headwater.actors.http.errors import ApiError
 
 Framing = Callable[[bytes, bytes], bytes]
 """An event's type and its JSON text, as the bytes to send."""
-
-
-def server_sent(kind: bytes, data: bytes) -> bytes:
-    """A server-sent event."""
-    return b"event: " + kind + b"\ndata: " + data + b"\n\n"
 
 
 def json_line(kind: bytes, data: bytes) -> bytes:
@@ -160,7 +155,6 @@ def usage_document(usage: TokenUsage) -> dict[str, Any]:
 
 _json = msgspec.json.encode
 _DELTA: Final = b"response.output_text.delta"
-CALL_PREFIXES: Final = {False: "function_call", True: "custom_tool_call"}
 
 
 class ResponsesEncoder(ResponseEncoder):
@@ -259,7 +253,7 @@ class ResponsesEncoder(ResponseEncoder):
         closed = self._close("completed", calls=False)
         custom = event.name in self._custom
         kind = CustomCallOutput if custom else FunctionCallOutput
-        id_ = item_id(CALL_PREFIXES[custom], self._id, self._items)
+        id_ = item_id(kind.kind, self._id, self._items)
         namespace, name = self._namespaces.get(event.name, ("", event.name))
         call = kind(id_, self._next_index(), event.id, name, namespace)
         self._calls[event.call] = call

@@ -215,6 +215,7 @@ def _types_of(union: Any) -> tuple[str, ...]:
 
 ITEM_TYPES: Final = _types_of(AnyItem)
 CONTENT_TYPES: Final = _types_of(Content)
+CALL_TYPES: Final = ("function_call", "custom_tool_call")
 
 _HOSTED: Final = re.compile(
     r"(web_search|file_search|computer|code_interpreter|image_generation|mcp|local_shell|shell|apply_patch|tool_search)"
@@ -333,7 +334,9 @@ def turns_of(
 
     With `earlier`, what comes before, each result must belong to a call there or here.
     """
-    calls = None if earlier is None else {item.get("call_id") for item in earlier if _is_call(item)}
+    calls = None
+    if earlier is not None:
+        calls = {item.get("call_id") for item in earlier if item.get("type") in CALL_TYPES}
     builder = _TurnBuilder(calls)
     if instructions:
         builder.turns.append(Turn(role="system", parts=(TextPart(instructions),)))
@@ -373,20 +376,17 @@ class _TurnBuilder:
             self._add_call(ToolCall(item.call_id, _called(item), arguments))
         else:
             self.end_assistant()
-            if isinstance(item, FunctionCallOutputItem):
-                self._check_call(item.call_id, param)
+            known = self._known_calls
+            if known is not None and isinstance(item, FunctionCallOutputItem) and item.call_id not in known:
+                raise bad_request(
+                    f"{param}: no tool call with this call_id precedes its output.", param=f"{param}.call_id"
+                )
             self.turns.append(_other_turn(item, param))
 
     def _add_call(self, call: ToolCall) -> None:
         self._calls.append(call)
         if self._known_calls is not None:
             self._known_calls.add(call.id)
-
-    def _check_call(self, call_id: str, param: str) -> None:
-        if self._known_calls is not None and call_id not in self._known_calls:
-            raise bad_request(
-                f"{param}: no tool call with this call_id precedes its output.", param=f"{param}.call_id"
-            )
 
     def end_assistant(self) -> None:
         """End the assistant's turn, if it has begun. Reasoning that nothing followed is dropped: it was cut off."""
@@ -404,10 +404,6 @@ class _TurnBuilder:
 
 def _called(item: FunctionCallItem | CustomToolCallItem) -> str:
     return offered_name(item.namespace, item.name) if item.namespace else item.name
-
-
-def _is_call(item: Item) -> bool:
-    return item.get("type") in ("function_call", "custom_tool_call")
 
 
 def _other_turn(item: AnyItem, param: str) -> Turn:

@@ -92,7 +92,7 @@ class _Session:
         self._tasks = tasks
         self._local = LocalResponses()
         self._streams: dict[str | None, asyncio.Queue[bytes]] = {}
-        self._running: list[asyncio.Task[None]] = []
+        self._running: list[asyncio.Task[Any]] = []
         self._active = asyncio.Semaphore(ACTIVE_MAX)
         self._open = 0
         self._closing: ApiError | None = None
@@ -104,7 +104,7 @@ class _Session:
         reader = self._tasks.create_task(self._read(), name="responses socket reader")
         closer = self._tasks.create_task(self._close_in_time(), name="responses socket closer")
         # Closed here, because the client does not read, while the reader still waits for it.
-        closed = self._tasks.create_task(self._wait_closed(), name="responses socket closed")
+        closed = self._tasks.create_task(self._socket.closed.wait(), name="responses socket closed")
         self._running += [reader, closer, closed]
         await asyncio.wait({reader, closer, closed}, return_when=asyncio.FIRST_COMPLETED)
 
@@ -112,9 +112,6 @@ class _Session:
         """Cancel what still runs: the client is gone."""
         for task in self._running:
             task.cancel()
-
-    async def _wait_closed(self) -> None:
-        await self._socket.closed.wait()
 
     async def _read(self) -> None:
         while (message := await self._socket.receive()) is not None:

@@ -26,7 +26,7 @@ from headwater.actors.edge.history import TenantObjects
 from headwater.actors.edge.saga.fields import rejected
 from headwater.actors.edge.saga.http_call import Call, Endpoint, Serving
 from headwater.actors.edge.settings import VideoSettings
-from headwater.actors.http.asgi import ClientGone, Disconnect, Headers, WaitingStream, respond
+from headwater.actors.http.asgi import ClientGone, Disconnect, Headers, WaitingStream, respond, server_sent
 from headwater.actors.http.body import FORM, UploadForm, read_form
 from headwater.actors.http.decoding import check_shape, decode_body
 from headwater.actors.http.errors import (
@@ -127,7 +127,7 @@ def video_event(job: VideoJob) -> bytes:
     """The server-sent event of a job's present state."""
     kind = f"video.{job.status}"
     document = {"type": kind, "video": video_resource(job)}
-    return b"event: %b\ndata: %b\n\n" % (kind.encode(), msgspec.json.encode(document))
+    return server_sent(kind.encode(), msgspec.json.encode(document))
 
 
 VIDEOS: Final = "/v1/videos"
@@ -299,7 +299,7 @@ class VideosApi:
                 found = self.board.find(key_of(job))
                 if found is None:
                     gone = msgspec.json.encode({"type": "video.deleted", "id": job.id})
-                    await stream.write(b"event: video.deleted\ndata: %b\n\n" % gone, last=True)
+                    await stream.write(server_sent(b"video.deleted", gone), last=True)
                     return
                 job = found.job
         finally:

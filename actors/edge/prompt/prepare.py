@@ -5,7 +5,7 @@ token, on any worker.
 """
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -97,8 +97,11 @@ def sampling_for(
     _check_prompt_logprobs(sampling, longest, card)
     vocabulary = card.vocabulary or model.tokenizer.vocabulary
     for param in ("stop_token_ids", "logit_bias", "allowed_token_ids"):
-        if tokens := getattr(sampling, param):
-            _check_tokens(tokens, vocabulary, param)
+        outside = next((token for token in getattr(sampling, param) if token >= vocabulary), None)
+        if outside is not None:
+            raise bad_request(
+                f"{param}: token id {outside} is outside the vocabulary of {vocabulary}.", param=param
+            )
     return sampling
 
 
@@ -203,14 +206,6 @@ def require(card: ModelCard, capability: Capability, param: str) -> None:
         )
 
 
-def _check_tokens(tokens: Iterable[int], vocabulary: int, param: str) -> None:
-    for token in tokens:
-        if token >= vocabulary:
-            raise bad_request(
-                f"{param}: token id {token} is outside the vocabulary of {vocabulary}.", param=param
-            )
-
-
 def with_seed(sampling: Sampling, number: int) -> Sampling:
     """The sampling of one choice: seeds count up from the client's, and wrap around after the greatest."""
     if sampling.seed is None:
@@ -226,17 +221,13 @@ CHOICES_MAX: Final = 128
 
 
 class Prepared(NamedTuple):
-    """A request whose prompts are token ids and whose sampling is what engines get.
-
-    `guide_param` is the field that asked for structured output.
-    """
+    """A request whose prompts are token ids and whose sampling is what engines get."""
 
     request: GenerationRequest
     model: Model
     prompts: list[U32]
     sampling: Sampling
     format: AnswerFormat
-    guide_param: str
     salt: CacheSalt = NO_SALT
     loaded: LoadedMedia = NO_MEDIA
     media: tuple[PromptMedia, ...] = ()
@@ -360,9 +351,7 @@ async def prepare(
     guide_param = "tool_choice" if read_as.guide else request.guide_param
     longest = max(map(len, prompts))
     sampling = sampling_for(request, model, context, longest, guide, guide_param)
-    return Prepared(
-        *(request, model, prompts, sampling, read_as, guide_param, salt, loaded, media), media_s=media_s
-    )
+    return Prepared(*(request, model, prompts, sampling, read_as, salt, loaded, media), media_s=media_s)
 
 
 async def _transcription(
@@ -396,7 +385,7 @@ async def _transcription(
     unknown = bool(support.languages) and not recording.language
     detection = detection_of(support) if unknown else None
     return Prepared(
-        *(request, model, prompts, sampling, read_as, "", salt),
+        *(request, model, prompts, sampling, read_as, salt),
         chunks=chunks,
         detection=detection,
         media_s=media_s,

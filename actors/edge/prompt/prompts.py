@@ -6,7 +6,7 @@ format the model would write calls in.
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Any, Final, NamedTuple
 
@@ -320,10 +320,12 @@ async def chat_prompt(
             param="model",
         )
     is_limited = request.prompt_options.truncate_tokens is None
-    texts = _texts(request.messages)
+    texts = [part.text for turn in request.messages for part in turn.parts if isinstance(part, TextPart)]
     if is_limited:
         _check_texts(model, context, texts, request.param)
-    definitions = _size_of_tools(request)
+    # Of the tools and the template's variables, as JSON: texts that no message contains.
+    given = (request.tools, request.prompt_options.variables)
+    definitions = len(msgspec.json.encode(given)) if any(given) else 0
     if definitions > context * model.tokenizer.token_bytes_max:
         raise too_long(model, context, f"{definitions} bytes of tools", "tools")
     literal = LiteralText(model.tokenizer)
@@ -399,12 +401,6 @@ def render(request: GenerationRequest, template: ChatTemplate, literal: LiteralT
     return text
 
 
-def _size_of_tools(request: GenerationRequest) -> int:
-    """Bytes of the tools' definitions and of the template's variables as JSON: texts that no message contains."""
-    given = (request.tools, request.prompt_options.variables)
-    return len(msgspec.json.encode(given)) if any(given) else 0
-
-
 def _check_length(model: Model, context: int, given: str | list[int], param: str) -> None:
     """Refuse a prompt that cannot fit the context before it is tokenized. Raises `ApiError` 400."""
     if isinstance(given, list):
@@ -421,10 +417,6 @@ def _check_texts(model: Model, context: int, texts: list[str], param: str) -> No
     )
     if size > context * model.tokenizer.token_bytes_max:
         raise too_long(model, context, f"{size} bytes of text", param)
-
-
-def _texts(turns: Iterable[Turn]) -> list[str]:
-    return [part.text for turn in turns for part in turn.parts if isinstance(part, TextPart)]
 
 
 def too_long(model: Model, context: int, has: str, param: str, *, tokens: int | None = None) -> ApiError:

@@ -104,10 +104,6 @@ class PromptOptions(msgspec.Struct, frozen=True, kw_only=True):
     variables: dict[str, Any] = {}
 
 
-DEFAULT_PROMPT_OPTIONS: Final = PromptOptions()
-DEFAULT_SAMPLING: Final = SamplingFields()
-DEFAULT_REASONING: Final = Reasoning()
-DEFAULT_TOOL_CHOICE: Final = ToolChoice()
 NO_HINTS: Final = Hints()
 
 OPENING_CHARACTERS: Final = 2_048
@@ -135,10 +131,10 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     tools: tuple[Tool, ...] = ()
     omitted_tools: tuple[str, ...] = ()
     """Types of tools that the client offered and that nothing here runs."""
-    tool_choice: ToolChoice = DEFAULT_TOOL_CHOICE
-    reasoning: Reasoning = DEFAULT_REASONING
-    prompt_options: PromptOptions = DEFAULT_PROMPT_OPTIONS
-    sampling: SamplingFields = DEFAULT_SAMPLING
+    tool_choice: ToolChoice = ToolChoice()
+    reasoning: Reasoning = Reasoning()
+    prompt_options: PromptOptions = PromptOptions()
+    sampling: SamplingFields = SamplingFields()
     max_tokens: int | None = None
     """The most tokens to generate, further limited by the room that the context has after the prompt."""
     max_tokens_param: str = "max_tokens"

@@ -17,8 +17,6 @@ Schema = Mapping[str, Any]
 
 
 class Call(NamedTuple):
-    """A call as it is meant."""
-
     name: str
     arguments: dict[str, Any]
 
@@ -31,7 +29,6 @@ class Answer(NamedTuple):
 
     @property
     def calls(self) -> tuple[Call, ...]:
-        """All calls."""
         return tuple(call for part in self.parts if not isinstance(part, str) for call in part)
 
     @property
@@ -62,12 +59,10 @@ class Reading(NamedTuple):
 
     @property
     def calls(self) -> tuple[ReadCall, ...]:
-        """All calls."""
         return tuple(item for item in self.items if not isinstance(item, str))
 
     @property
     def text(self) -> str:
-        """All text."""
         return "".join(item for item in self.items if isinstance(item, str))
 
 
@@ -127,7 +122,6 @@ def loads(text: str) -> Any:
 
 
 def parameters_of(tools: Sequence[Mapping[str, Any]], name: str) -> Schema:
-    """The schema of a tool's parameters."""
     for tool in tools:
         if tool["function"]["name"] == name:
             found: Schema = tool["function"]["parameters"]

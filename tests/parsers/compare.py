@@ -41,7 +41,6 @@ class Case(NamedTuple):
 
     @property
     def pieces(self) -> list[str]:
-        """The text in pieces."""
         return deltas_of(self.written.text, list(self.sizes), self.written.writer.tokens)
 
 

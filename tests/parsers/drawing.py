@@ -53,7 +53,6 @@ PROSE: Final = (
 
 
 def choice(rnd: Random, items: Sequence[T]) -> T:
-    """One of the items."""
     return items[rnd.randrange(len(items))]
 
 
@@ -120,12 +119,10 @@ def draw_identifier(rnd: Random) -> str:
 
 
 def draw_number(rnd: Random) -> float:
-    """A number of any size."""
     return choice(rnd, (0, 1.5, -1, 42, -0.25, 3.0, 1e21, 2.5e-7, 12345678901234567890, -7))
 
 
 def draw_integer(rnd: Random) -> int:
-    """An integer of any size."""
     return choice(rnd, (0, 1, -1, 5, 42, 2**31, -(2**63), 12345678901234567890, 10**15, 100))
 
 
@@ -158,7 +155,6 @@ DEFINITIONS: Final = {"named": {"type": "string", "description": "by reference"}
 
 
 def draw_schema(rnd: Random, depth: int = 2) -> Schema:
-    """The schema of a parameter."""
     kind = rnd.randrange(6)
     if kind < 4 or not depth:
         return choice(rnd, _SIMPLE)
@@ -169,7 +165,6 @@ def draw_schema(rnd: Random, depth: int = 2) -> Schema:
 
 
 def draw_value(rnd: Random, schema: Schema, text: Callable[[], str], depth: int = 3) -> Any:
-    """A value that a schema allows."""
     if "$ref" in schema:
         schema = DEFINITIONS[schema["$ref"].rsplit("/", 1)[-1]]
     if "enum" in schema:

@@ -46,7 +46,6 @@ class HardCase(NamedTuple):
 
     @property
     def written(self) -> Written:
-        """The same as a written answer."""
         parts = tuple(item if isinstance(item, str) else (item,) for item in self.items)
         return Written(WRITERS[self.family], list(self.tools), Answer(self.reasoning, parts), self.text)
 
@@ -57,7 +56,6 @@ class HardCase(NamedTuple):
 
 
 def call(**arguments: Any) -> Call:
-    """A call of `f`."""
     return Call("f", arguments)
 
 

@@ -41,12 +41,10 @@ def _case(
 
 
 def forecast(**arguments: Any) -> Call:
-    """A call of `forecast`."""
     return Call("forecast", arguments)
 
 
 def shell(command: str, **arguments: Any) -> Call:
-    """A call of `shell`."""
     return Call("shell", {"command": command, **arguments})
 
 

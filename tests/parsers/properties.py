@@ -109,7 +109,6 @@ def last_marker_may_be_missing(writer: Writer, rnd: Random) -> Fault | None:
 
 
 def without_space(text: str) -> str:
-    """Text without whitespace."""
     return "".join(text.split())
 
 

@@ -15,7 +15,6 @@ _VALUE = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|\d+|\{.*\}|\[.*\]"""
 
 
 def kind_of(fault: Fault) -> str:
-    """A fault without the values in it."""
     subject, found, rest = fault.problem.partition(" is ")
     if found:
         return f"{subject if subject in ('reasoning', 'text', 'what') else 'a value'} is other than written"
@@ -23,7 +22,6 @@ def kind_of(fault: Fault) -> str:
 
 
 def main() -> None:
-    """Search, and print what is found."""
     parser = argparse.ArgumentParser(prog="python -m tests.parsers.search")
     parser.add_argument("--examples", type=int, default=2_000, help="examples of each property and family")
     parser.add_argument("--claim", default="", help="only properties whose name has this text")

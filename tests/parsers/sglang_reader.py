@@ -18,13 +18,11 @@ def make(name: str, tools: list[dict[str, Any]]) -> Any:
 
 
 def whole(name: str, case: dict[str, Any]) -> dict[str, Any]:
-    """The reading of a whole text."""
     text, calls = make(name, case["tools"]).parse_non_stream(case["text"])
     return {"text": text, "calls": [[call.name or "", call.parameters] for call in calls]}
 
 
 def streamed(name: str, case: dict[str, Any]) -> dict[str, Any]:
-    """The reading of a text in pieces."""
     parser = make(name, case["tools"])
     texts: list[str] = []
     calls: dict[int, list[str]] = {}

@@ -45,7 +45,6 @@ HELD_OUT_UNREAD = frozenset(
 
 
 def name_of(case: HardCase) -> str:
-    """Its family and its name."""
     return f"{case.family}: {case.name}"
 
 

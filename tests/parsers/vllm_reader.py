@@ -95,7 +95,6 @@ def make(name: str, tools: list[dict[str, Any]], known: Any) -> tuple[Any, Any]:
 
 
 def whole(name: str, case: dict[str, Any]) -> dict[str, Any]:
-    """The reading of a whole text."""
     known = tokenizer(tuple(case["tokens"]))
     parser, request = make(name, case["tools"], known)
     ids = known.encode(case["text"], add_special_tokens=False)
@@ -106,7 +105,6 @@ def whole(name: str, case: dict[str, Any]) -> dict[str, Any]:
 
 
 def streamed(name: str, case: dict[str, Any]) -> dict[str, Any]:
-    """The reading of a text in pieces."""
     tokens = tuple(case["tokens"])
     known = tokenizer(tokens)
     parser, request = make(name, case["tools"], known)

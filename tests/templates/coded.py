@@ -204,7 +204,6 @@ def _cohere_pairs(templates: Path) -> list[Pair]:
 
 
 def pairs(templates: Path, tokenizers: Path | None, kimi_k3: Path | None) -> list[Pair]:
-    """The templates, each with its code."""
     found = [
         Pair("deepseek-ai-DeepSeek-V3.2", DEEPSEEK, deepseek(get_deepseek_v32_tokenizer, "string")),
         Pair("deepseek-ai-DeepSeek-V4", DEEPSEEK, deepseek(get_deepseek_v4_tokenizer, "openai")),

@@ -58,7 +58,6 @@ def encoded(body: Json) -> bytes:
 
 
 def tool_bodies(tools: Iterable[Tool], api: Api) -> list[Json]:
-    """Tools in the form of each API."""
     made: list[Json] = []
     for tool in tools:
         given: Json = {"name": tool.name, "description": tool.description}
@@ -72,7 +71,6 @@ def tool_bodies(tools: Iterable[Tool], api: Api) -> list[Json]:
 
 
 def as_chat(shape: Shape) -> Conversation:
-    """A shape as a chat completion."""
     body: Json = {"messages": [_message(turn) for turn in shape.turns]}
     if shape.tools:
         body["tools"] = tool_bodies(shape.tools, "chat")
@@ -91,7 +89,6 @@ def _message(turn: Turn) -> Json:
 
 
 def call_body(call: ToolCall) -> Json:
-    """A call in a chat's message."""
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 

@@ -76,7 +76,6 @@ def _tokenizer() -> Tokenizer:
 
 
 def renders(template: ChatTemplate) -> Render:
-    """The prompts that the edge makes."""
 
     def rendered(given: Conversation) -> str:
         return render(request_of(given), template, LiteralText(_tokenizer()), True)

@@ -15,17 +15,14 @@ OFFERED: Final = tool_bodies(TOOLS, "chat")
 
 
 def text(value: str) -> Json:
-    """A part of text."""
     return {"type": "text", "text": value}
 
 
 def image() -> Json:
-    """A part that is an image."""
     return {"type": "image_url", "image_url": {"url": PIXEL}}
 
 
 def answer(content: object, **more: object) -> Json:
-    """What the assistant said."""
     return {"role": "assistant", "content": content, **more}
 
 
@@ -35,17 +32,14 @@ def calls(*given: tuple[str, str, str], **more: object) -> Json:
 
 
 def result(content: object, number: str = ID) -> Json:
-    """What a call returned."""
     return {"role": "tool", "tool_call_id": number, "content": content}
 
 
 def chat(*messages: Json, words: tuple[str, ...], **more: object) -> Conversation:
-    """A chat without tools."""
     return Conversation("chat", {"messages": [*messages], **more}, words)
 
 
 def with_tools(*messages: Json, words: tuple[str, ...], **more: object) -> Conversation:
-    """A chat that offers the tools."""
     return chat(*messages, words=words, tools=OFFERED, **more)
 
 

@@ -11,7 +11,6 @@ NAIROBI: Final = '{"city": "Nairobi"}'
 
 
 def said(role: str, text: str, **more: Any) -> Json:
-    """A message of the Responses API."""
     kind = "output_text" if role == "assistant" else "input_text"
     part: Json = {"type": kind, "text": text}
     if role == "assistant":
@@ -21,7 +20,6 @@ def said(role: str, text: str, **more: Any) -> Json:
 
 
 def call(number: str = ID, name: str = "get_weather", arguments: str = CITY) -> Json:
-    """A call of the Responses API."""
     return {"type": "function_call", "call_id": number, "name": name, "arguments": arguments}
 
 
@@ -31,26 +29,22 @@ def output(value: Any = "resultword", number: str = ID) -> Json:
 
 
 def thought(**more: Any) -> Json:
-    """A reasoning item."""
     return {"type": "reasoning", "id": "rs_1", "summary": [], **more}
 
 
 def responses(
     *items: Json, words: tuple[str, ...], tools: tuple[Tool, ...] = TOOLS, **more: Any
 ) -> Conversation:
-    """A request of the Responses API."""
     return Conversation(
         "responses", {"input": [*items], "tools": tool_bodies(tools, "responses"), **more}, words
     )
 
 
 def block(text: str) -> Json:
-    """A block of text."""
     return {"type": "text", "text": text}
 
 
 def used(number: str = ID, name: str = "get_weather", city: str = "Beijing") -> Json:
-    """A call of the Messages API."""
     return {"type": "tool_use", "id": number, "name": name, "input": {"city": city}}
 
 
@@ -60,14 +54,12 @@ def returned(content: Any = "resultword", number: str = ID, **more: Any) -> Json
 
 
 def messages(*given: Json, words: tuple[str, ...], **more: Any) -> Conversation:
-    """A request of the Messages API."""
     return Conversation(
         "messages", {"messages": [*given], "tools": tool_bodies(TOOLS, "messages"), **more}, words
     )
 
 
 def by(role: str, *content: Json | str) -> Json:
-    """A message of the Messages API."""
     return {"role": role, "content": content[0] if isinstance(content[0], str) else [*content]}
 
 

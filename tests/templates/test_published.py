@@ -29,7 +29,6 @@ NO_LISTS_APPENDED = {"Kimi-K2-Instruct", "Kimi-K2-Thinking"}
 
 
 def form(name: str) -> TemplateForm:
-    """What a template renders."""
     return ChatTemplate((FOLDER / f"{name}.jinja").read_text(), SPECIAL).form
 
 
@@ -55,7 +54,6 @@ def test_a_conversation_that_loses_something(name: str, shape: str) -> None:
 
 
 def _calling() -> list[str]:
-    """The templates that mention calls."""
     found: list[str] = []
     for path in sorted(FOLDER.glob("*.jinja")):
         if "tool_calls" in path.read_text() and path.stem not in NO_LISTS_APPENDED:

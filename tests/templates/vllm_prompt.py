@@ -66,7 +66,6 @@ def asked(given: Conversation, source: str | None) -> Asked:
 
 
 def small_tokenizer(special_tokens: dict[str, str]) -> PreTrainedTokenizerFast:
-    """One that only renders."""
     logging.disable(logging.ERROR)
     made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<unk>": 0}, unk_token="<unk>"))
     return PreTrainedTokenizerFast(tokenizer_object=made, **special_tokens)

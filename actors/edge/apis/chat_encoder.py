@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, NamedTuple, Protocol
 import msgspec
 
 from headwater.actors.edge.answer.choice import ResponseEncoder
-from headwater.actors.edge.apis.chat_types import ChatRequest, CompletionRequest
+from headwater.actors.edge.apis.chat_types import ChatRequest, CompletionCommon, CompletionRequest
 from headwater.actors.edge.parsing.grammar import (
     OutputEvent,
     ReasoningDelta,
@@ -203,37 +203,25 @@ class ShownParts(NamedTuple):
 
 def shown_in_chat(request: ChatRequest, field: ReasoningField = "both") -> ShownParts:
     """Return the parts that a chat completion shows. `field`: the name of reasoning on this edge."""
-    reasoning = REASONING_FIELDS if field == "both" else (field,)
-    return ShownParts(
-        logprobs=bool(request.logprobs),
-        prompt_logprobs=request.prompt_logprobs is not None,
-        token_ids=bool(request.return_token_ids),
-        tokens_as_ids=bool(request.return_tokens_as_token_ids),
-        usage=_usage(request),
-        progress=_progress(request),
-        reasoning=reasoning if request.include_reasoning is not False else (),
-    )
+    names = REASONING_FIELDS if field == "both" else (field,)
+    reasoning = names if request.include_reasoning is not False else ()
+    return _shown(request)._replace(logprobs=bool(request.logprobs), reasoning=reasoning)
 
 
 def shown_in_completion(request: CompletionRequest) -> ShownParts:
     """Return the parts that a text completion shows."""
+    return _shown(request)._replace(logprobs=request.logprobs is not None, echo=bool(request.echo))
+
+
+def _shown(request: CompletionCommon) -> ShownParts:
+    streamed = request.stream_options
     return ShownParts(
-        logprobs=request.logprobs is not None,
         prompt_logprobs=request.prompt_logprobs is not None,
         token_ids=bool(request.return_token_ids),
         tokens_as_ids=bool(request.return_tokens_as_token_ids),
-        echo=bool(request.echo),
-        usage=_usage(request),
-        progress=_progress(request),
+        usage=streamed is not None and streamed.include_usage,
+        progress=streamed is not None and streamed.continuous_usage_stats,
     )
-
-
-def _usage(request: ChatRequest | CompletionRequest) -> bool:
-    return bool(request.stream_options and request.stream_options.include_usage)
-
-
-def _progress(request: ChatRequest | CompletionRequest) -> bool:
-    return bool(request.stream_options and request.stream_options.continuous_usage_stats)
 
 
 # The common part of both APIs.

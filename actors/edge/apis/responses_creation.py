@@ -1,6 +1,5 @@
 """One response from its request to its place in the store, over HTTP or WebSocket; and the compaction of a conversation."""
 
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -76,25 +75,25 @@ class LocalResponses:
     """The newest responses of one WebSocket connection, stored or not, each with all before it. Bounded."""
 
     def __init__(self) -> None:
-        self._chains: OrderedDict[str, tuple[StoredResponse, ...]] = OrderedDict()
-        self._sizes: dict[str, int] = {}
+        self._kept: dict[str, tuple[tuple[StoredResponse, ...], int]] = {}
+        """Each with the size of its last response."""
 
     def add(self, chain: tuple[StoredResponse, ...]) -> None:
         """Keep the last response of a chain."""
-        last = chain[-1]
-        self._chains[last.id] = chain
-        self._sizes[last.id] = len(msgspec.json.encode(last))
-        while len(self._chains) > LOCAL_RESPONSES_MAX or sum(self._sizes.values()) > HISTORY_BYTES_MAX:
-            self.discard(next(iter(self._chains)))
+        self._kept[chain[-1].id] = chain, len(msgspec.json.encode(chain[-1]))
+        while (
+            len(self._kept) > LOCAL_RESPONSES_MAX
+            or sum(size for _, size in self._kept.values()) > HISTORY_BYTES_MAX
+        ):
+            self.discard(next(iter(self._kept)))
 
     def get(self, id_: str) -> tuple[StoredResponse, ...] | None:
         """A response's chain, None if it is not here (any more)."""
-        return self._chains.get(id_)
+        return self._kept[id_][0] if id_ in self._kept else None
 
     def discard(self, id_: str) -> None:
         """Remove a response."""
-        self._chains.pop(id_, None)
-        self._sizes.pop(id_, None)
+        self._kept.pop(id_, None)
 
 
 async def load_history(
@@ -223,9 +222,8 @@ class ResponseCreator:
             new_resource(fields, id_, tools.echo, defaults, stored=stored, created_s=created_s),
             model.tokenizer,
             self.now_s,
+            tools,
             framing=framing,
-            custom=tools.custom,
-            namespaces=tools.namespaces,
             encrypted_reasoning=fields.includes(ENCRYPTED_REASONING),
         )
         return Creation(request, encoder, full, history, tenant)

@@ -3,8 +3,7 @@
 A whole response is the stream's last event without the stream, so the two cannot differ.
 """
 
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
@@ -22,7 +21,7 @@ from headwater.actors.edge.apis.responses_output import (
     ReasoningOutput,
     item_id,
 )
-from headwater.actors.edge.apis.responses_requests import ID_PREFIX
+from headwater.actors.edge.apis.responses_requests import ID_PREFIX, ToolSet
 from headwater.actors.edge.apis.responses_types import CreateFields, TextFormat
 from headwater.actors.edge.parsing.grammar import (
     OutputEvent,
@@ -165,18 +164,17 @@ class ResponsesEncoder(ResponseEncoder):
         resource: Resource,
         names: TokenNames,
         now_s: Callable[[], int],
+        tools: ToolSet | None = None,
         *,
         framing: Framing = server_sent,
-        custom: frozenset[str] = frozenset(),
-        namespaces: Mapping[str, tuple[str, str]] = MappingProxyType({}),
         encrypted_reasoning: bool = False,
     ) -> None:
         self.resource = resource
         self._names = names
         self._now_s = now_s
         self._frame = framing
-        self._custom = custom
-        self._namespaces = namespaces
+        self._custom = tools.custom if tools is not None else frozenset[str]()
+        self._namespaces = tools.namespaces if tools is not None else {}
         self._encrypted = encrypted_reasoning
         self._sequence = 0
         self._id = ""

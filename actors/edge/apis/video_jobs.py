@@ -438,8 +438,7 @@ class VideoRunner:
 
     def __init__(self, parts: VideoParts) -> None:
         self._parts = parts
-        self._works: dict[str, VideoWork] = {}
-        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._running: dict[str, tuple[VideoWork, asyncio.Task[None]]] = {}
         self._released = False
 
     @property
@@ -450,16 +449,16 @@ class VideoRunner:
     def start(self, stored: StoredJob) -> None:
         """Have a job generated that this edge has claimed."""
         key = key_of(stored.job)
-        if self._released or key in self._tasks:
+        if self._released or key in self._running:
             return
         work = VideoWork(self._parts, stored)
-        self._works[key] = work
-        task = self._tasks[key] = self._parts.workers.spawn(work.run(), "video job")
+        task = self._parts.workers.spawn(work.run(), "video job")
+        self._running[key] = work, task
         metrics.VIDEO_JOBS.inc()
         task.add_done_callback(lambda _: self._end(key))
 
     def _end(self, key: str) -> None:
-        del self._works[key], self._tasks[key]
+        del self._running[key]
         metrics.VIDEO_JOBS.dec()
 
     async def run(self) -> None:
@@ -484,13 +483,12 @@ class VideoRunner:
     async def release(self) -> None:
         """Give all jobs back: other edges follow their workers. For the end of this edge."""
         self._released = True
-        works = list(self._works.values())
-        tasks = list(self._tasks.values())
-        for task in tasks:
+        running = list(self._running.values())
+        for _, task in running:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*(task for _, task in running), return_exceptions=True)
         board, now_s = self._parts.board, self._parts.now_s
-        for work in works:
+        for work, _ in running:
             job, revision = work.stored
             if job.has_ended:
                 continue
@@ -501,20 +499,20 @@ class VideoRunner:
 
     def _drop_lost(self) -> None:
         """Stop what was deleted, and what another edge has by now."""
-        for key, work in list(self._works.items()):
+        for key, (work, task) in list(self._running.items()):
             found = self._parts.board.find(key)
             if found is None:
                 work.stop_worker()
-                self._tasks[key].cancel()
+                task.cancel()
             elif found.job.edge and (found.job.edge, found.job.edge_epoch) != (
                 work.job.edge,
                 work.job.edge_epoch,
             ):
-                self._tasks[key].cancel()
+                task.cancel()
 
     def _is_free(self, job: VideoJob) -> bool:
         """Return whether this edge may take the job, because no edge generates it."""
-        if self._released or key_of(job) in self._tasks or len(self._tasks) >= RUNNING_MAX:
+        if self._released or key_of(job) in self._running or len(self._running) >= RUNNING_MAX:
             return False
         if (job.edge, job.edge_epoch) == self.edge or not job.edge:
             return True

@@ -203,10 +203,6 @@ def tool_definition(tool: Tool) -> dict[str, Any]:
 def _guide(request: GenerationRequest, named: str) -> Guide:
     if not request.tools:
         raise bad_request("tool_choice asks for a call, but there are no tools.", param="tool_choice")
-    if named and named not in {tool.name for tool in request.tools}:
-        raise bad_request(
-            f"tool_choice names {named[:64]!r}, which is not among the tools.", param="tool_choice"
-        )
     for number, tool in enumerate(request.tools):
         if not named or tool.name == named:
             check_schema(tool.parameters, f"tools[{number}].function.parameters")

@@ -16,7 +16,6 @@ Group = Callable[[Sequence[Call], Random], str]
 
 
 def think(text: str) -> str:
-    """Reasoning as most models write it."""
     return f"<think>\n{text}\n</think>\n\n"
 
 
@@ -53,7 +52,6 @@ class Writer:
     sglang: str = ""
 
     def write(self, answer: Answer, rnd: Random) -> str:
-        """The text of an answer."""
         pieces: list[str] = []
         for number, part in enumerate(answer.parts):
             if number:

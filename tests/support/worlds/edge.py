@@ -186,6 +186,13 @@ class EdgeWorld:
         data = body if isinstance(body, bytes) else msgspec.json.encode(body)
         return self.runner.run(self._ask(path, method, data, list(headers)))
 
+    def refused(self, path: str, body: Any) -> dict[str, Any]:
+        """The error object of a request that is refused with 400."""
+        response = self.ask(path, body)
+        assert response.status == 400, response.body
+        error: dict[str, Any] = response.document["error"]
+        return error
+
     def serve(self, name: str, files: ModelFiles | None = None, **card: Any) -> None:
         """Serve one more model by the same worker; `card` as in `serve_model`."""
         self.runner.run(

@@ -39,7 +39,6 @@ async def following(world: Ports) -> AsyncIterator[ModelCatalog]:
 
 
 def names(models: ModelCatalog) -> list[str]:
-    """What is served."""
     return [card.name for card in models.cards()]
 
 

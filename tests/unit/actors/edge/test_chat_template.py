@@ -25,7 +25,6 @@ def render(
 
 
 def refusal(source: str) -> ApiError:
-    """What the client is told."""
     with pytest.raises(ApiError) as caught:
         render(source)
     return caught.value

@@ -36,7 +36,6 @@ def bytes_of(text: str) -> list[int]:
 
 
 def control(spelling: str) -> int:
-    """The id of a control token."""
     number = tokenizer().reference.token_to_id(spelling)
     assert number is not None
     return int(number)

@@ -42,12 +42,10 @@ class AdapterWorld(EdgeWorld):
         await super()._on_route(message)
 
     def publish(self, card: LoraCard) -> None:
-        """Write a card."""
         key = subjects.lora_key(card.pool, card.name)
         self.runner.run(self._change(key, msgspec.json.encode(card)))
 
     def forget(self, card: LoraCard) -> None:
-        """Take it away."""
         self.runner.run(self._change(subjects.lora_key(card.pool, card.name), None))
 
     async def _change(self, key: str, value: bytes | None) -> None:
@@ -103,7 +101,6 @@ def test_a_request_for_it_is_routed_and_hashed_as_its_own(edge: AdapterWorld) ->
 
 
 def test_chat_uses_the_base_models_template(edge: AdapterWorld) -> None:
-    """And so the same prompt."""
     body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
     for model in ("m", "org/tuned"):
         assert edge.ask("/v1/chat/completions", {"model": model, **body}).status == 200
@@ -121,7 +118,6 @@ def test_a_forgotten_adapter_is_unknown_at_once(edge: AdapterWorld) -> None:
 
 
 def test_an_unknown_model_is_told_of_adapters_too(edge: AdapterWorld) -> None:
-    """They can be asked for."""
     refused = edge.ask("/v1/completions", {"model": "other", "prompt": "x"})
     assert refused.status == 404
     assert "Served: m, org/tuned" in refused.document["error"]["message"]

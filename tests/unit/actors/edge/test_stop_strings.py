@@ -34,7 +34,6 @@ def shown(groups: list[tuple[int, ...]], stops: list[str]) -> tuple[str, bool]:
 
 
 def cut(tokens: tuple[int, ...], data: st.DataObject) -> list[tuple[int, ...]]:
-    """The same tokens in any groups."""
     places = data.draw(st.lists(st.integers(0, len(tokens)), max_size=len(tokens)))
     edges = [0, *sorted(places), len(tokens)]
     return [tokens[start:end] for start, end in pairwise(edges)]
@@ -76,54 +75,32 @@ def test_without_stop_strings_everything_is_shown_at_once(text: str, data: st.Da
     assert answer.push(ids("at once")) == "at once"
 
 
-def test_only_what_may_become_a_stop_string_is_held_back() -> None:
-    """Text is shown as soon as it cannot be part of one."""
-    answer = StopStringMatcher(TOKENIZER.decoder(), ["END", "\n\n"])
-    assert answer.push(ids("see E")) == "see "
-    assert answer.push(ids("ng")) == "Eng"
-    assert answer.push(ids("EN")) == ""
-    assert answer.push(ids("EN")) == "EN"
-    assert answer.push(ids("\n")) == "EN"
-    assert answer.push(ids("x\n")) == "\nx"
-    assert answer.flush() == "\n"
-
-
-def test_a_held_beginning_is_shown_when_the_answer_ends() -> None:
-    """Half a stop string at the very end was no stop string."""
-    answer = StopStringMatcher(TOKENIZER.decoder(), ["STOP"])
-    assert answer.push(ids("do not ST")) == "do not "
-    assert answer.flush() == "ST"
-    assert not answer.stopped
-
-
-def test_nothing_follows_a_stop_string() -> None:
-    """What the engine generated before it heard of it is not shown."""
-    answer = StopStringMatcher(TOKENIZER.decoder(), ["STOP"])
-    assert answer.push(ids("yes STOP no")) == "yes "
-    assert answer.stopped
-    assert answer.push(ids("never")) == ""
-    assert answer.flush() == ""
-
-
-def test_a_stop_string_is_found_across_tokens() -> None:
-    """However its characters, and their bytes, lie in tokens."""
-    for stop in ("STOP", "é🙂", "\n\n"):
-        answer = StopStringMatcher(TOKENIZER.decoder(), [stop])
-        text = "".join(answer.push((token,)) for token in ids(f"before{stop}after"))
-        assert (text, answer.stopped) == ("before", True)
-
-
-@pytest.mark.parametrize("stops", [["abcd", "bc"], ["bc", "abcd"]])
-def test_the_stop_string_that_is_complete_first_counts(stops: list[str]) -> None:
-    """Also when a longer one began before it and comes in the same frame."""
-    assert shown([ids("xabcd")], stops) == ("xa", True)
-    assert shown([(token,) for token in ids("xabcd")], stops) == ("xa", True)
-
-
-def test_of_two_that_end_together_the_longer_is_cut_off() -> None:
-    """No part of any stop string is shown."""
-    assert shown([(token,) for token in ids("xabc")], ["c", "abc"]) == ("x", True)
-    assert shown([ids("xabc")], ["c", "abc"]) == ("x", True)
+@pytest.mark.parametrize(
+    ("stops", "pushed", "pieces", "rest", "stopped"),
+    [
+        # Text is shown as soon as it cannot be part of a stop string.
+        (["END", "\n\n"], ["see E", "ng", "EN", "EN", "\n", "x\n"], ["see ", "Eng", "", "EN", "EN", "\nx"], "\n", False),
+        # Half of one at the very end was none.
+        (["STOP"], ["do not ST"], ["do not "], "ST", False),
+        # What the engine generated before it heard of the end is not shown.
+        (["STOP"], ["yes STOP no", "never"], ["yes ", ""], "", True),
+        # The one that is complete first counts, also when a longer one began before it.
+        (["abcd", "bc"], ["xabcd"], ["xa"], "", True),
+        (["bc", "abcd"], ["xabcd"], ["xa"], "", True),
+        # Of two that end together the longer is cut off: no part of any is shown.
+        (["c", "abc"], ["xabc"], ["x"], "", True),
+    ],
+)  # fmt: skip
+def test_what_is_held_back_and_what_is_shown(
+    stops: list[str], pushed: list[str], pieces: list[str], rest: str, stopped: bool
+) -> None:
+    answer = StopStringMatcher(TOKENIZER.decoder(), stops)
+    assert [answer.push(ids(text)) for text in pushed] == pieces
+    assert (answer.flush(), answer.stopped) == (rest, stopped)
+    assert shown([(token,) for text in pushed for token in ids(text)], stops) == (
+        "".join(pieces) + rest,
+        stopped,
+    )
 
 
 def test_unfinished_bytes_at_the_end_are_shown_as_such() -> None:

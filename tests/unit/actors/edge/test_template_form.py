@@ -165,7 +165,6 @@ def test_ids_are_the_same_in_call_and_result() -> None:
 
 
 def request(shape: Shape) -> GenerationRequest:
-    """As the APIs make it."""
     return GenerationRequest(model="m", param="messages", messages=shape.turns, tools=shape.tools)
 
 

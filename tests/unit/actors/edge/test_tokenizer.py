@@ -48,12 +48,10 @@ def fallback_tokenizer() -> Reference:
 
 
 def ids_from(fractions: list[float], size: int) -> list[int]:
-    """Any ids of a vocabulary."""
     return [int(fraction * size) for fraction in fractions]
 
 
 def groups_of(ids: list[int], data: st.DataObject) -> list[tuple[int, ...]]:
-    """The same ids in any groups."""
     places = sorted(data.draw(st.lists(st.integers(0, len(ids)), max_size=8)))
     return [tuple(ids[a:b]) for a, b in zip([0, *places], [*places, len(ids)], strict=True)]
 

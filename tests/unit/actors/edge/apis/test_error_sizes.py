@@ -1,6 +1,5 @@
 """Error responses of the application: at most 2 KB, and always a 4xx, where a client's own names are in them."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -34,17 +33,10 @@ BODIES: dict[str, dict[str, Any] | bytes] = {
 }
 
 
-@pytest.fixture(scope="module")
-def world() -> Iterator[EdgeWorld]:
-    """An edge that is never asked for anything valid."""
-    with EdgeWorld() as made:
-        yield made
-
-
 @pytest.mark.parametrize("what", BODIES)
-def test_an_invalid_body_is_not_repeated(world: EdgeWorld, what: str) -> None:
+def test_an_invalid_body_is_not_repeated(edge: EdgeWorld, what: str) -> None:
     """However long the name that is wrong."""
-    response = world.ask("/v1/chat/completions", BODIES[what])
+    response = edge.ask("/v1/chat/completions", BODIES[what])
     assert 400 <= response.status < 500
     assert len(response.body) <= BYTES_MAX
     assert response.document["error"]["message"]
@@ -53,14 +45,14 @@ def test_an_invalid_body_is_not_repeated(world: EdgeWorld, what: str) -> None:
 @pytest.mark.parametrize(
     "header", ["x-headwater-tenant", "x-headwater-worker", "x-headwater-policy", "x-headwater-tier"]
 )
-def test_an_invalid_header_is_not_repeated(world: EdgeWorld, header: str) -> None:
+def test_an_invalid_header_is_not_repeated(edge: EdgeWorld, header: str) -> None:
     """Nor a path."""
-    response = world.ask(
+    response = edge.ask(
         "/v1/chat/completions",
         {"model": "m", "messages": MESSAGES},
         headers=[(header.encode(), LONG.encode())],
     )
     assert response.status == 400
     assert len(response.body) <= BYTES_MAX
-    assert len(world.ask("/" + LONG, {}, method="GET").body) <= BYTES_MAX
-    assert len(world.ask("/v1/models/" + LONG, {}, method="GET").body) <= BYTES_MAX
+    assert len(edge.ask("/" + LONG, {}, method="GET").body) <= BYTES_MAX
+    assert len(edge.ask("/v1/models/" + LONG, {}, method="GET").body) <= BYTES_MAX

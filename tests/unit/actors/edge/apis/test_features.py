@@ -1,19 +1,13 @@
 """Guides, logits processors, priorities and aliases through the whole edge: what the engine gets, what is refused."""
 
-import asyncio
 from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 import pytest
 
-from headwater.actors.edge.catalog import ModelCatalog
-from headwater.schemas import subjects
 from headwater.schemas.inference import Guide
-from headwater.schemas.tables import ModelCard
-from tests.support.worlds.clock import ManualClock
-from tests.support.worlds.edge import ANSWER, EdgeWorld, serve_model
-from tests.support.worlds.memory import memory_world
+from tests.support.worlds.edge import ANSWER, EdgeWorld
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 SOUND: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
@@ -31,10 +25,7 @@ def edge() -> Iterator[EdgeWorld]:
 
 def refused(edge: EdgeWorld, path: str = CHAT, **fields: Any) -> dict[str, Any]:
     """The error object of a request that is refused with 400."""
-    response = edge.ask(path, {**SOUND, "prompt": "hi", **fields})
-    assert response.status == 400, response.body
-    error: dict[str, Any] = response.document["error"]
-    return error
+    return edge.refused(path, {**SOUND, "prompt": "hi", **fields})
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
@@ -104,7 +95,6 @@ def test_logits_processors_are_known_by_name(edge: EdgeWorld) -> None:
     ],
 )
 def test_any_other_processor_is_refused(edge: EdgeWorld, value: Any, says: str) -> None:
-    """And told which ones there are."""
     error = refused(edge, logits_processors=value)
     assert says in error["message"]
     assert error["param"].startswith("logits_processors")
@@ -155,7 +145,6 @@ def test_priority_is_a_hint(edge: EdgeWorld) -> None:
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 def test_a_model_that_only_embeds_does_not_generate(edge: EdgeWorld, path: str) -> None:
-    """It says where to go instead."""
     error = refused(edge, path, model="vectors")
     assert "/v1/embeddings" in error["message"]
     assert error["param"] == "model"
@@ -175,27 +164,3 @@ def test_models_are_listed_with_what_they_can_do(edge: EdgeWorld) -> None:
     }  # fmt: skip
     assert one["logits_processors"] == ["hush", "shout"]
     assert "guide" in one["capabilities"]
-
-
-async def test_an_alias_leads_to_its_model_and_a_name_goes_before_an_alias() -> None:
-    """Two models may claim a name: the one that is called so has it."""
-    world = memory_world(ManualClock())
-    for name, aliases in (("a", ("b", "gpt-4o")), ("b", ())):
-        pool = await serve_model(world, name)
-        entry = await world.cards.get(subjects.card_key(pool))
-        assert entry is not None
-        assert entry.value is not None
-        card = msgspec.json.decode(entry.value, type=ModelCard)
-        card = msgspec.structs.replace(card, aliases=aliases)
-        await world.cards.put(subjects.card_key(pool), msgspec.json.encode(card))
-    models = ModelCatalog(world)
-    task = asyncio.create_task(models.run())
-    try:
-        async with asyncio.timeout(20):
-            await models.known.wait()
-        assert models.get("gpt-4o").card.name == "a"
-        assert models.get("b").card.name == "b"
-        assert models.get("b").card.aliases == ()
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)

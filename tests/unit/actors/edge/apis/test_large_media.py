@@ -30,26 +30,22 @@ Translate = Callable[[], Sequence[Turn]]
 
 
 def user(*content: Any) -> list[Any]:
-    """A message of a user."""
     return [{"role": "user", "content": content}]
 
 
 def chat() -> Translate:
-    """As chats have it."""
     image = {"type": "image_url", "image_url": {"url": data_url(FILE)}}
     request = decode_body(ChatRequest, msgspec.json.encode({"model": "m", "messages": user(image)}))
     return lambda: chat_request(request).messages
 
 
 def responses() -> Translate:
-    """As the Responses API has it."""
     image = {"type": "input_image", "image_url": data_url(FILE)}
     fields = msgspec.json.decode(msgspec.json.encode({"model": "m", "input": user(image)}), type=CreateFields)
     return lambda: generation_request(fields, [], fields.items(), "1", stream=False)[0].messages
 
 
 def messages() -> Translate:
-    """As Anthropic's API has it."""
     source = {"type": "base64", "media_type": "image/png", "data": DATA}
     body = {"model": "m", "max_tokens": 9, "messages": user({"type": "image", "source": source})}
     request = decode_fields(MessagesRequest, msgspec.json.encode(body))

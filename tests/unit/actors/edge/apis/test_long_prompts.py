@@ -52,7 +52,6 @@ def longest_ms(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def body_of(text: str) -> dict[str, Any]:
-    """A request for one token."""
     return {"model": "m", "messages": [{"role": "user", "content": text}], "max_tokens": 1}
 
 

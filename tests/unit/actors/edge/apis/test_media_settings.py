@@ -40,7 +40,6 @@ def asked(edge: EdgeWorld, model: str, *parts: str) -> tuple[Constraints, tuple[
 
 
 def digest(edge: EdgeWorld, model: str) -> str:
-    """That of a model's card."""
     [card] = [one for one in edge.models.cards() if one.name == model]
     return card.media_processor
 

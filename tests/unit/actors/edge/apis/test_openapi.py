@@ -2,7 +2,6 @@
 
 import inspect
 import re
-from collections.abc import Iterator
 from pkgutil import resolve_name
 from typing import Any
 
@@ -39,13 +38,6 @@ CLIENT_SIDE = {"self", "timeout", "extra_headers", "extra_query", "extra_body", 
 """Anthropic's client sends `output_format` as `output_config.format`."""
 
 BY_PATH = {endpoint.path: endpoint for endpoint in ENDPOINTS}
-
-
-@pytest.fixture(scope="module")
-def edge() -> Iterator[EdgeWorld]:
-    """One edge for all."""
-    with EdgeWorld() as world:
-        yield world
 
 
 @pytest.mark.parametrize(
@@ -171,6 +163,5 @@ def test_texts_become_tokens_and_tokens_texts(edge: EdgeWorld) -> None:
     ],
 )
 def test_what_cannot_be_translated_is_refused(edge: EdgeWorld, path: str, body: Any, param: str) -> None:
-    """By name."""
     answer = edge.ask(path, body)
     assert (answer.status, answer.document["error"]["param"]) == (400, param)

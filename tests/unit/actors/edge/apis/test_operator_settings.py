@@ -15,18 +15,6 @@ def chat(text: str, model: str = "m") -> dict[str, Any]:
     return {"model": model, "messages": [{"role": "user", "content": text}]}
 
 
-def test_the_billing_line_is_no_part_of_a_prompt() -> None:
-    """Nor of what is counted."""
-    line = "x-anthropic-billing-header: cc_version=2.1.197.3d9"
-    system = [{"type": "text", "text": text} for text in (line, "One.")]
-    counted = {**chat("hi"), "system": system}
-    with EdgeWorld() as edge:
-        assert edge.ask("/v1/messages", {**counted, "max_tokens": 9}).status == 200
-        assert line not in edge.prompt()
-        count = edge.ask("/v1/messages/count_tokens", counted).document["input_tokens"]
-        assert count == len(unpack_tokens(edge.given[-1].tokens))
-
-
 @pytest.mark.parametrize("allowed", [False, True])
 def test_control_tokens_in_text_act_where_they_may(allowed: bool) -> None:
     """One ends the turn anyway."""
@@ -45,7 +33,6 @@ def test_control_tokens_in_text_act_where_they_may(allowed: bool) -> None:
     ],
 )
 def test_reasoning_has_the_name_that_the_operator_wants(field: str, names: set[str]) -> None:
-    """One of two, or both."""
     with EdgeWorld(reasoning_field=field) as edge:
         edge.serve("thinks", reasoning_parser="think")
         edge.says("<think>hmm</think>yes")

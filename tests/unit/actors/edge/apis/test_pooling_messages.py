@@ -34,17 +34,14 @@ def edge() -> Iterator[EdgeWorld]:
 
 
 def pooled(request: EmbedRequest) -> EmbedReply:
-    """Vectors by the tokens."""
     return Embedded(tuple(vector(prompt) for prompt in request.prompts))
 
 
 def turn(*parts: str) -> Messages:
-    """A conversation of one message."""
     return [{"role": "user", "content": content(*parts)}]
 
 
 def ask(edge: EdgeWorld, messages: list[Any], **fields: Any) -> Any:
-    """The document of an answer."""
     edge.embedded.clear()
     edge.queries.clear()
     response = edge.ask(PATH, {"model": "sees", "messages": messages, **fields})

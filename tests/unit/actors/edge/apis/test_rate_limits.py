@@ -24,7 +24,6 @@ def world() -> Iterator[EdgeWorld]:
 
 
 def chat(world: EdgeWorld, tenant: str = "", **fields: Any) -> Response:
-    """One chat request of a tenant."""
     headers = [(b"x-headwater-tenant", tenant.encode())] if tenant else []
     return world.ask("/v1/chat/completions", {**CHAT, **fields}, headers=headers)
 
@@ -140,7 +139,6 @@ def test_invalid_requests_count_too(world: EdgeWorld) -> None:
 
 
 def test_embeddings_are_under_the_same_limits(world: EdgeWorld) -> None:
-    """One account for all endpoints."""
     world.serve("v", capabilities=frozenset({"embed"}), tasks=("embed",))
     for _ in range(4):
         world.ask("/v1/embeddings", {"model": "v", "input": "a text"})

@@ -1,7 +1,6 @@
 """Whatever a client sends, it gets an answer or is told what is wrong with it; never a 5xx."""
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -40,13 +39,6 @@ anything = st.recursive(
     ),
     max_leaves=8,
 )
-
-
-@pytest.fixture(scope="module")
-def edge() -> Iterator[EdgeWorld]:
-    """One edge for all requests of this file."""
-    with EdgeWorld() as world:
-        yield world
 
 
 def test_the_sound_request_is_answered(edge: EdgeWorld) -> None:
@@ -172,8 +164,10 @@ def test_the_root_says_that_the_server_is_there(edge: EdgeWorld) -> None:
 
 def test_paths_and_methods_that_are_not_served_are_told_apart(edge: EdgeWorld) -> None:
     """404 for a path, 405 for a method, 404 with the served names for a model."""
-    assert edge.ask("/v1/nothing", {}).status == 404
-    assert edge.ask(CHAT, b"", method="GET").status == 405
+    for path in ("/v1/nothing", "/v1/responsesx", "/v1/responses/resp_1/nothing"):
+        assert edge.ask(path, {}).status == 404
+    for path in (CHAT, "/v1/responses", "/v1/conversations"):
+        assert edge.ask(path, b"", method="GET").status == 405
     response = edge.ask(CHAT, {**SOUND[CHAT], "model": "other"})
     assert response.status == 404
     assert response.document["error"]["code"] == "model_not_found"

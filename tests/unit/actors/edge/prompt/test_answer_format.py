@@ -18,7 +18,6 @@ TOOL = Tool("f", parameters={"type": "object", "properties": {"n": {"type": "int
 
 
 def request(*tools: Tool, mode: str = "auto") -> GenerationRequest:
-    """A chat request with these tools."""
     return GenerationRequest(
         model="m",
         param="messages",

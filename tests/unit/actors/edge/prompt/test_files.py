@@ -36,14 +36,12 @@ NOTES = "# Notes\nBuy milk."
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def intake() -> AsyncIterator[MediaIntake]:
-    """One intake for all tests here."""
     made = MediaIntake()
     yield made
     await made.close()
 
 
 def base64_of(data: str | bytes) -> str:
-    """As clients write it."""
     return base64.b64encode(data.encode() if isinstance(data, str) else data).decode()
 
 
@@ -59,7 +57,6 @@ def file_part(data: str | bytes, name: str = "notes.md", mime: str = "text/markd
 
 
 def text_part(text: str) -> dict[str, Any]:
-    """A text."""
     return {"type": "text", "text": text}
 
 
@@ -143,7 +140,6 @@ async def test_known_files_are_not_read_again(intake: MediaIntake) -> None:
 async def test_what_is_no_text_is_rejected_by_name(
     intake: MediaIntake, parts: list[dict[str, Any]], param: str, message: str
 ) -> None:
-    """With the part that has it."""
     with pytest.raises(ApiError, match=message) as raised:
         await loaded(chat(*parts), intake)
     assert (raised.value.status, raised.value.param) == (400, f"messages[0].content{param}")

@@ -57,12 +57,10 @@ def part(url: str, number: int = 0, kind: Any = "image") -> MediaPart:
 
 
 def item(id_: str) -> MediaItem:
-    """A decoded image of 2 x 2 pixels."""
     return MediaItem("image", id_, "uint8", (2, 2, 3), memoryview(bytes(12)), "png")
 
 
 def tokens(*given: int) -> U32:
-    """Token ids."""
     return np.array(given, np.uint32)
 
 
@@ -225,7 +223,6 @@ def embedded(rows: int, grid: tuple[int, ...], id_: str = "e") -> MediaItem:
 
 
 def embedding(number: int = 0) -> MediaPart:
-    """The part of a message."""
     return MediaPart("embedding", f"messages[0].content[{number}].image_embeds", data="AAAA")
 
 

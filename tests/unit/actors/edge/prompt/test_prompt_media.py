@@ -37,7 +37,6 @@ TAKEN: dict[str, Any] = {"videos": VIDEOS, "audio": AUDIO}
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def intake() -> AsyncIterator[MediaIntake]:
-    """One process that decodes."""
     made = MediaIntake()
     yield made
     await made.close()
@@ -124,7 +123,6 @@ async def test_what_a_model_does_not_take_is_refused_by_name(
 
 
 def item(kind: Any, id_: str, *shape: int) -> MediaItem:
-    """A decoded item."""
     return MediaItem(kind, id_, "uint8", shape, memoryview(b""), "")
 
 

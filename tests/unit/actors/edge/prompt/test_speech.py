@@ -19,7 +19,6 @@ from headwater.actors.edge.prompt.speech import (
     AudioRecording,
     cuts,
     load_chunks,
-    require_speech,
     speech_prompt,
 )
 from headwater.actors.edge.saga.placement import TokenSequence
@@ -48,7 +47,6 @@ RATE_HZ = 100
 
 
 def model(support: SpeechSupport | None = ENGLISH) -> Model:
-    """A model that transcribes."""
     card = replace(CARD, name="whisper", images=None, speech=support, capabilities=("transcription",))
     return Model(card, Tokenizer(byte_tokenizer().to_str().encode()), None)
 
@@ -142,11 +140,6 @@ async def test_languages_that_a_model_does_not_know(
     with pytest.raises(ApiError, match=message) as raised:
         await speech_prompt(recording, model(support), support)
     assert raised.value.status == 400
-
-
-def test_other_models_do_not_transcribe() -> None:
-    with pytest.raises(ApiError, match="does not transcribe speech"):
-        require_speech(model(None))
 
 
 async def test_pieces_of_a_recording() -> None:

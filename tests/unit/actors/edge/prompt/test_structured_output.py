@@ -36,7 +36,6 @@ def guide(**fields: Any) -> Guide | None:
 
 
 def schema_format(schema: Any, **changes: Any) -> dict[str, Any]:
-    """OpenAI's way to ask for a schema."""
     return {"type": "json_schema", "json_schema": {"name": "person", "schema": schema, **changes}}
 
 

@@ -112,20 +112,22 @@ def assemble(sent: bytes) -> dict[str, Any]:
     return message
 
 
-def test_the_three_counts_of_input_add_up_to_the_prompt() -> None:
-    counts = usage_of(TokenUsage(100, 7, 64, 32, 3))
-    assert counts["input_tokens"] == 4
-    assert counts["cache_read_input_tokens"] == 64
-    assert counts["cache_creation_input_tokens"] == 32
-    assert counts["output_tokens"] == 7
-    assert counts["output_tokens_details"] == {"thinking_tokens": 3}
-
-
-def test_counts_that_are_not_disclosed_are_null_and_all_input_is_counted() -> None:
-    counts = usage_of(TokenUsage(100, 7, None, None))
-    assert counts["input_tokens"] == 100
-    assert counts["cache_read_input_tokens"] is None
-    assert counts["cache_creation_input_tokens"] is None
+@pytest.mark.parametrize(
+    ("usage", "read", "written", "rest"),
+    [(TokenUsage(100, 7, 64, 32, 3), 64, 32, 4), (TokenUsage(100, 7, None, None, 3), None, None, 100)],
+    ids=["disclosed", "not disclosed"],
+)
+def test_the_three_counts_of_input_add_up_to_the_prompt(
+    usage: TokenUsage, read: int | None, written: int | None, rest: int
+) -> None:
+    assert usage_of(usage) == {
+        "input_tokens": rest,
+        "cache_creation_input_tokens": written,
+        "cache_read_input_tokens": read,
+        "output_tokens": 7,
+        "output_tokens_details": {"thinking_tokens": 3},
+        "server_tool_use": None,
+    }
 
 
 def test_thinking_between_texts_opens_blocks_in_order() -> None:

@@ -1,6 +1,5 @@
 """Anthropic's endpoints through the edge's application: statuses, headers, errors in their format."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,13 +10,6 @@ from tests.support.worlds.edge import ANSWER, CONTEXT, EdgeWorld, Response
 
 MESSAGES, COUNT = "/v1/messages", "/v1/messages/count_tokens"
 BODY: dict[str, Any] = {"model": "m", "max_tokens": 99, "messages": [{"role": "user", "content": "hi"}]}
-
-
-@pytest.fixture(scope="module")
-def edge() -> Iterator[EdgeWorld]:
-    """One edge for all requests of this file."""
-    with EdgeWorld() as world:
-        yield world
 
 
 def prompt_tokens(reply: Response) -> int:

@@ -19,7 +19,6 @@ REJECTED = [row.field for row in field_rows(TranscriptionForm) if row.status == 
 
 
 def form(**fields: str | list[str]) -> UploadForm:
-    """With a file and a model."""
     made = UploadForm()
     made.files["file"] = [b"RIFF"]
     made.fields = {

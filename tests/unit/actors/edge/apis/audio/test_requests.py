@@ -24,7 +24,6 @@ SHORT = wav(tone(1.0))
 
 @pytest.fixture(scope="module")
 def edge() -> Iterator[EdgeWorld]:
-    """One for all."""
     with EdgeWorld(intake=MediaIntake()) as world:
         serve(world)
         yield world
@@ -37,7 +36,6 @@ def serve(world: EdgeWorld) -> None:
 
 
 def ask(edge: EdgeWorld, audio: bytes = SHORT, **fields: Any) -> Response:
-    """Send a form."""
     request = httpx.Request(
         "POST", "http://x", data={"model": "whisper", **fields}, files={"file": ("a.wav", audio)}
     )
@@ -106,7 +104,6 @@ def polyglot() -> Iterator[EdgeWorld]:
 
 
 def tokens_of(given: GenerateRequest) -> list[int]:
-    """The prompt that a worker got."""
     return [int(token) for token in unpack_tokens(given.tokens)]
 
 

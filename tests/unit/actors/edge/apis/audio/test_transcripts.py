@@ -44,12 +44,10 @@ STOP = ChoiceEnd("stop")
 
 
 def at(seconds: float) -> int:
-    """The token of a time."""
     return FIRST + round(seconds * 50)
 
 
 def said(text: str) -> tuple[int, ...]:
-    """The tokens of a text."""
     return tuple(TOKENIZER.reference.encode(text, add_special_tokens=False).ids)
 
 
@@ -62,17 +60,14 @@ PLACES = (AudioPlace(0.0, 29.5), AudioPlace(29.5, 3_700.25))
 
 
 def encoder(shown: TranscriptFormat = "json") -> TranscriptEncoder:
-    """For English."""
     return TranscriptEncoder(TOKENIZER, SUPPORT, ShownTranscript(shown, "transcribe", "en", 0.0))
 
 
 def detail_of(tokens: tuple[int, ...]) -> TokenDetail:
-    """Equally likely tokens."""
     return TokenDetail(tokens, tuple(TokenLogprob(-0.5, ()) for _ in tokens))
 
 
 def result() -> GenerationResult:
-    """A recording of two pieces."""
     choices = []
     for number, tokens in enumerate(PIECES):
         text = TOKENIZER.reference.decode([token for token in tokens if token < FIRST])
@@ -95,7 +90,6 @@ def events_of(body: bytes) -> list[dict[str, Any]]:
 
 
 def transcripts() -> dict[str, str]:
-    """File name to text."""
     found = {
         f"{shown}.txt": encoder(shown).encode_result(result()).decode()
         for shown in get_args(TranscriptFormat)

@@ -50,7 +50,6 @@ def read(event: bytes) -> Any:
 def expected(
     endpoint: Endpoint, request: str, model: str, choice: dict[str, Any], *, usage: bool
 ) -> dict[str, Any]:
-    """The document of a chunk."""
     return {
         "id": request,
         "object": "chat.completion.chunk" if endpoint == "chat" else "text_completion",

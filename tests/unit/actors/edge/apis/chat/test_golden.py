@@ -49,13 +49,11 @@ def detailed(encoder: ChatEncoder | CompletionEncoder) -> bytes:
 
 
 def failed(encoder: ChatEncoder | CompletionEncoder) -> bytes:
-    """A stream that ends with an error."""
     error = bad_request("Worker w1 failed.", param="prompt", code="worker_failed")
     return encoder.start(START) + encoder.start_choice(0, None) + encoder.fail(error)
 
 
 def transcripts() -> dict[str, str]:
-    """File name to text."""
     found: dict[str, str] = {}
     for name, (make, events, end) in CASES.items():
         found[f"{name}.stream.txt"] = stream(make(), events, end).decode()

@@ -38,7 +38,6 @@ def _answer(edge: EdgeWorld) -> None:
 
 
 def chat(edge: EdgeWorld, **fields: Any) -> Any:
-    """The response to a chat request."""
     return _answered(edge, CHAT, {"messages": [{"role": "user", "content": "hi"}], **fields})
 
 
@@ -56,19 +55,15 @@ def _answered(edge: EdgeWorld, path: str, fields: dict[str, Any]) -> Any:
 def refused(edge: EdgeWorld, path: str = CHAT, **fields: Any) -> Any:
     """The error object of a request that is refused with 400."""
     base = {"model": "m", "prompt": "xyz", "messages": [{"role": "user", "content": "hi"}]}
-    response = edge.ask(path, {**base, **fields})
-    assert response.status == 400, response.body
-    return response.document["error"]
+    return edge.refused(path, {**base, **fields})
 
 
 def prompt_of(edge: EdgeWorld) -> list[int]:
-    """Token ids of the last prompt."""
     ids: list[int] = unpack_tokens(edge.given[-1].tokens).tolist()
     return ids
 
 
 def ids(text: str) -> list[int]:
-    """Token ids of a text."""
     return list(byte_tokenizer().encode(text).ids)
 
 

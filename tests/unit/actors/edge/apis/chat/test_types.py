@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.actors.edge.apis.chat import chat_request, completion_request
-from headwater.actors.edge.apis.chat_encoder import shown_in_chat
 from headwater.actors.edge.apis.chat_types import (
     ChatRequest,
     CompletionCommon,
@@ -18,7 +17,6 @@ from headwater.actors.edge.apis.chat_types import (
 from headwater.actors.edge.prompt.conversation import template_messages
 from headwater.actors.edge.prompt.messages import TextPart
 from headwater.actors.edge.prompt.prepare import sampling_of
-from headwater.actors.edge.settings import ReasoningField
 from headwater.actors.http.decoding import decode_body
 from headwater.actors.http.errors import ApiError
 from headwater.schemas.inference import GenerateRequest, Sampling
@@ -28,7 +26,6 @@ COMPLETION: dict[str, Any] = {"model": "m", "prompt": "hi"}
 
 
 def chat(**changes: Any) -> ChatRequest:
-    """A chat request with these fields."""
     return decode_body(ChatRequest, json.dumps({**CHAT, **changes}).encode())
 
 
@@ -214,7 +211,6 @@ def test_content_parts_are_joined_and_nothing_else_of_a_message_is_changed() -> 
     ],
 )
 def test_a_prompt_is_a_text_or_ids_or_several_of_either(prompt: Any, entries: list[Any]) -> None:
-    """One entry per prompt."""
     request = decode_body(CompletionRequest, json.dumps({**COMPLETION, "prompt": prompt}).encode())
     assert request.prompts() == entries
 
@@ -257,17 +253,3 @@ def test_what_is_taken_can_be_sent_to_an_engine(fields: dict[str, Any]) -> None:
         return
     message = GenerateRequest("r", "e", 1, b"", sampling, priority=request.priority or 0)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=GenerateRequest) == message
-
-
-@pytest.mark.parametrize(
-    ("field", "names"),
-    [
-        ("both", ("reasoning_content", "reasoning")),
-        ("reasoning", ("reasoning",)),
-        ("reasoning_content", ("reasoning_content",)),
-    ],
-)
-def test_an_edge_names_reasoning_as_it_is_set(field: ReasoningField, names: tuple[str, ...]) -> None:
-    """Unless the client wants none."""
-    assert shown_in_chat(chat(), field).reasoning == names
-    assert shown_in_chat(chat(include_reasoning=False), field).reasoning == ()

@@ -28,7 +28,6 @@ def edge() -> Iterator[EdgeWorld]:
 
 
 def order(**fields: Any) -> ImageRequest:
-    """What a worker would get."""
     return decode_body(ImagesRequest, msgspec.json.encode(BODY | fields)).order(SUPPORT, "pictures")
 
 
@@ -75,7 +74,6 @@ def test_what_is_wrong_is_refused_by_name(
 
 
 def test_each_kind_of_model_is_asked_at_its_own_endpoint(edge: EdgeWorld) -> None:
-    """And the error says at which."""
     asked = [
         (PATH, BODY | {"model": "text"}, "/v1/chat/completions"),
         (PATH, BODY | {"model": "vectors"}, "/v1/embeddings"),
@@ -117,7 +115,6 @@ def test_what_a_request_leaves_out_is_the_models_own() -> None:
 
 
 def test_a_model_lists_what_it_generates(edge: EdgeWorld) -> None:
-    """`GET /v1/models/{id}`."""
     document = edge.ask("/v1/models/pictures", b"", method="GET").document
     assert document["image_generation"]["side_max"] == 256
     assert edge.ask("/v1/models/text", b"", method="GET").document["image_generation"] is None

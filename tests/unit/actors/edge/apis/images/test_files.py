@@ -16,14 +16,10 @@ DATA = bytes(range(256)) * (3 * CHUNK_BYTES // 256)
 
 
 class BrokenTable(MemoryTable):
-    """A store that does not answer."""
-
     async def get(self, key: str) -> None:
-        """See `Table.get`."""
         raise LogError("no server")
 
     async def put(self, key: str, value: bytes, *, ttl_s: int | None = None) -> int:
-        """See `Table.put`."""
         raise LogError("no server")
 
 
@@ -77,7 +73,6 @@ class FailingTable(MemoryTable):
         self.failures = failures
 
     async def put(self, key: str, value: bytes, *, ttl_s: int = 0) -> int:
-        """See `Table.put`."""
         self.failures -= 1
         if self.failures >= 0:
             raise LogError("no server")
@@ -108,10 +103,7 @@ async def test_a_store_without_an_answer_is_not_waited_for_long(monkeypatch: pyt
     monkeypatch.setattr(image_files, "STORE_S_MAX", 0.05)
 
     class StuckTable(MemoryTable):
-        """A store that does not answer."""
-
         async def put(self, key: str, value: bytes, *, ttl_s: int = 0) -> int:
-            """See `Table.put`."""
             await asyncio.Event().wait()
             return 0
 

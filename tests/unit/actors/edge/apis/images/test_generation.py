@@ -67,7 +67,6 @@ async def events(connection: SimConnection) -> list[dict[str, Any]]:
 
 
 def images_of(document: Any) -> list[bytes]:
-    """The files of a response."""
     return [base64.b64decode(entry["b64_json"]) for entry in document["data"]]
 
 
@@ -94,7 +93,6 @@ async def test_images_are_fetched_in_pieces_and_in_order(stage: Stage) -> None:
 
 @staged
 async def test_a_request_counts_as_load_until_its_files_are_fetched(stage: Stage) -> None:
-    """For the router."""
     edge, engines = await fleet(stage, "w1")
     connection = edge.send(PATH, BODY)
     await until(lambda: engines["w1"].asked)
@@ -151,7 +149,6 @@ async def test_a_worker_that_is_killed_is_replaced_and_no_image_comes_twice(stag
 
 @staged
 async def test_a_stream_whose_worker_is_killed_shows_no_preview_twice(stage: Stage) -> None:
-    """It goes on where it was."""
     edge, engines = await fleet(stage, "w1", "w2")
     connection = edge.send(PATH, BODY | {"stream": True, "partial_images": 2})
     await until(lambda: any(engine.asked for engine in engines.values()))
@@ -198,7 +195,6 @@ async def test_a_stream_that_has_begun_ends_with_an_error_event(stage: Stage) ->
 
 @staged
 async def test_an_engine_that_fails_or_gives_too_little_costs_a_try(stage: Stage) -> None:
-    """The other worker answers."""
     edge, engines = await fleet(stage, "w1", "w2")
     engines["w1"].failure = EngineError("out of memory")
     for _ in range(6):

@@ -10,7 +10,6 @@ TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}}
 
 
 def create(edge: EdgeWorld, path: str = "/v1/responses", /, **fields: Any) -> Response:
-    """One request."""
     return edge.ask(path, {"model": "m", "input": "Hello.", **fields})
 
 
@@ -20,7 +19,6 @@ def prompt(edge: EdgeWorld) -> str:
 
 
 def prompt_tokens(edge: EdgeWorld) -> list[int]:
-    """The tokens of that prompt."""
     return [int(token) for token in unpack_tokens(edge.given[-1].tokens)]
 
 
@@ -30,7 +28,6 @@ async def _text(edge: EdgeWorld) -> str:
 
 
 def error_of(response: Response, status: int = 400) -> dict[str, Any]:
-    """The error of a refused request."""
     assert response.status == status, response.body
     error: dict[str, Any] = response.document["error"]
     assert set(error) == {"message", "type", "param", "code"}

@@ -29,26 +29,22 @@ def _spec() -> "SpecLoader":
 
 
 def check_event(data: bytes) -> Any:
-    """One event of a stream."""
     return _event().validate_json(data, strict=True)
 
 
 def check_response(data: bytes) -> "Response":
-    """A response object."""
     from openai.types.responses import Response
 
     return Response.model_validate_json(data, strict=True)
 
 
 def check_items(data: bytes) -> "ResponseItemList":
-    """A list of input items."""
     from openai.types.responses import ResponseItemList
 
     return ResponseItemList.model_validate_json(data, strict=True)
 
 
 def check_conversation_items(data: bytes) -> "ConversationItemList":
-    """A list of a conversation's items."""
     from openai.types.conversations import ConversationItemList
 
     return ConversationItemList.model_validate_json(data, strict=True)

@@ -49,8 +49,6 @@ LOGPROBS = TokenDetail(
 
 
 class Detailed(NamedTuple):
-    """Text with log probabilities."""
-
     text: str
     detail: TokenDetail
 
@@ -59,8 +57,6 @@ Piece = str | Detailed | OutputEvent
 
 
 class Names:
-    """Tokens are named by their ids."""
-
     def text_of(self, token: int) -> str:
         return f"t{token}"
 
@@ -74,13 +70,10 @@ def encoder_of(**more: Any) -> ResponsesEncoder:
     _, tools = generation_request(fields, (), fields.items(), START.id, stream=True)
     resource = new_resource(fields, START.id, tools.echo, {"temperature": 0.6}, stored=True)
     encrypted = fields.includes("reasoning.encrypted_content")
-    return ResponsesEncoder(
-        resource, Names(), lambda: 1_700_000_005, custom=tools.custom, encrypted_reasoning=encrypted
-    )
+    return ResponsesEncoder(resource, Names(), lambda: 1_700_000_005, tools, encrypted_reasoning=encrypted)
 
 
 def streamed(encoder: ResponsesEncoder, pieces: list[Piece], end: ChoiceEnd) -> bytes:
-    """The whole stream of these pieces."""
     parts = [encoder.start(START), encoder.start_choice(0, None)]
     for piece in pieces:
         if isinstance(piece, str):

@@ -215,13 +215,6 @@ def test_items_of_a_conversation_are_added_read_and_deleted(edge: EdgeWorld) -> 
     error_of(create(edge, conversation=made["id"]), 404)
 
 
-def test_unknown_paths_and_methods(edge: EdgeWorld) -> None:
-    error_of(edge.ask("/v1/responses", b"", method="GET"), 405)
-    error_of(edge.ask("/v1/responses/resp_1/nothing", b"", method="GET"), 404)
-    error_of(edge.ask("/v1/conversations", b"", method="GET"), 405)
-    error_of(edge.ask("/v1/responsesx", b"", method="GET"), 404)
-
-
 class FailingTable:
     """A table whose server does not answer. See `Table`."""
 

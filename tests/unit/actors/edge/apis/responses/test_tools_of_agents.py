@@ -1,6 +1,5 @@
 """Tools as agents offer them: in namespaces, with grammars, next to tools that only OpenAI's servers run."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -31,12 +30,6 @@ HOSTED = [
 ]
 
 
-@pytest.fixture(scope="module")
-def edge() -> Iterator[EdgeWorld]:
-    with EdgeWorld() as world:
-        yield world
-
-
 def translated(**fields: Any) -> tuple[CreateFields, GenerationRequest, ToolSet]:
     given = msgspec.convert({"model": "m", "input": "Hello.", **fields}, CreateFields)
     return given, *generation_request(given, (), given.items(), START.id, stream=True)
@@ -57,8 +50,7 @@ def test_a_call_comes_back_under_its_own_name_and_namespace() -> None:
         new_resource(fields, START.id, tools.echo, {}, stored=True),
         Names(),
         lambda: 5,
-        custom=tools.custom,
-        namespaces=tools.namespaces,
+        tools,
     )
     encoder.start(START)
     found = []

@@ -27,7 +27,6 @@ def edge() -> Iterator[EdgeWorld]:
 
 
 def form(**fields: str) -> bytes:
-    """A body with these fields."""
     parts = [
         f'--b\r\ncontent-disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'
         for name, value in fields.items()
@@ -36,7 +35,6 @@ def form(**fields: str) -> bytes:
 
 
 async def order(**fields: Any) -> VideoRequest:
-    """What a worker would get."""
     return (await decode_video([], msgspec.json.encode(BODY | fields))).order(SUPPORT, "films")
 
 
@@ -50,10 +48,6 @@ WRONG = [
     ({"seconds": "-1"}, "seconds", "above 0"),
     ({"seconds": "1e3"}, "seconds", "above 0"),
     ({"steps": "101"}, "steps", "at most 100"),
-    ({"steps": "0"}, "steps", ">= 1"),
-    ({"prompt": ""}, "prompt", "length >= 1"),
-    ({"seed": "-1"}, "seed", ">= 0"),
-    ({"guidance_scale": "101"}, "guidance_scale", "<= 100"),
     ({"priority": "high"}, "priority", "Expected `int"),
     ({"input_reference": "file_1"}, "input_reference", "from text alone"),
 ]
@@ -118,7 +112,6 @@ async def test_a_form_says_what_json_says() -> None:
 
 
 def test_each_kind_of_model_is_asked_at_its_own_endpoint(edge: EdgeWorld) -> None:
-    """And the error says at which."""
     for path, body, use in (
         (PATH, BODY | {"model": "text"}, "/v1/chat/completions"),
         ("/v1/images/generations", BODY, PATH),
@@ -151,6 +144,5 @@ def test_each_kind_of_model_is_asked_at_its_own_endpoint(edge: EdgeWorld) -> Non
 def test_there_is_nothing_at_other_paths(
     edge: EdgeWorld, method: str, path: str, status: int, code: str | None
 ) -> None:
-    """With a code that says which it is."""
     response = edge.ask(path, {} if method == "POST" else b"", method=method)
     assert (response.status, response.document["error"]["code"]) == (status, code), response.body

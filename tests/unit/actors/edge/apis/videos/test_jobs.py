@@ -34,25 +34,21 @@ class Fleet:
         self.edges: dict[str, Edge] = {}
 
     async def worker(self, name: str) -> VideoEngine:
-        """Start a worker."""
         made = (await self.stage.engine(name, VideoEngine)).engine
         assert isinstance(made, VideoEngine)
         self.engines[name] = made
         return made
 
     async def edge(self, name: str, **more: Any) -> Edge:
-        """Start an edge."""
         made = self.edges[name] = Edge(self.stage, name, **more)
         await made.start()
         return made
 
     def asked(self) -> list[tuple[str, VideoRequest]]:
-        """What the workers were asked."""
         return [(name, one) for name, engine in self.engines.items() for one in engine.asked]
 
 
 async def fleet(stage: Stage, *workers: str, edges: tuple[str, ...] = ("e1",)) -> Fleet:
-    """See `Fleet`."""
     made = Fleet(stage)
     for name in workers:
         await made.worker(name)
@@ -63,14 +59,12 @@ async def fleet(stage: Stage, *workers: str, edges: tuple[str, ...] = ("e1",)) -
 
 
 async def created(edge: Edge, **fields: Any) -> str:
-    """Create a job; returns its id."""
     status, document = await edge.ask(PATH, BODY | fields)
     assert (status, document["object"], document["status"]) == (200, "video", "queued"), document
     return str(document["id"])
 
 
 async def ended(edge: Edge, id_: str, within_s: float = 60.0) -> dict[str, Any]:
-    """Wait until a job has ended."""
     clock = asyncio.get_running_loop()
     until_s = clock.time() + within_s
     while True:
@@ -83,7 +77,6 @@ async def ended(edge: Edge, id_: str, within_s: float = 60.0) -> dict[str, Any]:
 
 
 async def content(edge: Edge, id_: str) -> bytes:
-    """The file."""
     connection = edge.send(f"{PATH}/{id_}/content")
     parts = []
     while (part := await connection.part()) is not None:
@@ -172,7 +165,6 @@ async def test_the_only_edge_dies_and_its_next_incarnation_goes_on(stage: Stage)
 
 @staged
 async def test_an_edge_that_drains_gives_its_jobs_to_another_at_once(stage: Stage) -> None:
-    """Which follows the worker."""
     made = await fleet(stage, "w1", edges=("e1", "e2"))
     id_ = await created(made.edges["e1"], steps=40)
     await until(lambda: made.engines["w1"].asked)
@@ -278,7 +270,6 @@ async def test_a_deleted_job_frees_its_worker(stage: Stage) -> None:
 
 @staged
 async def test_the_progress_of_a_job_is_a_stream_of_events(stage: Stage) -> None:
-    """At any edge, until it has ended."""
     made = await fleet(stage, "w1", edges=("e1", "e2"))
     id_ = await created(made.edges["e1"], steps=10)
     connection = made.edges["e2"].send(f"{PATH}/{id_}?stream=true")

@@ -16,7 +16,6 @@ BODY = {"model": "films", "prompt": "a river"}
 
 
 def job(tenant: str, id_: str = "video_1", **fields: object) -> VideoJob:
-    """A job."""
     values = {
         "id": id_,
         "tenant": tenant,
@@ -63,7 +62,6 @@ def test_another_tenants_video_does_not_exist() -> None:
 
 
 def test_an_edge_that_stores_nothing_has_no_videos() -> None:
-    """It says so."""
     with EdgeWorld(history=HistorySettings(store=False)) as edge:
         edge.serve("films", capabilities=frozenset({"video_generation"}), video_generation=SUPPORT)
         for body, method in ((BODY, "POST"), (b"", "GET")):

@@ -1,4 +1,4 @@
-"""One edge for the tests of a module."""
+"""One edge for the tests of a module, unless it makes one of its own."""
 
 from collections.abc import Iterator
 

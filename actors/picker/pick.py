@@ -43,7 +43,7 @@ from headwater.actors.edge.saga.types import (
     SagaEvent,
 )
 from headwater.actors.http.asgi import Headers
-from headwater.actors.http.decoding import check_shape, shorten
+from headwater.actors.http.body import check_shape, shorten
 from headwater.actors.http.errors import ApiError, overloaded
 from headwater.actors.runtime.tables import LeaseTable
 from headwater.events.table import Table

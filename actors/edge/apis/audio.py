@@ -29,8 +29,7 @@ from headwater.actors.edge.saga.fields import refuse_rejected, rejected
 from headwater.actors.edge.saga.http_call import Call, Serving
 from headwater.actors.edge.tokenizer import Tokenizer
 from headwater.actors.http.asgi import PING, Headers, respond
-from headwater.actors.http.body import FORM, UploadForm, read_form
-from headwater.actors.http.decoding import invalid_field
+from headwater.actors.http.body import FORM, UploadForm, invalid_field, read_form
 from headwater.actors.http.errors import ApiError, bad_request
 from headwater.schemas.tables import SpeechSupport
 

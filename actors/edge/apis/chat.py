@@ -60,7 +60,7 @@ from headwater.actors.edge.prompt.request import (
 )
 from headwater.actors.edge.saga.http_call import Call, Serving
 from headwater.actors.http.asgi import respond
-from headwater.actors.http.decoding import decode_body
+from headwater.actors.http.body import decode_body
 from headwater.actors.http.errors import ApiError, bad_request
 from headwater.actors.media.item import MediaItem
 

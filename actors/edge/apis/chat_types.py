@@ -11,7 +11,7 @@ import msgspec
 
 from headwater.actors.edge.prompt.guides import Guided
 from headwater.actors.edge.saga.fields import NOT_SUPPORTED, rejected
-from headwater.actors.http.decoding import decode_body
+from headwater.actors.http.body import decode_body
 from headwater.actors.http.errors import bad_request
 
 Probability = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]

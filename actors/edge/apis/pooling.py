@@ -38,7 +38,7 @@ from headwater.actors.edge.saga.fields import UnsupportedFields, rejected
 from headwater.actors.edge.saga.http_call import Call, RoutingHints, Serving, parse_routing_headers
 from headwater.actors.edge.saga.record import RequestLogWriter
 from headwater.actors.http.asgi import Headers, respond
-from headwater.actors.http.decoding import decode_body
+from headwater.actors.http.body import decode_body
 from headwater.actors.http.errors import ApiError, bad_request
 from headwater.actors.media.intake import MediaFetcher
 from headwater.actors.media.item import MediaItem

@@ -42,7 +42,7 @@ from headwater.actors.edge.prompt.request import GenerationResult
 from headwater.actors.edge.saga.http_call import Call, Serving
 from headwater.actors.edge.settings import HistorySettings
 from headwater.actors.http.asgi import Headers, respond
-from headwater.actors.http.decoding import decode_body
+from headwater.actors.http.body import decode_body
 from headwater.actors.http.errors import ApiError, bad_request, method_not_allowed, page_of, page_request
 
 _create: Final = msgspec.json.Decoder(CreateFields)

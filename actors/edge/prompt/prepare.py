@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from headwater.actors.edge.admit.principal import NO_SALT, CacheSalt
+from headwater.actors.edge.admit.control import NO_SALT, CacheSalt
 from headwater.actors.edge.catalog import Model, endpoint_of
 from headwater.actors.edge.prompt.guides import processors_of
 from headwater.actors.edge.prompt.messages import (

@@ -32,8 +32,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 import msgspec
 import structlog
 
-from headwater.actors.edge.admit.limiter import NO_QUOTA, RequestQuota, time_limit_reached
-from headwater.actors.edge.admit.principal import (
+from headwater.actors.edge.admit.control import (
     ANONYMOUS,
     CacheSalts,
     Principal,
@@ -41,6 +40,7 @@ from headwater.actors.edge.admit.principal import (
     namespace_key,
     permitted_model,
 )
+from headwater.actors.edge.admit.limiter import NO_QUOTA, RequestQuota, time_limit_reached
 from headwater.actors.edge.catalog import Model, ModelCatalog
 from headwater.actors.edge.saga.fields import FieldChecker
 from headwater.actors.edge.saga.record import OpenRequests, RequestLogWriter

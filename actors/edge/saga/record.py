@@ -16,7 +16,7 @@ import msgspec
 import structlog
 
 from headwater.actors import metrics
-from headwater.actors.http.decoding import whole_body
+from headwater.actors.http.body import whole_body
 from headwater.actors.http.errors import ApiError
 from headwater.engines.logs import failure_place
 from headwater.events.ports import NOTHING, Log

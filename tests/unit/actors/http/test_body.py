@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 
 from headwater.actors.http.asgi import ClientGone, Receive
-from headwater.actors.http.body import UNCOUNTED_BYTES, Bodies
-from headwater.actors.http.decoding import LARGE_BYTES
+from headwater.actors.http.body import LARGE_BYTES, UNCOUNTED_BYTES, Bodies
 from headwater.actors.http.errors import ApiError
 from headwater.actors.limits import BodyLimits
 

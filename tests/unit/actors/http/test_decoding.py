@@ -5,7 +5,7 @@ from typing import Any, Literal
 import msgspec
 import pytest
 
-from headwater.actors.http.decoding import decode_body
+from headwater.actors.http.body import decode_body
 from headwater.actors.http.errors import ApiError
 
 Colour = Literal["red", "green"]

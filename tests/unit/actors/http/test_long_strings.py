@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import msgspec
 import pytest
 
-from headwater.actors.http.decoding import (
+from headwater.actors.http.body import (
     LARGE_BYTES,
     STRINGS_MAX,
     ShortenedBody,

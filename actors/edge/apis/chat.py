@@ -33,15 +33,9 @@ from headwater.actors.edge.apis.chat_types import (
     refuse_template,
 )
 from headwater.actors.edge.prompt.messages import (
-    MediaPart,
-    Part,
-    TextPart,
-    ToolCall,
-    Turn,
     audio_media,
     data_media,
     file_media,
-    joined_texts,
     load_media,
     url_media,
     with_texts_of_files,
@@ -51,12 +45,18 @@ from headwater.actors.edge.prompt.request import (
     OPENAI,
     GenerationRequest,
     Hints,
+    MediaPart,
+    Part,
     PromptOptions,
     Reasoning,
     SamplingFields,
+    TextPart,
     Tool,
+    ToolCall,
     ToolChoice,
+    Turn,
     hosted_name,
+    joined_texts,
 )
 from headwater.actors.edge.saga.http_call import Call, Serving
 from headwater.actors.http.asgi import respond

@@ -20,8 +20,6 @@ from headwater.actors.edge.prompt.messages import (
     ITEMS_MAX,
     NO_MEDIA,
     TOO_MANY,
-    MediaPart,
-    Turn,
     load_media,
     media_parts,
     with_texts_of_files,
@@ -33,7 +31,7 @@ from headwater.actors.edge.prompt.prompts import (
     takes_media,
     tokens_of,
 )
-from headwater.actors.edge.prompt.request import GenerationRequest, PromptOptions
+from headwater.actors.edge.prompt.request import GenerationRequest, MediaPart, PromptOptions, Turn
 from headwater.actors.edge.saga.fields import UnsupportedFields, rejected
 from headwater.actors.edge.saga.http_call import Call, RoutingHints, Serving, parse_routing_headers
 from headwater.actors.edge.saga.record import RequestLogWriter

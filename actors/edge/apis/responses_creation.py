@@ -40,9 +40,17 @@ from headwater.actors.edge.history import (
     check_room,
     not_found_before,
 )
-from headwater.actors.edge.prompt.messages import MediaPart, TextPart, Turn, load_media, with_texts_of_files
+from headwater.actors.edge.prompt.messages import load_media, with_texts_of_files
 from headwater.actors.edge.prompt.prompts import chat_prompt
-from headwater.actors.edge.prompt.request import GenerationRequest, GenerationResult, Hints, SamplingFields
+from headwater.actors.edge.prompt.request import (
+    GenerationRequest,
+    GenerationResult,
+    Hints,
+    MediaPart,
+    SamplingFields,
+    TextPart,
+    Turn,
+)
 from headwater.actors.edge.saga.http_call import Call, Serving
 from headwater.actors.http.errors import ApiError, bad_request
 from headwater.actors.media.intake import MediaFetcher

@@ -18,7 +18,6 @@ from headwater.actors.edge.apis.responses_items import (
 )
 from headwater.actors.edge.apis.responses_types import LOGPROBS, CreateFields, InputFields, TextFormat
 from headwater.actors.edge.prompt.guides import VALUE_BYTES_MAX, check_schema, too_large
-from headwater.actors.edge.prompt.messages import Turn
 from headwater.actors.edge.prompt.request import (
     OPENAI,
     GenerationRequest,
@@ -27,6 +26,7 @@ from headwater.actors.edge.prompt.request import (
     SamplingFields,
     Tool,
     ToolChoice,
+    Turn,
     hosted_name,
 )
 from headwater.actors.http.errors import ApiError, bad_request

@@ -13,13 +13,7 @@ import msgspec
 from headwater.actors.edge.admit.control import NO_SALT, CacheSalt
 from headwater.actors.edge.catalog import Model, endpoint_of
 from headwater.actors.edge.prompt.guides import processors_of
-from headwater.actors.edge.prompt.messages import (
-    NO_MEDIA,
-    LoadedMedia,
-    MediaPart,
-    load_media,
-    with_texts_of_files,
-)
+from headwater.actors.edge.prompt.messages import NO_MEDIA, LoadedMedia, load_media, with_texts_of_files
 from headwater.actors.edge.prompt.prompts import (
     AnswerFormat,
     answer_format,
@@ -29,7 +23,13 @@ from headwater.actors.edge.prompt.prompts import (
     too_long,
     truncated,
 )
-from headwater.actors.edge.prompt.request import AudioPlace, GenerationRequest, PromptDetail, SamplingFields
+from headwater.actors.edge.prompt.request import (
+    AudioPlace,
+    GenerationRequest,
+    MediaPart,
+    PromptDetail,
+    SamplingFields,
+)
 from headwater.actors.edge.prompt.speech import (
     AudioChunk,
     AudioRecording,
@@ -84,7 +84,11 @@ def sampling_for(
         # An engine generates at least one token, also for a client that wants none.
         limit=max(1, limit),
         guide=guide,
-        processors=processors_of(fields.processors, card.logits_processors),
+        processors=(
+            processors_of(fields.processors, card.logits_processors)
+            if fields.processors is not None
+            else None
+        ),
         defaults=card.default_sampling,
     )
     sampling = _with_budget(_with_logprobs(sampling, request, card), request, model)

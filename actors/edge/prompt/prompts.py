@@ -26,16 +26,8 @@ from headwater.actors.edge.prompt.conversation import (
     tools_as_text,
 )
 from headwater.actors.edge.prompt.guides import check_schema
-from headwater.actors.edge.prompt.messages import (
-    NO_MEDIA,
-    LoadedMedia,
-    TextPart,
-    Turn,
-    given_of,
-    prompt_shape,
-    shown_as,
-)
-from headwater.actors.edge.prompt.request import GenerationRequest, Tool
+from headwater.actors.edge.prompt.messages import NO_MEDIA, LoadedMedia, given_of, prompt_shape, shown_as
+from headwater.actors.edge.prompt.request import GenerationRequest, TextPart, Tool, Turn
 from headwater.actors.edge.template_form import described
 from headwater.actors.http.errors import ApiError, bad_request
 from headwater.actors.media.item import ID_BYTES

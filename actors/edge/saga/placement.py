@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from headwater.actors import metrics
 from headwater.actors.edge.saga.http_call import Picked, RoutingHints
-from headwater.actors.edge.saga.saga import DEATHS_MAX
+from headwater.actors.edge.saga.saga import DEATHS_MAX, attempt_name, left_out
 from headwater.actors.edge.saga.types import (
     MOVE_S_MAX,
     PLACE_S_MAX,
@@ -38,7 +38,6 @@ from headwater.actors.edge.saga.types import (
     Routed,
     RouterRefused,
     RouterUnanswered,
-    attempt_name,
 )
 from headwater.actors.edge.saga.workers import WorkerRegistry
 from headwater.actors.http.errors import ApiError, ended_workers, overloaded, rejected
@@ -170,7 +169,7 @@ class MessagePlacement(Generic[T]):
             if self._dispatcher.workers.closed:
                 raise overloaded("This edge is restarting; retry.", 1.0)
             self._number += 1
-            constraints = replace(message.constraints, exclude=self._search.excluded)
+            constraints = replace(message.constraints, exclude=left_out(self._search))
             ask = AskRouter(self._number, self.attempt, constraints, self._may_wait)
             answer = await self._dispatcher.route(
                 ask, message.tokens, 0, message.hashes, reader=message.reader

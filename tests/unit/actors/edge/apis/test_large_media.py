@@ -14,7 +14,8 @@ from headwater.actors.edge.apis.chat import chat_request
 from headwater.actors.edge.apis.chat_types import decode_chat
 from headwater.actors.edge.apis.responses_requests import generation_request
 from headwater.actors.edge.apis.responses_types import CreateFields
-from headwater.actors.edge.prompt.messages import Turn, media_parts
+from headwater.actors.edge.prompt.messages import media_parts
+from headwater.actors.edge.prompt.request import Turn
 from tests.support.media.images import data_url
 
 FILE = bytes(20_300_000)

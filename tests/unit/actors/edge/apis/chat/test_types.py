@@ -18,8 +18,8 @@ from headwater.actors.edge.apis.chat_types import (
     decode_completion,
 )
 from headwater.actors.edge.prompt.conversation import template_messages
-from headwater.actors.edge.prompt.messages import TextPart
 from headwater.actors.edge.prompt.prepare import sampling_of
+from headwater.actors.edge.prompt.request import TextPart
 from headwater.actors.edge.settings import ReasoningField
 from headwater.actors.http.errors import ApiError
 from headwater.schemas.inference import GenerateRequest, Sampling

@@ -15,7 +15,7 @@ running: hashing, the object store and the local cache.
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any, Final, Protocol
 
@@ -40,22 +40,6 @@ LAG_S_MAX: Final = 2.0
 """The time after which decisions are also marked `degraded`, if the log has not delivered an own decision."""
 
 RETRY_S: Final = 0.5
-
-
-class FoldGuard(Protocol):
-    """Keeps the fold from changing while it is read elsewhere."""
-
-    def folding(self) -> AbstractAsyncContextManager[None]:
-        """Enter before the state changes beyond its loads."""
-        ...
-
-
-class FoldListener(Protocol):
-    """Is notified of progress."""
-
-    def on_fold_advanced(self) -> None:
-        """A slice of the log was folded; called outside `folding`."""
-        ...
 
 
 class LogFollower:
@@ -121,14 +105,21 @@ class LogFollower:
         return list(lost.values())
 
     async def follow(
-        self, log: Log, incarnation: tuple[str, int], guard: FoldGuard, listener: FoldListener
+        self,
+        log: Log,
+        incarnation: tuple[str, int],
+        folding: Callable[[], AbstractAsyncContextManager[None]],
+        on_advanced: Callable[[], None],
     ) -> None:
-        """Fold the log. Does not return. Decisions of `incarnation` (name, epoch) are own ones."""
+        """Fold the log. Does not return. Decisions of `incarnation` (name, epoch) are own ones.
+
+        The state changes beyond its loads only within `folding`; after each slice of the log, outside of that, `on_advanced` is called.
+        """
         self.logged = msgspec.convert(msgspec.to_builtins(self.state.loads), Loads)
         while True:
             self.state.log = await self._identity(log)
             async for piece in log.read(self.state.position, follow=True):
-                async with guard.folding():
+                async with folding():
                     if piece.gap is not None and piece.gap.first <= self.state.position:
                         # The positions folded so far do not exist: this is another log. Read it from its start.
                         self._restart_after(piece.gap._replace(last=0))
@@ -136,7 +127,7 @@ class LogFollower:
                     await self._fold(piece, incarnation)
                 if piece.lag == 0:
                     self.caught_up.set()
-                listener.on_fold_advanced()
+                on_advanced()
 
     async def _identity(self, log: Log) -> str:
         """The identity of the log. Waits while the server is unreachable."""
@@ -297,7 +288,7 @@ class SnapshotKeeper(SnapshotReader):
 
     @asynccontextmanager
     async def folding(self) -> AsyncIterator[None]:
-        """See `FoldGuard`: the index must not change while a snapshot reads it."""
+        """Within it the index may change: no snapshot reads it."""
         async with self._still:
             began = self._ports.clock.monotonic_s()
             yield

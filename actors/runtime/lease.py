@@ -15,12 +15,12 @@ import contextlib
 import os
 import socket
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import msgspec
 import structlog
 
-from headwater.actors.runtime.ports import Bus, BusError, Message
+from headwater.actors.runtime.ports import Bus, BusError, Message, Persistence
 from headwater.actors.runtime.tables import decode_lease
 from headwater.engines.transfer.port import PeerGone, TensorTransfer, TransferFailed
 from headwater.events.ports import Log, LogError
@@ -44,15 +44,6 @@ class LeaseLost(Exception):
     """Raised by actors whose incarnation ends with their lease."""
 
 
-class StallState(Protocol):
-    """The state of the log as an actor sees it: whether it accepts what the actor appends."""
-
-    @property
-    def is_stalled(self) -> bool:
-        """True while it does not."""
-        ...
-
-
 async def _no_log() -> int:
     return 0
 
@@ -70,8 +61,7 @@ class LeaseHandle:
     """A lease that was taken. Its `epoch` never changes; its revision in the table changes with each renewal.
 
     `persistence`, set by the holder, is what the lease reports as `Lease.stalled`; `serves`, `reads_embeddings`,
-    `embedding_format`, `encodes` and `revision` are its fields, reported at the next renewal, or by `publish`.
-    `embedding_format`, `encodes` and `endpoint` are its fields, reported at the next renewal, or by `publish`.
+    `embedding_format`, `encodes`, `revision` and `endpoint` are its fields, reported at the next renewal, or by `publish`.
     """
 
     def __init__(
@@ -86,7 +76,7 @@ class LeaseHandle:
         self.epoch = lease.epoch
         self.name = lease.name
         self.pool = lease.pool
-        self.persistence: StallState | None = None
+        self.persistence: Persistence | None = None
         self.serves: ServedPart = ""
         self.reads_embeddings = False
         self.embedding_format = ""

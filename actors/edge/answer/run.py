@@ -521,18 +521,6 @@ class Generator:
             return NOTHING
         return self._serving.workers.media.hold(prepared.held)
 
-    def _routing_hints(self, request: GenerationRequest, call: Call) -> RoutingHints:
-        """What the client said about routing. Raises `ApiError`."""
-        return parse_routing_headers(
-            call.headers,
-            self._serving.settings.client,
-            call.principal,
-            user=request.hints.user,
-            session=request.hints.session,
-            priority=request.hints.priority,
-            opening=request.opening,
-        )
-
     async def run(
         self,
         request: GenerationRequest,

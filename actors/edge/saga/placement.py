@@ -11,7 +11,7 @@ failure is no setback.
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from math import inf
 from typing import Final, Generic, NamedTuple, TypeVar
@@ -72,7 +72,7 @@ class Addressed(NamedTuple):
 
     `tokens` are those of its prompts, `hashes` the packed hashes of the full blocks of the only one, `reader` as in `RouteQuery`. Its attempts
     are named after it, and numbered from `first` on. It is not sent again once `deaths_max` workers died while they had it: then it counts as the
-    cause. A message that only saves time `waits` for no worker, and `TRIES_MAX` are tried.
+    cause. A message that only saves time `waits` for no worker, and `TRIES_MAX` are tried. `max_tokens` are generated at most.
     """
 
     request: str
@@ -84,6 +84,7 @@ class Addressed(NamedTuple):
     first: int = 1
     deaths_max: int = DEATHS_MAX
     waits: bool = True
+    max_tokens: int = 0
 
     def attempt(self, number: int) -> str:
         """The name of an attempt, in every log."""
@@ -144,11 +145,15 @@ class MessagePlacement(Generic[T]):
     """The search for a worker that answers a message, under the rules of `Placement`.
 
     A search after the loss of a worker lasts as long as one that moves an answer: the only worker may have to start again.
+    `unreachable` are incarnations that no query may name, as they are when it is made.
     """
 
-    def __init__(self, dispatcher: Dispatcher, message: Addressed) -> None:
+    def __init__(
+        self, dispatcher: Dispatcher, message: Addressed, unreachable: Callable[[], Iterable[str]] = tuple
+    ) -> None:
         self._dispatcher = dispatcher
         self._message = message
+        self._unreachable = unreachable
         self._clock = dispatcher.clock
         self._search = Placement(self._clock.monotonic_s() + PLACE_S_MAX)
         self._number = message.first - 1
@@ -169,10 +174,11 @@ class MessagePlacement(Generic[T]):
             if self._dispatcher.workers.closed:
                 raise overloaded("This edge is restarting; retry.", 1.0)
             self._number += 1
-            constraints = replace(message.constraints, exclude=left_out(self._search))
+            exclude = tuple(dict.fromkeys((*left_out(self._search), *self._unreachable())))
+            constraints = replace(message.constraints, exclude=exclude)
             ask = AskRouter(self._number, self.attempt, constraints, self._may_wait)
             answer = await self._dispatcher.route(
-                ask, message.tokens, 0, message.hashes, reader=message.reader
+                ask, message.tokens, message.max_tokens, message.hashes, reader=message.reader
             )
             self._search, error = self._search.answered(answer)
             if isinstance(answer, Routed):

@@ -427,7 +427,7 @@ def _lose(
     origin = f"Worker {failed.worker}.{failed.epoch} failed and no other worker took the request"
     placement = Placement(now_s + MOVE_S_MAX, gone=saga.gone, origin=origin)
     if cause == "timed out" or finish in ("lost", *FAILURES):
-        placement = placement.leave_out(failed.worker, failed.epoch, gone=is_gone(finish))
+        placement = placement.refused_by_worker(failed.worker, failed.epoch, "", gone=is_gone(finish))
         saga = replace(saga, gone=placement.gone)
     return _ask_router(replace(saga, placement=placement), now_s, effects)
 

@@ -55,10 +55,6 @@ class Placement(msgspec.Struct, frozen=True):
     retry_after_s: float = 1.0
     origin: str = ""
 
-    def leave_out(self, worker: str, epoch: int, *, gone: bool) -> Self:
-        """Query for another worker first: this one failed with the request. `gone`: this incarnation of it is never tried again."""
-        return self.refused_by_worker(worker, epoch, "", gone=gone)
-
     def pause_s(self, now_s: float) -> float:
         """Return how long to wait before the next query. The last one is at the deadline."""
         return min(RETRY_S * 2.0 ** min(self.pauses, 30), RETRY_S_MAX, max(0.0, self.deadline_s - now_s))

@@ -26,7 +26,13 @@ from headwater.actors.edge.apis.chat_types import decode_chat, decode_completion
 from headwater.actors.edge.prompt.prepare import Prepared
 from headwater.actors.edge.prompt.request import GenerationRequest
 from headwater.actors.edge.saga.http_call import Call, DecisionSeal, Picked, RoutingHints, Serving, trace_of
-from headwater.actors.edge.saga.placement import Addressed, Dispatcher, MessagePlacement, TokenSequence
+from headwater.actors.edge.saga.placement import (
+    Addressed,
+    Dispatcher,
+    MessagePlacement,
+    TokenSequence,
+    withdraw,
+)
 from headwater.actors.http.asgi import Headers
 from headwater.actors.http.body import check_shape, shorten
 from headwater.actors.http.errors import ApiError, overloaded
@@ -219,7 +225,7 @@ class Picker:
         """The request of a pick does not arrive at its worker: its load counts no more. Does not wait."""
         if pick.decided is not None:
             pool, attempt = pick.decided.pool, pick.decided.decision.request
-            self._serving.workers.routing.withdraw(pool, attempt, self._endpoints.routers(pool))
+            withdraw(self._serving.workers, pool, attempt, self._endpoints.routers(pool))
 
     async def _read(self, asked: Asked) -> tuple[Prepared, RoutingHints]:
         """The prompt of a request, and what its headers say about routing. Raises `ApiError`, and `NotGenerating`."""

@@ -40,8 +40,8 @@ from headwater.actors.edge.prompt.speech import (
     speech_prompt,
     with_language,
 )
-from headwater.actors.edge.saga.driver import ChoiceDriver
-from headwater.actors.edge.saga.placement import ChoiceMessages, Dispatcher
+from headwater.actors.edge.saga.driver import ChoiceDriver, ChoiceMessages
+from headwater.actors.edge.saga.placement import Dispatcher
 from headwater.actors.edge.saga.record import RequestLogWriter
 from headwater.actors.edge.saga.types import ChoiceSpec
 from headwater.actors.http.errors import ApiError, bad_request

@@ -4,8 +4,9 @@ import msgspec
 import numpy as np
 import pytest
 
+from headwater.actors.edge.saga.driver import ChoiceMessages
 from headwater.actors.edge.saga.http_call import DECISION_AGE_S_MAX, NO_HINTS, DecisionSeal, Picked
-from headwater.actors.edge.saga.placement import ChoiceMessages, Dispatcher
+from headwater.actors.edge.saga.placement import Dispatcher
 from headwater.actors.edge.saga.types import ChoiceSpec
 from headwater.actors.edge.saga.workers import WorkerRegistry
 from headwater.events.memory import MemoryTable

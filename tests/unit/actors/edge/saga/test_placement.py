@@ -12,7 +12,7 @@ from headwater.actors.edge.saga.placement import TRIES_MAX, Addressed, Dispatche
 from headwater.actors.edge.saga.types import MOVE_S_MAX, PLACE_S_MAX
 from headwater.actors.http.errors import ApiError
 from headwater.schemas.inference import Refused
-from headwater.schemas.routing import NO_CONSTRAINTS, Decision, RouteRefused
+from headwater.schemas.routing import NO_CONSTRAINTS, Decision, RouteQuery, RouteRefused
 from tests.unit.router.test_load import decision
 
 
@@ -22,17 +22,12 @@ class Routed:
     def __init__(self, *epochs: int) -> None:
         self.ports = SimpleNamespace(clock=SimpleNamespace(monotonic_s=lambda: 0.0))
         self.closed = False
-        self.routing = self
         self.sent: list[int] = []
         self._epochs = list(epochs)
 
-    async def route(self, pool: str, query: object) -> Decision:
+    async def query(self, query: object) -> Decision:
         """The next one."""
         return replace(decision("r"), epoch=self._epochs.pop(0))
-
-    def waited_s(self, since_s: float) -> float:
-        """No time passes."""
-        return since_s
 
     async def send(self, to: Decision, attempt: str) -> Any:
         """Its worker dies with the message."""
@@ -40,9 +35,17 @@ class Routed:
         return Refused("it died", True, fatal=True)
 
 
+class RoutedDispatcher(Dispatcher):
+    """Its routers are the workers' double."""
+
+    async def query(self, query: RouteQuery) -> Decision | RouteRefused:
+        """See `Dispatcher.query`."""
+        return await cast("Routed", self.workers).query(query)
+
+
 def place(routed: Routed, message: Addressed) -> Any:
     """The answer to a message."""
-    dispatcher = Dispatcher(cast("Any", routed), "pool", RoutingHints())
+    dispatcher = RoutedDispatcher(cast("Any", routed), "pool", RoutingHints())
     return asyncio.run(MessagePlacement(dispatcher, message).deliver(routed.send))
 
 
@@ -82,16 +85,12 @@ class Timed(Routed):
         """They pass at once."""
         self.now_s += seconds
 
-    async def route(self, pool: str, query: Any) -> Any:
+    async def query(self, query: Any) -> Any:
         """The next one, unless there is none now."""
         self.excluded.append(query.constraints.exclude)
         if self.sent and self.now_s < self._back_s:
             return RouteRefused("no worker", 1.0)
-        return await super().route(pool, query)
-
-    def waited_s(self, since_s: float) -> float:
-        """No query waits."""
-        return 0.0
+        return await super().query(query)
 
     async def send(self, to: Decision, attempt: str) -> Any:
         """Only the second worker answers."""

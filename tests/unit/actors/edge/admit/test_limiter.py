@@ -12,12 +12,6 @@ from tests.support.worlds.clock import ManualClock
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    """Time that stands still."""
-    return ManualClock()
-
-
-@pytest.fixture
 def limiter(clock: ManualClock) -> RateLimiter:
     """An edge's."""
     return RateLimiter(clock)

@@ -1,6 +1,7 @@
 """A message for one worker after the other, until one answers it."""
 
 import asyncio
+from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -43,10 +44,10 @@ class RoutedDispatcher(Dispatcher):
         return await cast("Routed", self.workers).query(query)
 
 
-def place(routed: Routed, message: Addressed) -> Any:
+def place(routed: Routed, message: Addressed, unreachable: Callable[[], Iterable[str]] = tuple) -> Any:
     """The answer to a message."""
     dispatcher = RoutedDispatcher(cast("Any", routed), "pool", RoutingHints())
-    return asyncio.run(MessagePlacement(dispatcher, message).deliver(routed.send))
+    return asyncio.run(MessagePlacement(dispatcher, message, unreachable).deliver(routed.send))
 
 
 def test_an_incarnation_counts_once_however_often_a_message_was_sent_to_it() -> None:
@@ -132,3 +133,12 @@ def test_a_worker_that_is_gone_is_never_asked_again() -> None:
         timed = Timed(Refused("it is shutting down", True, gone=gone), computes_s=0.0, back_s=1.0)
         assert place(timed, Addressed("r", 0, 10, NO_CONSTRAINTS)) == "answer"
         assert [timed.excluded[1], timed.excluded[2]] == [("w1.1",), again]
+
+
+def test_no_query_names_what_is_unreachable_when_it_is_made() -> None:
+    """Besides what failed: both as they are at that moment, each once."""
+    timed = Timed(Refused("full", True), computes_s=0.0)
+    unreachable = iter([("w7.1",), ("w1.1", "w8.1")])
+    message = Addressed("r", 0, 10, NO_CONSTRAINTS)
+    assert place(timed, message, lambda: next(unreachable)) == "answer"
+    assert timed.excluded == [("w7.1",), ("w1.1", "w8.1")]

@@ -22,7 +22,7 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from headwater.actors.metrics import RouterMetrics
-from headwater.actors.router.divergence import DivergenceCheck, Marks
+from headwater.actors.router.divergence import DivergenceCheck, Marks, in_thread
 from headwater.actors.runtime.ports import Ports, SnapshotReader
 from headwater.events.ports import Gap, Log, LogError, LogUnavailable, Record, Slice, Unreadable
 from headwater.events.snapshot_store import Policy, RetentionGuard, Snapshot, Tail, due
@@ -361,25 +361,14 @@ class SnapshotKeeper(SnapshotReader):
                 state = self._source.state
                 if not self._source.is_settled or state.position == self._saved_position:
                     return None
-                # No decision may be made between that check and this copy.
+                # No decision may be made between that check and this copy: decisions keep changing the loads.
                 loads = msgspec.to_builtins(state.loads)
                 await held.aclose()
                 try:
-                    return await self._cut(state, loads)
+                    return await in_thread(state.snapshot, loads, self._ports.clock.wall_ns())
                 except ValueError as error:
                     self._log.error("snapshot_not_taken", log_position=state.position, reason=str(error))
                     return None
-
-    async def _cut(self, state: RouterState, loads: Any) -> Snapshot:
-        """A snapshot of the present state; `loads` are a copy, as plain values, because decisions keep changing them."""
-        made_ns = self._ports.clock.wall_ns()
-        work = asyncio.ensure_future(asyncio.to_thread(state.snapshot, loads, made_ns))
-        try:
-            return await asyncio.shield(work)
-        except asyncio.CancelledError:
-            # The thread still reads the index: the fold stays stopped until it is done.
-            await asyncio.wait({work})
-            raise
 
     def _note_saved(self, position: int, covered_s: float = 0.0) -> None:
         """A snapshot exists; `covered_s` of the time spent folding is included in it, the rest came later."""

@@ -236,13 +236,7 @@ class CacheSalts:
 
     async def load(self, table: Table, clock: Clock) -> None:
         """Read the namespace key; make it if there is none. Retries until the table answers."""
-        while True:
-            try:
-                self._key = await namespace_key(table)
-                return
-            except LogError as error:
-                _log.warning("namespace_key_not_read", reason=str(error))
-                await clock.sleep(RETRY_S)
+        self._key = await wait_for_namespace_key(table, clock)
 
     def salt_of(
         self, principal: Principal, card: ModelCard, client_salt: str = "", system: str | None = None
@@ -293,6 +287,16 @@ async def namespace_key(table: Table) -> bytes:
             return bytes.fromhex(entry.value.decode())
         # Only one of several edges creates it; the others read what that one wrote.
         await table.create(SALT_KEY, secrets.token_hex(KEY_BYTES).encode())
+
+
+async def wait_for_namespace_key(table: Table, clock: Clock) -> bytes:
+    """See `namespace_key`; tries again until the table answers."""
+    while True:
+        try:
+            return await namespace_key(table)
+        except LogError as error:
+            _log.warning("namespace_key_not_read", reason=str(error))
+            await clock.sleep(RETRY_S)
 
 
 def read_shared_prompts(folder: str) -> list[str]:

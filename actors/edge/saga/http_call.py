@@ -353,7 +353,11 @@ class DecisionSeal:
     async def load(self) -> None:
         """Read the key. Raises `LogError`."""
         if not self._key:
-            self._key = hmac.digest(await namespace_key(self._secrets), _DOMAIN, sha256)
+            self.derive(await namespace_key(self._secrets))
+
+    def derive(self, key: bytes) -> None:
+        """Take the key from that of the namespace."""
+        self._key = hmac.digest(key, _DOMAIN, sha256)
 
     def seal(self, picked: Picked) -> bytes:
         """The header's value. The key must have been read."""

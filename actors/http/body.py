@@ -1,23 +1,14 @@
 """Request bodies: read within limits, of one body and of all in flight at a server; then decoded, as JSON into msgspec types or as a form.
 
-The shape of JSON is bounded, long strings are decoded apart, and errors name the field. The values in an error that a field may have are
-found in the type, as msgspec's own errors have none.
-
-Copies: Python copies with its lock held, and a copy of 27 MB takes 2 to 25 ms, most of it for pages that the system has yet to give. Here an
-object is allocated first, which touches none of its pages, and filled by C's `memmove`, for which ctypes gives the lock up. Nothing
-else has the object until it is whole.
-
-Long strings: a decoder holds the interpreter's lock while it scans and copies one: 8 to 25 ms for 27 MB. So a thread finds them first, makes
-text of them without the lock, and puts a short mark in place of each. The decoder sees the marks, and then the texts take their places.
+The shape of JSON is bounded, and errors name the field. The values in an error that a field may have are found in the type, as msgspec's own
+errors have none.
 
 Shape: compiled code measures it in one pass without the interpreter's lock, about a nanosecond a byte. What is inside strings is text and
 costs a decoder nothing but copying.
 """
 
 import asyncio
-import ctypes
 import re
-import secrets
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractAsyncContextManager
 from functools import lru_cache
@@ -27,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import msgspec
 import numpy as np
 from msgspec import inspect
-from numpy.typing import NDArray
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
@@ -86,7 +76,9 @@ class _BodyInFlight:
         _check_encoding(self._scope)
         self._bodies.check(max(0, length_of(self._scope)), 0)
         try:
-            return await _join(await self._parts())
+            # Not while they arrive: bodies that grow side by side fragment the heap to twice their size.
+            parts = await self._parts()
+            return parts[0] if len(parts) == 1 else b"".join(parts)
         except BaseException:
             self._release()
             raise
@@ -128,18 +120,6 @@ def _check_encoding(scope: Scope) -> None:
             )
 
 
-async def _join(parts: list[bytes]) -> bytes:
-    """One body of these parts, which are given up as they are copied: by a thread if they are large.
-
-    Not while they arrive: bodies that grow side by side fragment the heap to twice their size.
-    """
-    if len(parts) == 1:
-        return parts.pop()
-    if sum(map(len, parts)) < LARGE_BYTES:
-        return b"".join(parts)
-    return await asyncio.to_thread(joined, parts)
-
-
 def length_of(scope: Scope) -> int:
     """The value of content-length, -1 if it is missing. Raises `ApiError` 400 if it is invalid."""
     for name, value in scope["headers"]:
@@ -148,154 +128,6 @@ def length_of(scope: Scope) -> int:
                 raise ApiError(400, "content-length is not a valid length.", code="invalid_header")
             return int(value)
     return -1
-
-
-# Copies of megabytes without the interpreter's lock.
-
-LARGE_BYTES: Final = 1024 * 1024
-"""Smaller copies take well under a millisecond."""
-
-_new_bytes: Final[Any] = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_char_p, ctypes.c_ssize_t)(
-    ("PyBytes_FromStringAndSize", ctypes.pythonapi)
-)
-_new_text: Final[Any] = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_ssize_t, ctypes.c_uint32)(
-    ("PyUnicode_New", ctypes.pythonapi)
-)
-_characters_of: Final[Any] = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p)(
-    ("PyUnicode_AsUTF8AndSize", ctypes.pythonapi)
-)
-"""The function that returns the address of an ASCII text's characters, without a copy."""
-
-
-def joined(parts: list[bytes]) -> bytes:
-    """One object of all parts, at least `LARGE_BYTES` together. Each is given up as it is copied: `parts` is empty afterwards."""
-    size = sum(map(len, parts))
-    assert size >= LARGE_BYTES, "small objects are shared by the interpreter"
-    made: bytes = _new_bytes(None, size)
-    to = _address(made)
-    parts.reverse()
-    while parts:
-        part = parts.pop()
-        ctypes.memmove(to, part, len(part))
-        to += len(part)
-    return made
-
-
-def ascii_text(data: bytes, begin: int, end: int) -> str:
-    """The text of `data[begin:end]`, at least `LARGE_BYTES`, all of which the caller knows to be ASCII."""
-    size = end - begin
-    assert begin >= 0
-    assert end <= len(data)
-    assert size >= LARGE_BYTES, "small objects are shared by the interpreter"
-    made: str = _new_text(size, 127)
-    ctypes.memmove(_characters_of(made, None), _address(data) + begin, size)
-    return made
-
-
-def _address(data: bytes) -> int:
-    found = ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value
-    assert found is not None
-    return found
-
-
-# Strings of megabytes, such as images in base64, decoded without a copy on the event loop.
-
-STRINGS_MAX: Final = 64
-"""The most strings of one body that are decoded apart; others are decoded as usual."""
-
-MARK_CHARACTERS: Final = 65_536
-"""More than any field with a maximum length may have: a mark is too long wherever its text is."""
-
-_NONCE: Final = secrets.token_hex(16)
-
-
-class ShortenedBody(bytes):
-    """A body with marks in place of its long strings. `whole` is what was sent, `texts` are the strings by their marks."""
-
-    whole: bytes
-    texts: dict[str, str]
-
-    def decode_with(self, decoder: msgspec.json.Decoder[Any]) -> Any:
-        """Return what the whole body decodes to. Raises as the decoder does."""
-        found = decoder.decode(self)
-        left = dict(self.texts)
-        found = _with_texts(found, left)
-        # A name, a value that is not decoded, or one of two members of the same name.
-        return decoder.decode(self.whole) if left else found
-
-
-def whole_body(body: bytes) -> bytes:
-    """Return what was sent."""
-    return body.whole if isinstance(body, ShortenedBody) else body
-
-
-async def shorten(body: bytes) -> bytes:
-    """The body, with marks in place of long strings if it has such."""
-    if len(body) < LARGE_BYTES:
-        return body
-    return await asyncio.to_thread(_shorten, body)
-
-
-def _shorten(body: bytes) -> bytes:
-    begins, ends = np.zeros(STRINGS_MAX, np.int64), np.zeros(STRINGS_MAX, np.int64)
-    count = find_long_strings(np.frombuffer(body, np.uint8), LARGE_BYTES, begins, ends)
-    if not count:
-        return body
-    pieces: list[bytes] = []
-    texts: dict[str, str] = {}
-    last = 0
-    for number, (begin, end) in enumerate(zip(begins[:count].tolist(), ends[:count].tolist(), strict=True)):
-        mark = f"{_NONCE}{number:04}".ljust(MARK_CHARACTERS, "0")
-        texts[mark] = ascii_text(body, begin, end)
-        pieces += [body[last:begin], mark.encode()]
-        last = end
-    short = ShortenedBody(b"".join([*pieces, body[last:]]))
-    short.whole, short.texts = body, texts
-    return short
-
-
-@kernel
-def find_long_strings(data: U8, least: int, begins: NDArray[np.int64], ends: NDArray[np.int64]) -> int:
-    """Write where strings of at least `least` bytes of printable ASCII without escapes are, as far as there is room; return their number."""
-    found, begin, plain = 0, -1, True
-    at, size = 0, len(data)
-    while at < size:
-        byte = data[at]
-        if begin < 0:
-            if byte == 34:  # quote
-                begin, plain = at + 1, True
-        elif byte == 92:  # backslash
-            plain = False
-            at += 1
-        elif byte == 34:
-            if plain and at - begin >= least and found < len(begins):
-                begins[found], ends[found] = begin, at
-                found += 1
-            begin = -1
-        elif byte < 32 or byte > 126:
-            plain = False
-        at += 1
-    return found
-
-
-def _with_texts(value: Any, left: dict[str, str]) -> Any:
-    """A decoded value with texts in place of marks; what was found is removed from `left`."""
-    if not left:
-        return value
-    if isinstance(value, str):
-        return left.pop(value, value) if len(value) == MARK_CHARACTERS else value
-    if isinstance(value, dict):
-        for name, inner in value.items():
-            value[name] = _with_texts(inner, left)
-    elif isinstance(value, list):
-        for place, inner in enumerate(value):
-            value[place] = _with_texts(inner, left)
-    elif isinstance(value, msgspec.Struct):
-        for name in value.__struct_fields__:
-            inner = getattr(value, name)
-            if isinstance(inner, str | dict | list | msgspec.Struct):
-                msgspec.structs.force_setattr(value, name, _with_texts(inner, left))
-    return value
 
 
 # The checks of endpoints: the method, and the body as a type.
@@ -320,7 +152,7 @@ def require_method(wanted: str, method: str) -> None:
 def decode_body(decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:
     """Read a body. Raises `ApiError` 400 naming the field."""
     try:
-        return body.decode_with(decoder) if isinstance(body, ShortenedBody) else decoder.decode(body)
+        return decoder.decode(body)
     except msgspec.ValidationError as error:
         raise invalid_field(error, decoder.type) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -34,7 +34,7 @@ from headwater.actors.edge.saga.placement import (
     withdraw,
 )
 from headwater.actors.http.asgi import Headers
-from headwater.actors.http.body import check_shape, shorten
+from headwater.actors.http.body import check_shape
 from headwater.actors.http.errors import ApiError, overloaded
 from headwater.actors.runtime.tables import LeaseTable
 from headwater.events.table import Table
@@ -235,7 +235,7 @@ class Picker:
         scope = {"path": asked.path, "method": asked.method, "headers": asked.headers}
         principal = await self._access.admit(scope)
         await check_shape(asked.body)
-        request = read(asked.headers, await shorten(asked.body))
+        request = read(asked.headers, asked.body)
         call = Call(asked.body, trace_of(scope), _never, _never_send, asked.headers, principal)
         prepared = await self._generator.prepare(request, call)
         if not prepared.prompts or prepared.media:

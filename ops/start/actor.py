@@ -81,7 +81,7 @@ def _interrupted_at_once() -> Iterator[None]:
 
 def _call_kernels() -> None:
     from headwater.actors.edge.tokenizer import SHORT_CHARACTERS, ControlTokens
-    from headwater.actors.http.body import count, find_long_strings
+    from headwater.actors.http.body import count
     from headwater.router.index.prefix_index import PrefixIndex
     from headwater.schemas import hashing
 
@@ -101,7 +101,6 @@ def _call_kernels() -> None:
     ControlTokens(["<|a|>"]).split("<|a|>" * SHORT_CHARACTERS, 2)
     body = np.frombuffer(b'{"prompt": [1, "a"]}', np.uint8)
     count(body)
-    find_long_strings(body, 1, np.zeros(2, np.int64), np.zeros(2, np.int64))
 
 
 def _compile_scoring(index: "PrefixIndex", hashes: "U64") -> None:

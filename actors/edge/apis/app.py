@@ -36,7 +36,7 @@ from headwater.actors.edge.saga.record import OpenRequests
 from headwater.actors.edge.saga.workers import WorkerRegistry
 from headwater.actors.edge.settings import UNLIMITED, EdgeSettings, HistorySettings, VideoSettings
 from headwater.actors.http.asgi import ClientGone, HeaderAdder, Headers, Receive, Scope, Send, respond
-from headwater.actors.http.body import LARGE_BYTES, Bodies, check_shape, require_method, shorten
+from headwater.actors.http.body import Bodies, check_shape, require_method
 from headwater.actors.http.connection import WebSocket, refuse
 from headwater.actors.http.errors import ApiError
 from headwater.actors.limits import BodyLimits
@@ -227,8 +227,6 @@ class App:
             async with self.bodies.read(scope, receive) as body:
                 if scope["path"] not in UNLIKE_JSON:
                     await check_shape(body)
-                    if len(body) >= LARGE_BYTES:
-                        body = await shorten(body)
                 scheme = scope.get("scheme", "http")
                 arrived_s = self._workers.ports.clock.monotonic_s()
                 picked = await self._seal.open(headers)

@@ -276,6 +276,7 @@ def chat_request(request: ChatRequest) -> GenerationRequest:
             add_generation_prompt=request.add_generation_prompt is not False,
             continue_final=bool(request.continue_final_message),
             truncate_tokens=request.truncate_prompt_tokens,
+            truncate_end=request.truncation_side == "right",
             variables=variables,
         ),
         **_common(request),
@@ -298,7 +299,9 @@ def completion_request(request: CompletionRequest) -> GenerationRequest:
         sampling=_sampling(request, request.logprobs),
         max_tokens=limit,
         prompt_options=PromptOptions(
-            add_special_tokens=request.add_special_tokens, truncate_tokens=request.truncate_prompt_tokens
+            add_special_tokens=request.add_special_tokens,
+            truncate_tokens=request.truncate_prompt_tokens,
+            truncate_end=request.truncation_side == "right",
         ),
         raw_answer=True,
         **_common(request),

@@ -163,6 +163,7 @@ class CompletionCommon(UnsupportedFields, kw_only=True):
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     truncate_prompt_tokens: Annotated[int, msgspec.Meta(ge=-1, le=2**31)] | None = None
+    truncation_side: Literal["left", "right"] | None = None
     user: str | None = None
     prompt_cache_key: CacheKey | None = None
     prompt_cache_options: Annotated[

@@ -27,7 +27,7 @@ from headwater.actors.edge.prompt.request import GenerationResult
 from headwater.actors.edge.saga.fields import served
 from headwater.actors.edge.saga.http_call import Call
 from headwater.actors.http.asgi import Headers
-from headwater.actors.http.body import check_shape, decode_body, shorten
+from headwater.actors.http.body import check_shape, decode_body
 from headwater.actors.http.connection import WebSocket
 from headwater.actors.http.errors import ApiError, bad_request, overloaded
 from headwater.engines.logs import failure_place
@@ -166,9 +166,7 @@ class _Session:
     async def _enqueue(self, message: bytes) -> None:
         """Hand a message to its stream. Raises `ApiError` for one that has none."""
         await check_shape(message)
-        message = await shorten(message)
-        # As plain bytes: what is read here is in none of the long strings.
-        head: _Peek = decode_body(_peek, bytes(message))
+        head: _Peek = decode_body(_peek, message)
         stream_id = head.stream_id
         if stream_id is not None and not (isinstance(stream_id, str) and _STREAM_ID.match(stream_id)):
             raise bad_request(

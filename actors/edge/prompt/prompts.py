@@ -250,8 +250,9 @@ async def _around(model: Model, context: int, prefix: str | list[int], suffix: s
 
 
 def truncated(prompts: list[U32], request: GenerationRequest, context: int) -> list[U32]:
-    """The prompts' last tokens, as many as the request keeps; -1: as many as leave room for the answer."""
-    keep = request.prompt_options.truncate_tokens
+    """The prompts' last or first tokens, as many as the request keeps; -1: as many as leave room for the answer."""
+    options = request.prompt_options
+    keep = options.truncate_tokens
     if keep is None:
         return prompts
     if keep < 0:
@@ -261,7 +262,7 @@ def truncated(prompts: list[U32], request: GenerationRequest, context: int) -> l
             f"truncate_prompt_tokens must be from 1 to {context}, the context, or -1.",
             param="truncate_prompt_tokens",
         )
-    return [prompt[-keep:] for prompt in prompts]
+    return [prompt[:keep] if options.truncate_end else prompt[-keep:] for prompt in prompts]
 
 
 async def tokens_of(model: Model, entry: str | list[int], param: str, *, special: bool = True) -> U32:

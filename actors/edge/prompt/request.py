@@ -174,14 +174,15 @@ class Hints(msgspec.Struct, frozen=True, kw_only=True):
 class PromptOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How messages or texts become tokens.
 
-    `truncate_tokens`: keep at most this many of the prompt's last tokens, None for all. `continue_final`: the answer
-    continues the last message. `variables` are further ones for the chat template.
+    `truncate_tokens`: keep at most this many of the prompt's last tokens, or with `truncate_end` of its first, None for all.
+    `continue_final`: the answer continues the last message. `variables` are further ones for the chat template.
     """
 
     add_special_tokens: bool | None = None
     add_generation_prompt: bool = True
     continue_final: bool = False
     truncate_tokens: int | None = None
+    truncate_end: bool = False
     variables: dict[str, Any] = {}
 
 

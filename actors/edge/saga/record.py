@@ -16,7 +16,6 @@ import msgspec
 import structlog
 
 from headwater.actors import metrics
-from headwater.actors.http.body import whole_body
 from headwater.actors.http.errors import ApiError
 from headwater.engines.logs import failure_place
 from headwater.events.ports import NOTHING, Log
@@ -345,5 +344,4 @@ class RequestLogWriter:
     def _payload(self, data: bytes) -> bytes:
         if self._payload_kind == "off":
             return b""
-        data = whole_body(data)
         return sha256(data).digest() if self._payload_kind == "hashed" else data

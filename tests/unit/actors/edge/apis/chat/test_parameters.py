@@ -208,10 +208,22 @@ def test_sampling_fields_reach_engines_that_have_them(
         assert refused(edge, allowed_token_ids=[10**6])["param"] == name
 
 
-def test_a_long_prompt_is_truncated_from_the_left(edge: EdgeWorld) -> None:
-    """To a number of tokens, or so that the answer fits."""
+def test_a_long_prompt_is_truncated_on_either_side(edge: EdgeWorld) -> None:
+    """To a number of tokens, or so that the answer fits; on the left unless the request says otherwise."""
     complete(edge, prompt="abcdefgh", truncate_prompt_tokens=3)
     assert prompt_of(edge) == ids("fgh")
+    complete(edge, prompt="abcdefgh", truncate_prompt_tokens=3, truncation_side="left")
+    assert prompt_of(edge) == ids("fgh")
+    complete(edge, prompt="abcdefgh", truncate_prompt_tokens=3, truncation_side="right")
+    assert prompt_of(edge) == ids("abc")
+    chat(edge, truncate_prompt_tokens=4)
+    last = prompt_of(edge)
+    chat(edge, truncate_prompt_tokens=4, truncation_side="right")
+    assert len(prompt_of(edge)) == 4
+    assert prompt_of(edge) != last
+    error = refused(edge, truncate_prompt_tokens=4, truncation_side="middle")
+    assert error["param"] == "truncation_side"
+    assert error["message"].startswith("Invalid enum value: it must be one of left, right")
     complete(edge, prompt="a" * 9_000, truncate_prompt_tokens=-1, max_tokens=6)
     assert len(prompt_of(edge)) == 4_096 - 6
     chat(edge, truncate_prompt_tokens=4)

@@ -19,8 +19,7 @@ import msgspec
 import structlog
 
 from headwater.actors.http.asgi import ClientGone, Headers, Receive, Scope, Send, respond
-from headwater.actors.http.body import Bodies
-from headwater.actors.http.decoding import require_method
+from headwater.actors.http.body import Bodies, require_method
 from headwater.actors.http.errors import ApiError, bad_request
 from headwater.actors.limits import BodyLimits
 from headwater.actors.runtime.ports import Ports

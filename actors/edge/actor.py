@@ -39,7 +39,7 @@ from headwater.actors.media.intake import MediaIntake
 from headwater.actors.runtime import lease
 from headwater.actors.runtime.actor import Actor
 from headwater.actors.runtime.lease import OfferAnswers
-from headwater.actors.runtime.ports import Persistence, Ports, Subscription
+from headwater.actors.runtime.ports import Handler, Persistence, Ports, Subscription
 from headwater.engines.transfer.port import OpenTransfer
 from headwater.events.ports import LogError
 from headwater.events.writer import WriterFenced
@@ -93,10 +93,7 @@ class EdgeActor(Actor):
         self._workers = WorkerRegistry(ports, name, self.spawn, settings.encode_legs)
         self._lease: lease.LeaseHandle | None = None
         self._ledger: OpenRequests | None = None
-        self._frames: Subscription | None = None
-        self._media: Subscription | None = None
-        self._offers: Subscription | None = None
-        self._streams: Subscription | None = None
+        self._subscriptions: list[Subscription] = []
         self._app: App | None = None
         self._serving: asyncio.Task[None] | None = None
 
@@ -144,21 +141,15 @@ class EdgeActor(Actor):
         self._persistence.watch("request log", self._ledger.writer)
         self._persistence.measure("requests", self._ledger.writer)
         self.spawn(self._persistence.run(), "persistence")
-        self._frames = await ports.bus.subscribe(
-            subjects.edge_frames(ports.ns, self.name), self._workers.on_frame
-        )
+        await self._subscribe(subjects.edge_frames(ports.ns, self.name), self._workers.on_frame)
         if self._open_media_transfer is not None:
             answers = OfferAnswers(ports.bus)
             answers.transfer = self._workers.media.transfer = await self._open_media_transfer()
-            self._offers = await ports.bus.subscribe(
-                subjects.edge_offer(ports.ns, self.name), answers.on_offer
-            )
-        self._media = await ports.bus.subscribe(
-            subjects.edge_media(ports.ns, self.name), self._workers.media.on_query
-        )
+            await self._subscribe(subjects.edge_offer(ports.ns, self.name), answers.on_offer)
+        await self._subscribe(subjects.edge_media(ports.ns, self.name), self._workers.media.on_query)
         # Under the epoch of its handles, which it keeps if it has to take its lease again.
         streams = subjects.edge_streams(ports.ns, self.name, self._workers.epoch)
-        self._streams = await ports.bus.subscribe(streams, self._workers.on_streams)
+        await self._subscribe(streams, self._workers.on_streams)
         self._sharing = UsageSharing(ports.bus, ports.ns, self.name, self._lease.epoch, self._limiter)
         await self._sharing.start()
         self.spawn(self._sharing.run(), "usage")
@@ -192,6 +183,9 @@ class EdgeActor(Actor):
         await asyncio.wait({listening, self._serving}, return_when=asyncio.FIRST_COMPLETED)
         listening.cancel()
         self.log.info("edge_listening", url=self._server.url)
+
+    async def _subscribe(self, subject: str, handler: Handler) -> None:
+        self._subscriptions.append(await self.ports.bus.subscribe(subject, handler))
 
     async def _hold(self) -> None:
         """Hold the lease. If another edge takes it, continue to serve and wait until it is free.
@@ -249,9 +243,8 @@ class EdgeActor(Actor):
 
     async def close(self) -> None:
         """See `Actor.close`."""
-        for one in (self._frames, self._media, self._offers, self._streams):
-            if one is not None:
-                await one.unsubscribe()
+        for subscription in self._subscriptions:
+            await subscription.unsubscribe()
         if self._sharing is not None:
             await self._sharing.stop()
         # After a drain no requests are left. After a failure each gets its error before its connection ends.

@@ -24,7 +24,7 @@ import jinja2.parser
 import jinja2.sandbox
 import numpy as np
 
-from headwater.actors.edge.template_form import find_form, further_variables
+from headwater.actors.edge.template_form import TemplateForm, find_form
 from headwater.actors.edge.tokenizer import MARK, Tokenizer
 from headwater.actors.http.errors import bad_request
 from headwater.schemas.hashing import U32
@@ -73,7 +73,7 @@ class ChatTemplate:
         self._source = source
         self._is_dated = self.mentions("datetime")
         self.form = find_form(
-            lambda messages, tools, variables: self._rendered(messages, tools, True, variables),
+            lambda messages, tools, form: self._rendered(messages, tools, True, _tools_by_name(tools, form)),
             self.mentions,
         )
 
@@ -96,7 +96,7 @@ class ChatTemplate:
         if not tools:
             # Many templates ask whether `tools` is defined; an empty list would count as such.
             tools = [] if self.form.empty_tools else None
-        further = further_variables(self.form, tools)
+        further = _tools_by_name(tools, self.form)
         return self._rendered(messages, tools, add_generation_prompt, {**further, **(variables or {})})
 
     def _rendered(
@@ -122,6 +122,14 @@ class ChatTemplate:
                 f"The model's chat template cannot render these messages ({type(error).__name__}).",
                 param="messages",
             ) from error
+
+
+def _tools_by_name(tools: list[dict[str, Any]] | None, form: TemplateForm) -> dict[str, Any]:
+    """The tools under the names that a template has for them besides Hugging Face's."""
+    if form.tools_as_json:
+        text = json.dumps([tool["function"] for tool in tools or ()], ensure_ascii=False, indent=4)
+        return dict.fromkeys(form.tool_variables, text)
+    return dict.fromkeys(form.tool_variables, tools) if tools else {}
 
 
 def _tojson(

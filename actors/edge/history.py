@@ -169,25 +169,24 @@ class TenantObjects:
 
     async def put(self, tenant: str, kind: Kind, id_: str, data: bytes) -> None:
         """Store an object, or replace it. Raises `ApiError` 413 if it is too large."""
+        key = _key(tenant, kind, id_)
         async with _available():
-            head = await self._write_chunks(tenant, _key(tenant, kind, id_), data)
-            await self._table.put(_key(tenant, kind, id_), head, ttl_s=self._ttl_s)
+            head = await self._write_chunks(tenant, key, data)
+            await self._table.put(key, head, ttl_s=self._ttl_s)
 
     async def create(self, tenant: str, kind: Kind, id_: str, data: bytes) -> bool:
         """Store an object under a new id. False if the id exists."""
+        key = _key(tenant, kind, id_)
         async with _available():
-            head = await self._write_chunks(tenant, _key(tenant, kind, id_), data)
-            made = await self._table.create(_key(tenant, kind, id_), head, ttl_s=self._ttl_s)
-            return made is not None
+            head = await self._write_chunks(tenant, key, data)
+            return await self._table.create(key, head, ttl_s=self._ttl_s) is not None
 
     async def replace(self, tenant: str, kind: Kind, id_: str, data: bytes, revision: int) -> bool:
         """Replace the object unless it changed since this revision; False if it did."""
+        key = _key(tenant, kind, id_)
         async with _available():
-            head = await self._write_chunks(tenant, _key(tenant, kind, id_), data)
-            made = await self._table.update(
-                _key(tenant, kind, id_), head, revision=revision, ttl_s=self._ttl_s
-            )
-            return made is not None
+            head = await self._write_chunks(tenant, key, data)
+            return await self._table.update(key, head, revision=revision, ttl_s=self._ttl_s) is not None
 
     async def get(self, tenant: str, kind: Kind, id_: str) -> StoredObject | None:
         """The object, None if it is unknown, expired, deleted or another tenant's."""

@@ -12,8 +12,8 @@ from typing import Any, Final, Literal, NamedTuple
 from headwater.actors.http.errors import ApiError
 
 Message = dict[str, Any]
-Render = Callable[[list[Message], list[dict[str, Any]] | None, dict[str, Any]], str]
-"""Renders messages and tools, with further variables; raises `ApiError` where the template cannot."""
+Render = Callable[[list[Message], list[dict[str, Any]] | None, "TemplateForm"], str]
+"""Renders messages and tools, which are in this form; raises `ApiError` where the template cannot."""
 
 CallContent = Literal["null", "empty", "absent"]
 
@@ -92,14 +92,6 @@ def changes_of(form: TemplateForm) -> list[str]:
         found.append(f"the content of a call without text is {form.call_content}")
     as_text = " as JSON in a text" if form.tools_as_json else ""
     return found + [f"the tools are in the variable {name} as well{as_text}" for name in form.tool_variables]
-
-
-def further_variables(form: TemplateForm, tools: list[dict[str, Any]] | None) -> dict[str, Any]:
-    """The variables of a template besides Hugging Face's: the tools under the further names that it has for them."""
-    if form.tools_as_json:
-        text = json.dumps([tool["function"] for tool in tools or ()], ensure_ascii=False, indent=4)
-        return dict.fromkeys(form.tool_variables, text)
-    return dict.fromkeys(form.tool_variables, tools) if tools else {}
 
 
 TOOL_VARIABLES: Final = ("xml_tools", "functions")
@@ -182,7 +174,7 @@ class _Probe:
         offered = [tool] if tools else [] if self._form.empty_tools else None
         try:
             shaped = [self._shaped(message) for message in messages]
-            return self._render(shaped, offered, further_variables(self._form, offered))
+            return self._render(shaped, offered, self._form)
         except ApiError:
             return None
 

@@ -10,13 +10,15 @@ without credentials and are answered before anything else looks at them.
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable
-from typing import Any, Final, Protocol
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Final
 
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
+Asgi = Callable[[Scope, Receive, Send], Coroutine[Any, Any, None]]
+"""An ASGI application: it answers one request."""
 
 BACKLOG_BYTES_MAX = 4 * 1024 * 1024
 PING_S = 10.0
@@ -33,14 +35,6 @@ STREAM_HEADERS: Headers = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
-
-
-class Asgi(Protocol):
-    """An ASGI application."""
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
-        ...
 
 
 class ClientGone(Exception):

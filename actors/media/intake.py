@@ -27,7 +27,7 @@ from headwater.actors.media.request import (
     IMAGE_FORMATS,
     MESSAGE_BYTES_MAX,
     SEALS,
-    Decoded,
+    DecodedMedia,
     DecodeTask,
     FetchPolicy,
     IntakeSettings,
@@ -186,7 +186,7 @@ def _checked(task: DecodeTask, reply: Reply, descriptors: list[int]) -> TaskRepl
         return TaskReply(reply, -1)
     if len(descriptors) != 1 or fcntl.fcntl(descriptors[0], fcntl.F_GET_SEALS) & SEALS != SEALS:
         raise ValueError("the decoded item is not sealed")
-    size = byte_count(reply.dtype, reply.shape)
+    size = byte_count(reply.media.dtype, reply.media.shape)
     if os.fstat(descriptors[0]).st_size != size:
         raise ValueError("the decoded item is not of the size stated")
     return TaskReply(reply, descriptors[0])
@@ -424,7 +424,7 @@ class MediaIntake:
             if isinstance(reply, Rejected):
                 raise MediaError(reply.code, reply.message)
             open_until_done.push_async_callback(_in_thread, os.close, descriptor)
-            return await _in_thread(self._item, source.kind, target.processor, reply, descriptor)
+            return await _in_thread(self._item, source.kind, target.processor, reply.media, descriptor)
 
     def _check(self, source: MediaSource, target: MediaTarget, bytes_max: int) -> None:
         """What needs no process. Raises `MediaError`."""
@@ -462,9 +462,9 @@ class MediaIntake:
             else:
                 await self._end(process)
 
-    def _item(self, kind: MediaKind, processor: str, reply: Decoded, descriptor: int) -> MediaItem:
+    def _item(self, kind: MediaKind, processor: str, media: DecodedMedia, descriptor: int) -> MediaItem:
         """The item behind a sealed descriptor, with its id. Raises `MediaError` if too many others are in use."""
-        size = byte_count(reply.dtype, reply.shape)
+        size = byte_count(media.dtype, media.shape)
         if not self._budget.take(size):
             raise MediaError(MediaCode.BUSY, "The requests in flight hold too many media. Retry.")
         try:
@@ -472,22 +472,12 @@ class MediaIntake:
         except OSError as error:
             self._budget.give_back(size)
             raise MediaError(MediaCode.BUSY, "The edge has no memory for more media. Retry.") from error
-        if kind == "file" and reply.format in IMAGE_FORMATS:
+        if kind == "file" and media.format in IMAGE_FORMATS:
             kind = "image"
-        if reply.grid:
-            processor = f"{processor} grid {reply.grid}"
-        found = media_id(kind, reply.dtype, reply.shape, data, processor)
-        return MediaItem(
-            kind,
-            found,
-            reply.dtype,
-            reply.shape,
-            data,
-            reply.format,
-            reply.seconds,
-            reply.times_s,
-            reply.grid,
-        )
+        if media.grid:
+            processor = f"{processor} grid {media.grid}"
+        id_ = media_id(kind, media.dtype, media.shape, data, processor)
+        return MediaItem(kind, id_, data=data, **media._asdict())
 
     async def _end(self, process: IntakeProcess) -> None:
         self.pids.discard(process.pid)

@@ -167,10 +167,10 @@ def _answer(
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
     with file:
-        found = decode(file, task.kind, task.limits, task.target, out)
+        media = decode(file, task.kind, task.limits, task.target, out)
     out.flush()
     fcntl.fcntl(out.fileno(), fcntl.F_ADD_SEALS, SEALS)
-    return Decoded(task.number, *found)
+    return Decoded(task.number, media)
 
 
 def _limit_cpu(seconds: int) -> None:

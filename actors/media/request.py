@@ -295,20 +295,26 @@ class DecodeTask(msgspec.Struct, frozen=True):
     target: MediaTarget
 
 
-class Decoded(msgspec.Struct, frozen=True, tag=True):
-    """A decoded item; a sealed file descriptor with its values travels with the message.
+class DecodedMedia(NamedTuple):
+    """A decoded item whose values are in a `Sink`.
 
     `dtype` and `shape` are those of the array. `format` is the file's: `png`, `mp4`. `seconds` is the length of audio or
     video; `times_s` are those of sampled frames; `grid` is that of an embedding's patches (1, rows, columns).
     """
 
-    number: int
     dtype: str
     shape: tuple[int, ...]
     format: str
     seconds: float = 0.0
     times_s: tuple[float, ...] = ()
     grid: tuple[int, ...] = ()
+
+
+class Decoded(msgspec.Struct, frozen=True, tag=True):
+    """The reply with a decoded item; a sealed file descriptor with its values travels with the message."""
+
+    number: int
+    media: DecodedMedia
 
 
 class Rejected(msgspec.Struct, frozen=True, tag=True):
@@ -403,7 +409,7 @@ def _is_mp3_frame(head: bytes) -> bool:
     return head[2] >> 4 != 15 and head[2] >> 2 & 3 != 3
 
 
-# The result of decoders, and where they write the values.
+# Where decoders write the values of an item.
 
 
 class Sink(Protocol):
@@ -412,14 +418,3 @@ class Sink(Protocol):
     def write(self, data: bytes | memoryview, /) -> int:
         """Append them."""
         ...
-
-
-class DecodedMedia(NamedTuple):
-    """A decoded item whose values are in a `Sink`. See `request.Decoded` for the fields."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    format: str
-    seconds: float = 0.0
-    times_s: tuple[float, ...] = ()
-    grid: tuple[int, ...] = ()

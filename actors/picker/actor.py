@@ -27,7 +27,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health
 
 from headwater.actors import metrics
-from headwater.actors.edge.admit.control import AccessServices
+from headwater.actors.edge.admit.control import AccessServices, wait_for_namespace_key
 from headwater.actors.edge.catalog import ModelCatalog
 from headwater.actors.edge.saga.fields import FieldChecker
 from headwater.actors.edge.saga.http_call import DecisionSeal, Serving
@@ -41,7 +41,6 @@ from headwater.actors.picker.exchange import Exchange
 from headwater.actors.picker.pick import Endpoints, Picker
 from headwater.actors.runtime.actor import Actor
 from headwater.actors.runtime.ports import Ports
-from headwater.events.ports import LogError
 from headwater.schemas.names import host_port
 
 LIVENESS: Final = "liveness"
@@ -146,9 +145,6 @@ class _Processor:
             exchange.end(aborted=aborted)
 
 
-SECRET_RETRY_S = 0.5
-
-
 class PickerActor(Actor):
     """See the module."""
 
@@ -200,20 +196,11 @@ class PickerActor(Actor):
         # Alive from now on, and ready once it knows the fleet.
         self.port = await self._server.start()
         await self._access.prepare()
-        await self._load_seal()
+        self._seal.derive(await wait_for_namespace_key(self.ports.secrets, self.ports.clock))
         await self._models.known.wait()
         await self._endpoints.known.wait()
         await self._server.set_ready(ready=True)
         self.log.info("picker_listening", port=self.port, endpoints=len(self._endpoints.of_pool("")))
-
-    async def _load_seal(self) -> None:
-        while True:
-            try:
-                await self._seal.load()
-                return
-            except LogError as error:
-                self.log.warning("namespace_key_not_read", reason=str(error))
-                await self.ports.clock.sleep(SECRET_RETRY_S)
 
     async def drain(self) -> None:
         """See `Actor.drain`."""

@@ -14,7 +14,6 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-import msgspec
 import structlog
 
 from headwater.actors.edge.admit.control import AccessControl
@@ -27,26 +26,19 @@ from headwater.actors.edge.apis.chat_types import ChatRequest, CompletionRequest
 from headwater.actors.edge.prompt.prepare import Prepared
 from headwater.actors.edge.prompt.request import GenerationRequest
 from headwater.actors.edge.saga.http_call import Call, DecisionSeal, Picked, RoutingHints, Serving, trace_of
-from headwater.actors.edge.saga.placement import ChoiceMessages, Dispatcher
-from headwater.actors.edge.saga.saga import step
-from headwater.actors.edge.saga.types import (
-    AskRouter,
-    AwaitedEffect,
-    Dispatch,
-    Effect,
-    Finish,
-    LegRefused,
-    Opened,
-    PauseSearch,
-    RetryDue,
-    Saga,
-    SagaEvent,
+from headwater.actors.edge.saga.placement import (
+    Addressed,
+    Dispatcher,
+    MessagePlacement,
+    TokenSequence,
+    withdraw,
 )
 from headwater.actors.http.asgi import Headers
-from headwater.actors.http.decoding import check_shape, decode_body
+from headwater.actors.http.body import check_shape, decode_body
 from headwater.actors.http.errors import ApiError, overloaded
 from headwater.actors.runtime.tables import LeaseTable
 from headwater.events.table import Table
+from headwater.schemas.inference import Refused
 from headwater.schemas.routing import Decision
 from headwater.schemas.tables import Lease
 
@@ -233,7 +225,7 @@ class Picker:
         """The request of a pick does not arrive at its worker: its load counts no more. Does not wait."""
         if pick.decided is not None:
             pool, attempt = pick.decided.pool, pick.decided.decision.request
-            self._serving.workers.routing.withdraw(pool, attempt, self._endpoints.routers(pool))
+            withdraw(self._serving.workers, pool, attempt, self._endpoints.routers(pool))
 
     async def _read(self, asked: Asked) -> tuple[Prepared, RoutingHints]:
         """The prompt of a request, and what its headers say about routing. Raises `ApiError`, and `NotGenerating`."""
@@ -255,29 +247,24 @@ class Picker:
         card, spec = prepared.model.card, first_choice(prepared, name)
         trace = trace_of({"headers": asked.headers})
         dispatcher = Dispatcher(self._serving.workers, card.pool, hints, trace)
-        messages = ChoiceMessages(spec, prepared.prompts[0], card.block_size, dispatcher)
-        saga, effects = step(Saga(spec), Opened("", self.clock.monotonic_s()))
-        while True:
-            event: SagaEvent
-            match _awaited(effects):
-                case AskRouter() as ask:
-                    unreachable = self._endpoints.unreachable(card.pool, asked.subset)
-                    exclude = tuple(dict.fromkeys((*ask.constraints.exclude, *unreachable)))
-                    constraints = msgspec.structs.replace(ask.constraints, exclude=exclude)
-                    ask = msgspec.structs.replace(ask, constraints=constraints)
-                    event = await messages.query_router(ask, [])
-                case PauseSearch() as pause:
-                    await self.clock.sleep(pause.seconds)
-                    event = RetryDue(pause.number, self.clock.monotonic_s())
-                case Dispatch() as leg:
-                    attempt = leg.attempt
-                    if saga.decision is not None and self._endpoints.of(attempt.worker, asked.subset):
-                        return saga.decision
-                    # It joined after the query was made.
-                    reason = f"worker {attempt.worker} has no endpoint that the gateway allows"
-                    now_s = self.clock.monotonic_s()
-                    event = LegRefused(attempt.number, reason, True, False, "", now_s)
-            saga, effects = step(saga, event)
+        prompt = TokenSequence(
+            prepared.prompts[0], card.block_size, spec.constraints.lora_name, spec.cache_salt
+        )
+        tokens, hashes = prompt.extend([])
+        message = Addressed(
+            name, spec.index, len(tokens), spec.constraints, hashes, max_tokens=spec.sampling.max_tokens
+        )
+        placement = MessagePlacement[Decision](
+            dispatcher, message, lambda: self._endpoints.unreachable(card.pool, asked.subset)
+        )
+
+        async def follow(decision: Decision, _attempt: str) -> Decision | Refused:
+            if self._endpoints.of(decision.worker, asked.subset):
+                return decision
+            # It joined after the query was made.
+            return Refused(f"worker {decision.worker} has no endpoint that the gateway allows", True)
+
+        return await placement.deliver(follow)
 
     def _in_order(self, decision: Decision, pool: str, subset: Subset) -> tuple[str, ...]:
         """The endpoint of the worker that was chosen, then those of the next best."""
@@ -286,16 +273,6 @@ class Picker:
         found = [self._endpoints.of(worker, subset) for worker in named]
         every = dict.fromkeys([*found, *self._endpoints.of_pool(pool, subset)])
         return tuple(endpoint for endpoint in every if endpoint)[:ENDPOINTS_MAX]
-
-
-def _awaited(effects: list[Effect]) -> AwaitedEffect:
-    """The effect that the saga awaits an answer to. Raises the error that ended it."""
-    for effect in effects:
-        if isinstance(effect, Finish):
-            raise effect.error or overloaded("No worker could take the request.", RETRY_S)
-        if isinstance(effect, AskRouter | Dispatch | PauseSearch):
-            return effect
-    raise AssertionError(effects)
 
 
 def _no_endpoint(subset: Subset, what: str = "") -> ApiError:

@@ -56,6 +56,8 @@ class RouterActor(Actor):
     """The router as an actor. A router serves one pool; routers of one pool share its queries."""
 
     kind = "router"
+    _log: Log
+    """That of the pool, once it has started."""
 
     def __init__(
         self,
@@ -88,7 +90,6 @@ class RouterActor(Actor):
         self._fleet: Writer | None = None
         self._policy = policy
         self._commands: tuple[EngineWeightsKeeper, TrafficSplitKeeper] | None = None
-        self._log: Log | None = None
         self._subscription: Subscription | None = None
 
     @property
@@ -187,8 +188,10 @@ class RouterActor(Actor):
         self._follower.state = await self._snapshots.restore(log) or self.state
         from_snapshot = self.state.position
         await self._divergence.start(epoch)
-        incarnation = (self.name, epoch)
-        self.spawn(self._follower.follow(log, incarnation, self._snapshots, self._queue), "tail")
+        following = self._follower.follow(
+            log, (self.name, epoch), self._snapshots.folding, self._queue.on_fold_advanced
+        )
+        self.spawn(following, "tail")
         await self._follower.caught_up.wait()
         self.log.info(
             "router_caught_up",
@@ -197,11 +200,6 @@ class RouterActor(Actor):
             blocks=self.state.index.rows,
             seconds=round(self.ports.clock.monotonic_s() - began_s, 3),
         )
-
-    def _require_log(self) -> Log:
-        if self._log is None:
-            raise RuntimeError("the router is not started")
-        return self._log
 
     async def _hold_lease(self) -> None:
         """A lost lease ends this incarnation: the supervisor starts the next one from snapshot and tail."""
@@ -287,7 +285,7 @@ class RouterActor(Actor):
             if self.is_settled:
                 break
             await self.ports.clock.sleep(0.05)
-        await self._snapshots.save(self._require_log())
+        await self._snapshots.save(self._log)
         if self._lease is not None:
             await self._lease.release()
 

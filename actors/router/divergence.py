@@ -23,7 +23,7 @@ Every difference is evaluated periodically, so a request that was lost is repeat
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, ParamSpec, TypeVar
 
 import msgspec
 import structlog
@@ -50,6 +50,9 @@ ROUTERS_MAX: Final = 64
 
 INLINE_ROWS_MAX: Final = 1 << 16
 """The most blocks whose digest is computed on the event loop. More are computed in a thread, which takes about 13 ms for each million."""
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _encode = msgspec.msgpack.Encoder().encode
 _decoder = msgspec.msgpack.Decoder(StateDigest)
@@ -117,7 +120,7 @@ class DivergenceCheck:
     async def publish(self, state: RouterState, loads: Loads) -> None:
         """Publish the digest of the fold, which must not change until this returns. `loads` exclude unwritten own decisions."""
         if state.index.rows > INLINE_ROWS_MAX:
-            digest = await _in_thread(lambda: state.digest(loads))
+            digest = await in_thread(state.digest, loads)
         else:
             digest = state.digest(loads)
         own = StateDigest(
@@ -195,9 +198,9 @@ def _store(kept: OrderedDict[int, StateDigest], one: StateDigest) -> None:
         kept.popitem(last=False)
 
 
-async def _in_thread(work: Callable[[], str]) -> str:
-    """Run in a thread that reads the state. A cancellation takes effect only when the thread is done."""
-    running = asyncio.ensure_future(asyncio.to_thread(work))
+async def in_thread(work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+    """Run in a thread that reads the state. A cancellation takes effect only when the thread is done: until then the fold stays stopped."""
+    running = asyncio.ensure_future(asyncio.to_thread(work, *arguments, **named))
     try:
         return await asyncio.shield(running)
     except asyncio.CancelledError:

@@ -15,14 +15,14 @@ running: hashing, the object store and the local cache.
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any, Final, Protocol
 
 import msgspec
 
 from headwater.actors.metrics import RouterMetrics
-from headwater.actors.router.divergence import DivergenceCheck, Marks
+from headwater.actors.router.divergence import DivergenceCheck, Marks, in_thread
 from headwater.actors.runtime.ports import Ports, SnapshotReader
 from headwater.events.ports import Gap, Log, LogError, LogUnavailable, Record, Slice, Unreadable
 from headwater.events.snapshot_store import Policy, RetentionGuard, Snapshot, Tail, due
@@ -40,22 +40,6 @@ LAG_S_MAX: Final = 2.0
 """The time after which decisions are also marked `degraded`, if the log has not delivered an own decision."""
 
 RETRY_S: Final = 0.5
-
-
-class FoldGuard(Protocol):
-    """Keeps the fold from changing while it is read elsewhere."""
-
-    def folding(self) -> AbstractAsyncContextManager[None]:
-        """Enter before the state changes beyond its loads."""
-        ...
-
-
-class FoldListener(Protocol):
-    """Is notified of progress."""
-
-    def on_fold_advanced(self) -> None:
-        """A slice of the log was folded; called outside `folding`."""
-        ...
 
 
 class LogFollower:
@@ -121,14 +105,21 @@ class LogFollower:
         return list(lost.values())
 
     async def follow(
-        self, log: Log, incarnation: tuple[str, int], guard: FoldGuard, listener: FoldListener
+        self,
+        log: Log,
+        incarnation: tuple[str, int],
+        folding: Callable[[], AbstractAsyncContextManager[None]],
+        on_advanced: Callable[[], None],
     ) -> None:
-        """Fold the log. Does not return. Decisions of `incarnation` (name, epoch) are own ones."""
+        """Fold the log. Does not return. Decisions of `incarnation` (name, epoch) are own ones.
+
+        The state changes beyond its loads only within `folding`; after each slice of the log, outside of that, `on_advanced` is called.
+        """
         self.logged = msgspec.convert(msgspec.to_builtins(self.state.loads), Loads)
         while True:
             self.state.log = await self._identity(log)
             async for piece in log.read(self.state.position, follow=True):
-                async with guard.folding():
+                async with folding():
                     if piece.gap is not None and piece.gap.first <= self.state.position:
                         # The positions folded so far do not exist: this is another log. Read it from its start.
                         self._restart_after(piece.gap._replace(last=0))
@@ -136,7 +127,7 @@ class LogFollower:
                     await self._fold(piece, incarnation)
                 if piece.lag == 0:
                     self.caught_up.set()
-                listener.on_fold_advanced()
+                on_advanced()
 
     async def _identity(self, log: Log) -> str:
         """The identity of the log. Waits while the server is unreachable."""
@@ -297,7 +288,7 @@ class SnapshotKeeper(SnapshotReader):
 
     @asynccontextmanager
     async def folding(self) -> AsyncIterator[None]:
-        """See `FoldGuard`: the index must not change while a snapshot reads it."""
+        """Within it the index may change: no snapshot reads it."""
         async with self._still:
             began = self._ports.clock.monotonic_s()
             yield
@@ -370,25 +361,14 @@ class SnapshotKeeper(SnapshotReader):
                 state = self._source.state
                 if not self._source.is_settled or state.position == self._saved_position:
                     return None
-                # No decision may be made between that check and this copy.
+                # No decision may be made between that check and this copy: decisions keep changing the loads.
                 loads = msgspec.to_builtins(state.loads)
                 await held.aclose()
                 try:
-                    return await self._cut(state, loads)
+                    return await in_thread(state.snapshot, loads, self._ports.clock.wall_ns())
                 except ValueError as error:
                     self._log.error("snapshot_not_taken", log_position=state.position, reason=str(error))
                     return None
-
-    async def _cut(self, state: RouterState, loads: Any) -> Snapshot:
-        """A snapshot of the present state; `loads` are a copy, as plain values, because decisions keep changing them."""
-        made_ns = self._ports.clock.wall_ns()
-        work = asyncio.ensure_future(asyncio.to_thread(state.snapshot, loads, made_ns))
-        try:
-            return await asyncio.shield(work)
-        except asyncio.CancelledError:
-            # The thread still reads the index: the fold stays stopped until it is done.
-            await asyncio.wait({work})
-            raise
 
     def _note_saved(self, position: int, covered_s: float = 0.0) -> None:
         """A snapshot exists; `covered_s` of the time spent folding is included in it, the rest came later."""

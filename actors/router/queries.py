@@ -256,14 +256,6 @@ _decoder = msgspec.msgpack.Decoder(RouteWait)
 _log = structlog.get_logger("headwater.queue")
 
 
-class Discarder(Protocol):
-    """The owner of the queue."""
-
-    def discard(self, request: str, reason: str) -> None:
-        """Remove a query whose client is gone, if it is queued."""
-        ...
-
-
 class _Poll(NamedTuple):
     reply: str
     until_s: float
@@ -273,7 +265,7 @@ class QueueWaiters:
     """The polls of edges for queries in the queue."""
 
     def __init__(
-        self, ports: Ports, name: str, pool: str, decisions: DecisionMaker, queue: Discarder, spawn: Spawn
+        self, ports: Ports, name: str, pool: str, decisions: DecisionMaker, queue: "RouteQueue", spawn: Spawn
     ) -> None:
         self._ports = ports
         self._name = name
@@ -435,7 +427,7 @@ class RouteQueue:
         return self._waiters.register(query.request)
 
     def on_fold_advanced(self) -> None:
-        """See `FoldListener`."""
+        """The state changed: decide what waited for that."""
         self._queue.note_fold_advanced(self._now())
         self.serve()
 
@@ -450,7 +442,7 @@ class RouteQueue:
             self._spawn(self._serve_next_turn(), "queue continues")
 
     def discard(self, request: str, reason: str) -> None:
-        """See `Discarder`."""
+        """Remove a query whose client is gone, if it is queued."""
         if request in self._waiting:
             self._queue.remove(request, self._now())
             self._metrics.left_queue(reason)

@@ -15,12 +15,12 @@ import contextlib
 import os
 import socket
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import msgspec
 import structlog
 
-from headwater.actors.runtime.ports import Bus, BusError, Message
+from headwater.actors.runtime.ports import Bus, BusError, Message, Persistence
 from headwater.actors.runtime.tables import decode_lease
 from headwater.engines.transfer.port import PeerGone, TensorTransfer, TransferFailed
 from headwater.events.ports import Log, LogError
@@ -28,7 +28,7 @@ from headwater.events.table import Table, TableEntry
 from headwater.schemas.clock import Clock
 from headwater.schemas.media import ClaimRefused, ClaimReply, Offer, OfferClaim, OfferReleased
 from headwater.schemas.subjects import lease_key
-from headwater.schemas.tables import Lease, LeaseKind, ServedPart
+from headwater.schemas.tables import Lease, LeaseKind
 
 TTL_S: Final = 3
 RENEW_S: Final = 1.0
@@ -42,15 +42,6 @@ _log = structlog.get_logger("headwater.lease")
 
 class LeaseLost(Exception):
     """Raised by actors whose incarnation ends with their lease."""
-
-
-class StallState(Protocol):
-    """The state of the log as an actor sees it: whether it accepts what the actor appends."""
-
-    @property
-    def is_stalled(self) -> bool:
-        """True while it does not."""
-        ...
 
 
 async def _no_log() -> int:
@@ -69,9 +60,8 @@ def newest_epoch(log: Log, *subjects: str) -> NewestEpoch:
 class LeaseHandle:
     """A lease that was taken. Its `epoch` never changes; its revision in the table changes with each renewal.
 
-    `persistence`, set by the holder, is what the lease reports as `Lease.stalled`; `serves`, `reads_embeddings`,
-    `embedding_format`, `encodes` and `revision` are its fields, reported at the next renewal, or by `publish`.
-    `embedding_format`, `encodes` and `endpoint` are its fields, reported at the next renewal, or by `publish`.
+    `reported` is the lease as it is stored at the next renewal, or by `publish`: the holder replaces it, but for who it is. `persistence`, set by the
+    holder, says whether the lease is `stalled`.
     """
 
     def __init__(
@@ -86,16 +76,10 @@ class LeaseHandle:
         self.epoch = lease.epoch
         self.name = lease.name
         self.pool = lease.pool
-        self.persistence: StallState | None = None
-        self.serves: ServedPart = ""
-        self.reads_embeddings = False
-        self.embedding_format = ""
-        self.encodes = lease.encodes
-        self.revision = lease.revision
-        self.endpoint = ""
+        self.reported = lease
+        self.persistence: Persistence | None = None
         self._table = table
         self._key = key
-        self._lease = lease
         self._revision = revision
         self._clock = clock
         self._newest = newest or _no_log
@@ -113,17 +97,7 @@ class LeaseHandle:
     @property
     def _value(self) -> bytes:
         stalled = self.persistence is not None and self.persistence.is_stalled
-        value = msgspec.structs.replace(
-            self._lease,
-            stalled=stalled,
-            serves=self.serves,
-            reads_embeddings=self.reads_embeddings,
-            embedding_format=self.embedding_format,
-            encodes=self.encodes,
-            revision=self.revision,
-            endpoint=self.endpoint,
-        )
-        return msgspec.json.encode(value)
+        return msgspec.json.encode(msgspec.structs.replace(self.reported, stalled=stalled))
 
     async def hold(self) -> str:
         """Renew until another incarnation holds the lease; returns the reason. Does not return once it was released."""
@@ -183,7 +157,7 @@ class LeaseHandle:
 
     def _is_mine(self, entry: TableEntry) -> bool:
         held = decode_lease(entry)
-        return held is not None and (held.epoch, held.incarnation) == (self.epoch, self._lease.incarnation)
+        return held is not None and (held.epoch, held.incarnation) == (self.epoch, self.reported.incarnation)
 
     async def release(self) -> None:
         """Delete the lease at once, so that no reader has to wait for it to lapse."""

@@ -137,17 +137,12 @@ class CardTable:
 
     async def get_model(self, pool: str) -> ModelCard | None:
         """A pool's model card. Raises `DecodeError`."""
-        entry = await self._table.get(subjects.card_key(pool))
-        if entry is None or entry.value is None:
-            return None
-        return msgspec.json.decode(entry.value, type=ModelCard)
+        found = await self.get_model_entry(pool)
+        return None if found is None else found[0]
 
     async def get_model_entry(self, pool: str) -> tuple[ModelCard, int] | None:
         """A pool's model card with its revision. Raises `DecodeError`."""
-        entry = await self._table.get(subjects.card_key(pool))
-        if entry is None or entry.value is None:
-            return None
-        return msgspec.json.decode(entry.value, type=ModelCard), entry.revision
+        return await _read(self._table, subjects.card_key(pool), ModelCard)
 
     async def write_model(self, card: ModelCard, revision: int | None, ttl_s: int) -> int | None:
         """Write a pool's model card if the present one has this revision, None: if there is none."""
@@ -162,10 +157,8 @@ class CardTable:
 
     async def get_lora(self, pool: str, name: str) -> LoraCard | None:
         """The card of a LoRA adapter. Raises `DecodeError`."""
-        entry = await self._table.get(subjects.lora_key(pool, name))
-        if entry is None or entry.value is None:
-            return None
-        return msgspec.json.decode(entry.value, type=LoraCard)
+        found = await _read(self._table, subjects.lora_key(pool, name), LoraCard)
+        return None if found is None else found[0]
 
     async def create_lora(self, card: LoraCard) -> bool:
         """Write the card of a LoRA adapter; False where there is one already."""
@@ -200,10 +193,7 @@ class ApiKeyTable:
 
     async def get(self, key_id: str) -> tuple[ApiKey, int] | None:
         """A key with its revision. Raises `DecodeError`."""
-        entry = await self._table.get(key_id)
-        if entry is None or entry.value is None:
-            return None
-        return msgspec.json.decode(entry.value, type=ApiKey), entry.revision
+        return await _read(self._table, key_id, ApiKey)
 
     async def replace(self, key: ApiKey, revision: int) -> bool:
         """Write a key if it still has this revision."""
@@ -231,6 +221,14 @@ def _card_change(entry: TableEntry) -> CardChange:
         return ModelCardChange(pool, card)
     lora = None if entry.value is None else msgspec.json.decode(entry.value, type=LoraCard)
     return LoraCardChange(entry.key, lora, entry.lost)
+
+
+async def _read(table: Table, key: str, kind: type[T]) -> tuple[T, int] | None:
+    """The value under a key, with its revision; None if there is none. Raises `DecodeError`."""
+    entry = await table.get(key)
+    if entry is None or entry.value is None:
+        return None
+    return msgspec.json.decode(entry.value, type=kind), entry.revision
 
 
 async def _first(watch: AsyncIterator[list[T]]) -> list[T]:

@@ -28,6 +28,8 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
+import msgspec
+
 from headwater.actors.limits import DRAIN_TIMEOUT_S
 from headwater.actors.runtime import lease
 from headwater.actors.runtime.actor import Actor, cancel_all
@@ -282,11 +284,14 @@ class WorkerActor(Actor):
         self._persistence.watch("lease store", held)
         self.intake.begin_incarnation(held.epoch)
         self.encoding.epoch = held.epoch
-        held.reads_embeddings = self._reader.transfer is not None
-        held.embedding_format = self.status.embedding_format if self._transfer is not None else ""
-        held.revision = self.status.revision
-        held.endpoint = self.status.endpoint
-        held.encodes = kinds_encoded(self.info.media.placeholders, self.engine.capabilities)
+        held.reported = msgspec.structs.replace(
+            held.reported,
+            reads_embeddings=self._reader.transfer is not None,
+            embedding_format=self.status.embedding_format if self._transfer is not None else "",
+            revision=self.status.revision,
+            endpoint=self.status.endpoint,
+            encodes=kinds_encoded(self.info.media.placeholders, self.engine.capabilities),
+        )
         self._lease = held
         try:
             async with asyncio.TaskGroup() as group:

@@ -193,8 +193,8 @@ class Incarnation:
             await self._status_changed.wait()
             self._status_changed.clear()
             part = self._status.served_part(self._engine.capabilities)
-            if part != self.lease.serves:
-                self.lease.serves = part
+            if part != self.lease.reported.serves:
+                self.lease.reported = msgspec.structs.replace(self.lease.reported, serves=part)
                 await self.lease.publish()
 
     async def _publish_kv_events(self) -> None:

@@ -9,8 +9,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from headwater.actors.edge.admit.control import digest_of, key_text, new_id, new_secret
-from headwater.actors.edge.admit.principal import write_scopes
+from headwater.actors.edge.admit.control import digest_of, key_text, new_id, new_secret, write_scopes
 from headwater.actors.runtime.tables import ApiKeyTable
 from headwater.ops.config.sections import NatsSettings
 from headwater.ops.config.setting import ConfigError

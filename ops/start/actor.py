@@ -81,7 +81,7 @@ def _interrupted_at_once() -> Iterator[None]:
 
 def _call_kernels() -> None:
     from headwater.actors.edge.tokenizer import SHORT_CHARACTERS, ControlTokens
-    from headwater.actors.http import decoding
+    from headwater.actors.http.body import count
     from headwater.router.index.prefix_index import PrefixIndex
     from headwater.schemas import hashing
 
@@ -100,7 +100,7 @@ def _call_kernels() -> None:
     _compile_scoring(index, hashes)
     ControlTokens(["<|a|>"]).split("<|a|>" * SHORT_CHARACTERS, 2)
     body = np.frombuffer(b'{"prompt": [1, "a"]}', np.uint8)
-    decoding.count(body)
+    count(body)
 
 
 def _compile_scoring(index: "PrefixIndex", hashes: "U64") -> None:

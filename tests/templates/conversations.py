@@ -11,9 +11,8 @@ from headwater.actors.edge.apis.chat_types import ChatRequest
 from headwater.actors.edge.apis.responses_output import listed
 from headwater.actors.edge.apis.responses_requests import generation_request
 from headwater.actors.edge.apis.responses_types import CreateFields
-from headwater.actors.edge.prompt.messages import ToolCall, Turn
-from headwater.actors.edge.prompt.request import GenerationRequest, Tool
-from headwater.actors.http.decoding import decode_body
+from headwater.actors.edge.prompt.request import GenerationRequest, Tool, ToolCall, Turn
+from headwater.actors.http.body import decode_body
 from tests.templates.shapes import SHAPES, Shape
 
 Api = Literal["chat", "responses", "messages"]

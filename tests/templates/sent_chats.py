@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from headwater.actors.edge.prompt.messages import ToolCall
+from headwater.actors.edge.prompt.request import ToolCall
 from tests.templates.conversations import Conversation, Json, call_body, tool_bodies
 from tests.templates.shapes import TOOLS
 

@@ -2,8 +2,7 @@
 
 from typing import Any, Final, NamedTuple
 
-from headwater.actors.edge.prompt.messages import TextPart, ToolCall, Turn
-from headwater.actors.edge.prompt.request import Tool
+from headwater.actors.edge.prompt.request import TextPart, Tool, ToolCall, Turn
 
 
 class Shape(NamedTuple):

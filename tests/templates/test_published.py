@@ -8,9 +8,15 @@ import pytest
 from headwater.actors.edge.chat_template import ChatTemplate
 from headwater.actors.edge.parsing.selection import detect
 from headwater.actors.edge.prompt.conversation import template_messages, template_variables
-from headwater.actors.edge.prompt.messages import TextPart, Turn
 from headwater.actors.edge.prompt.prompts import tool_definition
-from headwater.actors.edge.prompt.request import GenerationRequest, Reasoning, Tool, ToolChoice
+from headwater.actors.edge.prompt.request import (
+    GenerationRequest,
+    Reasoning,
+    TextPart,
+    Tool,
+    ToolChoice,
+    Turn,
+)
 from headwater.actors.edge.template_form import TemplateForm
 from tests.templates.judge import CONVERSATIONS, SPECIAL, cells, judge, renders
 

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from headwater.actors.edge.admit.principal import NO_MODEL_LIMITS, Principal
+from headwater.actors.edge.admit.control import NO_MODEL_LIMITS, Principal
 from headwater.actors.edge.settings import UNLIMITED, RateLimits
 from headwater.schemas.inference import AccountUsage
 from headwater.schemas.tables import UsageLimits

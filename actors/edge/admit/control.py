@@ -1,4 +1,6 @@
-"""Access control of an edge: the one call of the HTTP application that turns a request's headers into a `Principal`, and the API keys.
+"""Access control of an edge: the one call of the HTTP application that turns a request's headers into a `Principal`.
+
+The principal says what the sender of a request is permitted, and has the salt that keeps its cached prompts apart.
 
 path                  requires
 /, /live, /health     nothing
@@ -15,37 +17,294 @@ A key has an id and a secret. The id finds the record and may appear in logs. Th
 it is stored. The digest is fast (BLAKE2b, with the id as its key) because guessing 256 random bits is out of reach at any speed;
 the slow hashes that passwords need would cost milliseconds per request and protect nothing here. A fixed form lets scanners find
 keys that were published by mistake: hw-[0-9a-f]{12}-[0-9a-f]{64}.
+
+Cache salts: cached KV blocks of one tenant never match another tenant's prompts.
+
+    salt = base64url(HMAC-SHA256(namespace key, domain || tenant || the client's own cache_salt))
+
+Engines mix the salt into the hash of a prompt's first block, and every later block's hash includes the one before; the
+block hashes that routers and the log see are seeded by it as well. So a tenant measures the same time to first token
+whether or not another tenant sent the same prompt, and who reads the log cannot test guesses about prompts without the
+namespace key. One salt holds for a whole prompt.
+
+Sharing. Requests of tenants that opted in (`cache_sharing`), whose system prompt is exactly one of those that the operator
+publishes, and that have no cache_salt of their own, get that system prompt's salt instead. They share its blocks, and so
+could detect what follows it in each other's prompts: sharing is for tenants that trust each other, or prompts whose
+continuation is no secret.
 """
 
 import asyncio
+import hmac
 import secrets
-from collections.abc import Coroutine
-from hashlib import blake2b
-from hmac import compare_digest
+from base64 import urlsafe_b64encode
+from collections import OrderedDict
+from collections.abc import Coroutine, Iterable, Mapping
+from hashlib import blake2b, sha256
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import structlog
 
-from headwater.actors.edge.admit.principal import (
-    ANONYMOUS,
-    INVALID_KEY,
-    NO_CREDENTIAL,
-    CacheSalts,
-    Principal,
-    read_shared_prompts,
-    unauthenticated,
-)
-from headwater.actors.edge.settings import AccessSettings
+from headwater.actors.edge.catalog import Model, ModelCatalog
+from headwater.actors.edge.settings import AccessSettings, HideCachedTokens
 from headwater.actors.http.asgi import Headers, Scope
+from headwater.actors.http.errors import ApiError, no_model
 from headwater.actors.runtime.ports import Ports
 from headwater.actors.runtime.tables import ApiKeyTable
 from headwater.events.ports import LogError
 from headwater.events.table import Table
 from headwater.schemas.clock import Clock
-from headwater.schemas.tables import ApiKey, Scopes, SecretDigest
+from headwater.schemas.subjects import SALT_KEY
+from headwater.schemas.tables import (
+    EVERY,
+    PERMISSIONS,
+    ApiKey,
+    ModelCard,
+    Permission,
+    Scopes,
+    SecretDigest,
+    UsageLimits,
+)
 
 if TYPE_CHECKING:
     from headwater.actors.edge.admit.oidc import SigningKeys, TokenVerifier
+
+RETRY_S: Final = 0.5
+"""Seconds until a table that did not answer is read again."""
+
+_log = structlog.get_logger("headwater.access")
+
+NO_CREDENTIAL: Final = (
+    "No API key was given. Send one in the header `Authorization: Bearer KEY` or `x-api-key: KEY`."
+)
+INVALID_KEY: Final = "The API key is not valid: it is unknown, revoked or expired."
+
+
+def unauthenticated(message: str, code: str = "invalid_api_key") -> ApiError:
+    """401: there is no credential, or it is not valid."""
+    headers: Headers = [(b"www-authenticate", b"Bearer")]
+    return ApiError(401, message, kind="authentication_error", code=code, headers=headers)
+
+
+def forbidden(message: str, *, param: str | None = None, code: str = "insufficient_scope") -> ApiError:
+    """403: the credential is valid, but does not permit this."""
+    return ApiError(403, message, kind="permission_error", param=param, code=code)
+
+
+# The principal of a request, which travels in `Call.principal`.
+
+NO_MODEL_LIMITS: Final[Mapping[str, UsageLimits]] = {}
+
+
+class Principal(NamedTuple):
+    """The sender of a request.
+
+    `tenant` owns its data and its cached prompts; `credential` names the API key (`key-ID`) or the token's subject
+    (a digest) in logs and for limits, never a secret. Both are empty without authentication.
+    """
+
+    tenant: str = ""
+    credential: str = ""
+    scopes: Scopes = Scopes()
+    limits: UsageLimits = UsageLimits()
+    model_limits: Mapping[str, UsageLimits] = NO_MODEL_LIMITS
+    cache_sharing: bool = False
+
+    @property
+    def authenticated(self) -> bool:
+        """True if the principal showed a credential. Without authentication no request has one, and everything is permitted."""
+        return bool(self.credential)
+
+    def permits(self, permission: Permission) -> bool:
+        """Return whether the principal has this permission."""
+        return permission in self.scopes.permissions
+
+    def require(self, permission: Permission, what: str) -> None:
+        """Raises `ApiError` 403 naming the scope that `what` (a header, a field, a path) requires."""
+        if not self.permits(permission):
+            raise forbidden(f"{what} requires the scope {permission!r}, which this key lacks.", param=what)
+
+    def require_endpoint(self, endpoint: str) -> None:
+        """Raises `ApiError` 403 naming the scope, unless it may use this endpoint."""
+        allowed = self.scopes.endpoints
+        if EVERY not in allowed and endpoint not in allowed:
+            raise forbidden(f"This endpoint requires the scope 'endpoints:{endpoint}', which this key lacks.")
+
+    def permits_model(self, *names: str) -> bool:
+        """Return whether the principal may use a model that has these names."""
+        allowed = self.scopes.models
+        return EVERY in allowed or any(name in allowed for name in names)
+
+
+ANONYMOUS: Final = Principal(scopes=Scopes(permissions=tuple(PERMISSIONS)))
+"""Every client of an edge without authentication."""
+
+
+# The models that a principal may use: the only way from a request's `model` to a `Model`.
+
+
+def permitted_models(models: ModelCatalog, principal: Principal) -> list[Model]:
+    """All served models that the principal may use."""
+    return [model for model in models.all() if _permits(principal, model)]
+
+
+def permitted_model(models: ModelCatalog, principal: Principal, name: str) -> Model:
+    """The model with this name or alias.
+
+    Raises `ApiError` 403 naming the scope, equally whether another tenant's model exists or not, and 404 for a model
+    that would be permitted but is not served.
+    """
+    try:
+        model = models.get(name)
+    except ApiError as error:
+        if not principal.authenticated:
+            raise
+        if principal.permits_model(name):
+            known = [model.card.name for model in permitted_models(models, principal)]
+            raise no_model(name, known) from error
+    else:
+        if _permits(principal, model):
+            return model
+    raise forbidden(
+        f"The model {name[:256]!r} requires the scope 'models:{name[:256]}', which this key lacks.",
+        param="model",
+    )
+
+
+def _permits(principal: Principal, model: Model) -> bool:
+    return principal.permits_model(model.card.name, *model.card.aliases)
+
+
+# Scopes as words, the notation of tokens, errors and the command line.
+
+MODELS = "models:"
+ENDPOINTS = "endpoints:"
+
+
+def parse_scopes(words: Iterable[str]) -> Scopes:
+    """The scopes that these words mean. Others are ignored: a token has scopes for other services, too."""
+    models: dict[str, None] = {}
+    endpoints: dict[str, None] = {}
+    permissions: dict[str, None] = {}
+    for word in words:
+        if word.startswith(MODELS):
+            models[word.removeprefix(MODELS)] = None
+        elif word.startswith(ENDPOINTS):
+            endpoints[word.removeprefix(ENDPOINTS)] = None
+        elif word in PERMISSIONS:
+            permissions[word] = None
+    return Scopes(tuple(models), tuple(endpoints), tuple(permissions))
+
+
+def write_scopes(scopes: Scopes) -> list[str]:
+    """The words of these scopes."""
+    models = [MODELS + name for name in scopes.models]
+    return models + [ENDPOINTS + name for name in scopes.endpoints] + list(scopes.permissions)
+
+
+# Cache salts.
+
+KEY_BYTES: Final = 32
+REMEMBERED_MAX: Final = 4096
+
+
+class CacheSalt(NamedTuple):
+    """The salt of one prompt. `hides_usage`: responses must not say how much of the prompt was cached."""
+
+    value: str = ""
+    hides_usage: bool = False
+
+
+NO_SALT: Final = CacheSalt()
+
+
+class CacheSalts:
+    """Derives salts from the namespace key, which `load` must have read."""
+
+    def __init__(
+        self,
+        hide: HideCachedTokens = "shared",
+        shared_prompts: Iterable[str] = (),
+        *,
+        allow_unsalted_engines: bool = False,
+    ) -> None:
+        self._hide: HideCachedTokens = hide
+        self._shared = frozenset(shared_prompts)
+        self._allow_unsalted = allow_unsalted_engines
+        self._key = b""
+        self._tenants: OrderedDict[str, str] = OrderedDict()
+
+    async def load(self, table: Table, clock: Clock) -> None:
+        """Read the namespace key; make it if there is none. Retries until the table answers."""
+        self._key = await wait_for_namespace_key(table, clock)
+
+    def salt_of(
+        self, principal: Principal, card: ModelCard, client_salt: str = "", system: str | None = None
+    ) -> CacheSalt:
+        """The salt of a prompt whose first message is the system prompt `system`; None: it has none.
+
+        Without authentication it is the client's own. Raises `ApiError` 403 for a model whose engine has no salts.
+        """
+        if not principal.authenticated:
+            return CacheSalt(client_salt, self._hide == "always")
+        if "cache_salt" not in card.capabilities:
+            if self._allow_unsalted:
+                return CacheSalt("", self._hide != "never")
+            raise forbidden(
+                f"{card.name} cannot be served to authenticated tenants: its engine, {card.engine}, has no cache salts, "
+                "so tenants could detect each other's prompts. The operator can permit it "
+                "(--allow-unsalted-engines).",
+                param="model",
+                code="no_tenant_isolation",
+            )
+        if principal.cache_sharing and not client_salt and system is not None and system in self._shared:
+            return CacheSalt(self._derive(b"shared", system.encode()), self._hide != "never")
+        return CacheSalt(self._of_tenant(principal.tenant, client_salt), self._hide == "always")
+
+    def _of_tenant(self, tenant: str, client_salt: str) -> str:
+        if client_salt:
+            return self._derive(b"tenant", tenant.encode(), client_salt.encode())
+        known = self._tenants.get(tenant)
+        if known is None:
+            known = self._tenants[tenant] = self._derive(b"tenant", tenant.encode())
+            if len(self._tenants) > REMEMBERED_MAX:
+                self._tenants.popitem(last=False)
+        return known
+
+    def _derive(self, domain: bytes, *parts: bytes) -> str:
+        if not self._key:
+            raise RuntimeError("the namespace key has not been read")
+        # Each part with its length, so that no two lists of parts are the same text.
+        text = b"".join(len(part).to_bytes(4, "big") + part for part in (domain, *parts))
+        return urlsafe_b64encode(hmac.digest(self._key, text, sha256)).rstrip(b"=").decode()
+
+
+async def namespace_key(table: Table) -> bytes:
+    """The key that all edges of a namespace derive salts from, made once by the first of them. Raises `LogError`."""
+    while True:
+        entry = await table.get(SALT_KEY)
+        if entry is not None and entry.value:
+            return bytes.fromhex(entry.value.decode())
+        # Only one of several edges creates it; the others read what that one wrote.
+        await table.create(SALT_KEY, secrets.token_hex(KEY_BYTES).encode())
+
+
+async def wait_for_namespace_key(table: Table, clock: Clock) -> bytes:
+    """See `namespace_key`; tries again until the table answers."""
+    while True:
+        try:
+            return await namespace_key(table)
+        except LogError as error:
+            _log.warning("namespace_key_not_read", reason=str(error))
+            await clock.sleep(RETRY_S)
+
+
+def read_shared_prompts(folder: str) -> list[str]:
+    """The system prompts that the operator publishes, one per file. Raises `OSError` and `UnicodeDecodeError`."""
+    return [path.read_text("utf-8") for path in sorted(Path(folder).glob("*.txt"))] if folder else []
+
+
+# API keys: their text, and what is stored of them.
 
 PREFIX: Final = "hw-"
 ID_BYTES: Final = 6
@@ -90,19 +349,10 @@ def digest_of(key_id: str, secret: bytes) -> str:
     return blake2b(secret, digest_size=32, key=key_id.encode(), person=b"headwater key").hexdigest()
 
 
-def same_digest(first: str, second: str) -> bool:
-    """Return whether two digests are equal, in a time that does not depend on where they differ."""
-    return compare_digest(first, second)
-
-
 # The keys of a namespace in memory.
-
-RETRY_S: Final = 0.5
 
 NO_DIGESTS: Final = (SecretDigest("0" * 64),)
 """Compared for an unknown id, so that its answer takes as long as that of a wrong secret."""
-
-_log = structlog.get_logger("headwater.access")
 
 
 class KnownKey(NamedTuple):
@@ -150,7 +400,8 @@ class KeyRing:
         digest = digest_of(presented.id, presented.secret)
         matches = False
         for one in found.digests if found is not None else NO_DIGESTS:
-            matches |= same_digest(one.digest, digest) and not _is_past(one.until_s, now_s)
+            # In a time that does not depend on where they differ.
+            matches |= hmac.compare_digest(one.digest, digest) and not _is_past(one.until_s, now_s)
         if found is None or not matches or _is_past(found.expires_s, now_s):
             raise unauthenticated(INVALID_KEY)
         return found.principal

@@ -21,7 +21,7 @@ import msgspec
 import structlog
 from jwt import PyJWK, PyJWTError
 
-from headwater.actors.edge.admit.principal import Principal, parse_scopes, unauthenticated
+from headwater.actors.edge.admit.control import Principal, parse_scopes, unauthenticated
 from headwater.actors.edge.settings import OidcSettings, check_jwks_url, jwks_path
 from headwater.actors.http.errors import overloaded
 from headwater.schemas.clock import Clock

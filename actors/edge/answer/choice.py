@@ -18,7 +18,6 @@ from headwater.actors.edge.parsing.grammar import (
     ToolCallStart,
     collect,
 )
-from headwater.actors.edge.prompt.messages import Turn
 from headwater.actors.edge.prompt.request import (
     ChoiceEnd,
     ChoiceResult,
@@ -27,6 +26,7 @@ from headwater.actors.edge.prompt.request import (
     PromptDetail,
     TokenDetail,
     TokenUsage,
+    Turn,
 )
 from headwater.actors.edge.saga.http_call import request_headers
 from headwater.actors.edge.saga.types import Saga

@@ -29,7 +29,7 @@ from headwater.actors.edge.prompt.request import (
     TokenUsage,
     written_tokens,
 )
-from headwater.actors.edge.saga.driver import ChoiceDriver
+from headwater.actors.edge.saga.driver import ChoiceDriver, ChoiceMessages
 from headwater.actors.edge.saga.http_call import (
     NO_HINTS,
     Call,
@@ -38,7 +38,7 @@ from headwater.actors.edge.saga.http_call import (
     Serving,
     parse_routing_headers,
 )
-from headwater.actors.edge.saga.placement import ChoiceMessages, Dispatcher
+from headwater.actors.edge.saga.placement import Dispatcher
 from headwater.actors.edge.saga.record import RequestLogWriter
 from headwater.actors.edge.saga.types import ChoiceSpec
 from headwater.actors.edge.saga.workers import WorkerRegistry

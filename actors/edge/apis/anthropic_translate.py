@@ -35,26 +35,24 @@ from headwater.actors.edge.apis.anthropic_types import (
 )
 from headwater.actors.edge.apis.chat_types import checked_stops
 from headwater.actors.edge.prompt.guides import json_schema_guide
-from headwater.actors.edge.prompt.messages import (
-    TEXT_SEPARATOR,
-    MediaPart,
-    Part,
-    Role,
-    TextPart,
-    ToolCall,
-    Turn,
-    joined_texts,
-)
 from headwater.actors.edge.prompt.request import (
     ANTHROPIC,
+    TEXT_SEPARATOR,
     GenerationRequest,
     Hints,
+    MediaPart,
+    Part,
     PromptOptions,
     Reasoning,
+    Role,
     SamplingFields,
+    TextPart,
     Tool,
+    ToolCall,
     ToolChoice,
+    Turn,
     hosted_name,
+    joined_texts,
 )
 from headwater.actors.http.errors import ApiError, bad_request
 

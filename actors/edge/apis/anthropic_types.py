@@ -19,7 +19,7 @@ from headwater.actors.edge.saga.fields import (
     rejected,
     served,
 )
-from headwater.actors.http.decoding import decode_body
+from headwater.actors.http.body import decode_body
 from headwater.actors.http.errors import ApiError, bad_request
 
 TOOLS_MAX: Final = 1_024

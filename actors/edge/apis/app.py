@@ -9,9 +9,8 @@ import structlog
 from headwater import __version__
 from headwater.actors import metrics
 from headwater.actors.edge.admit.account import holder_of
-from headwater.actors.edge.admit.control import AccessControl
+from headwater.actors.edge.admit.control import AccessControl, Principal, permitted_model, permitted_models
 from headwater.actors.edge.admit.limiter import NO_QUOTA, RateLimiter, RequestQuota
-from headwater.actors.edge.admit.principal import Principal, permitted_model, permitted_models
 from headwater.actors.edge.answer.run import Generator
 from headwater.actors.edge.apis.anthropic import AnthropicApi, respond_error
 from headwater.actors.edge.apis.audio import FORMS, AudioApi
@@ -44,9 +43,8 @@ from headwater.actors.edge.saga.record import OpenRequests
 from headwater.actors.edge.saga.workers import WorkerRegistry
 from headwater.actors.edge.settings import UNLIMITED, EdgeSettings, HistorySettings
 from headwater.actors.http.asgi import ClientGone, HeaderAdder, Headers, Receive, Scope, Send, respond
-from headwater.actors.http.body import Bodies
+from headwater.actors.http.body import Bodies, check_shape, require_method
 from headwater.actors.http.connection import WebSocket, refuse
-from headwater.actors.http.decoding import check_shape, require_method
 from headwater.actors.http.errors import ApiError
 from headwater.actors.limits import BodyLimits
 from headwater.actors.media.intake import MediaIntake

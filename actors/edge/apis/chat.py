@@ -30,32 +30,27 @@ from headwater.actors.edge.apis.chat_types import (
     TokenId,
     refuse_template,
 )
-from headwater.actors.edge.prompt.messages import (
-    MediaPart,
-    Part,
-    TextPart,
-    ToolCall,
-    Turn,
-    audio_media,
-    data_media,
-    file_media,
-    joined_texts,
-    url_media,
-)
+from headwater.actors.edge.prompt.messages import audio_media, data_media, file_media, url_media
 from headwater.actors.edge.prompt.prompts import load_chat, text_prompts
 from headwater.actors.edge.prompt.request import (
     OPENAI,
     GenerationRequest,
     Hints,
+    MediaPart,
+    Part,
     PromptOptions,
     Reasoning,
     SamplingFields,
+    TextPart,
     Tool,
+    ToolCall,
     ToolChoice,
+    Turn,
     hosted_name,
+    joined_texts,
 )
 from headwater.actors.edge.saga.http_call import Call, Serving
-from headwater.actors.http.decoding import decode_body
+from headwater.actors.http.body import decode_body
 from headwater.actors.http.errors import ApiError, bad_request
 
 

@@ -5,12 +5,13 @@ fields are ignored and counted, and known but unsupported ones are refused when 
 """
 
 from collections.abc import Mapping
+from operator import attrgetter
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 import msgspec
 
-from headwater.actors.edge.prompt.guides import Guided
-from headwater.actors.edge.saga.fields import NOT_SUPPORTED, rejected
+from headwater.actors.edge.prompt.guides import FieldGuide, guide_of
+from headwater.actors.edge.saga.fields import NOT_SUPPORTED, UnsupportedFields, rejected
 from headwater.actors.http.errors import bad_request
 
 Probability = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
@@ -105,7 +106,21 @@ class StreamOptions(msgspec.Struct):
     continuous_usage_stats: bool = False
 
 
-class CompletionCommon(Guided, kw_only=True):
+GUIDED: Final = (
+    "response_format",
+    "structured_outputs",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+)
+"""The fields for structured output."""
+
+_guided_of: Final = attrgetter(*GUIDED)
+_NOT_GUIDED: Final = (None,) * len(GUIDED)
+
+
+class CompletionCommon(UnsupportedFields, kw_only=True):
     """Fields of both endpoints. Null is the same as leaving a field out, wherever OpenAI allows it."""
 
     IGNORED: ClassVar[Mapping[str, str]] = {
@@ -116,6 +131,12 @@ class CompletionCommon(Guided, kw_only=True):
         "prompt_cache_retention": "cached prompts stay until their space is needed",
     }
 
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
     model: str
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -152,6 +173,12 @@ class CompletionCommon(Guided, kw_only=True):
     priority: Priority | None = None
     logits_processors: Any = None
     add_special_tokens: bool | None = None
+
+    def guide(self) -> FieldGuide | None:
+        """The field that asks for structured output and its guide, None for unconstrained output. Raises `ApiError` 400."""
+        values = _guided_of(self)
+        # Most requests have none.
+        return None if values == _NOT_GUIDED else guide_of(dict(zip(GUIDED, values, strict=True)))
 
     def stops(self) -> tuple[str, ...]:
         """Stop strings, checked."""

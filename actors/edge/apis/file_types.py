@@ -12,7 +12,7 @@ from headwater.actors.edge.catalog import Model, endpoint_of
 from headwater.actors.edge.prompt.prompts import tokens_of
 from headwater.actors.edge.saga.fields import UnsupportedFields
 from headwater.actors.edge.saga.http_call import Call, RoutingHints, Serving, parse_routing_headers
-from headwater.actors.http.decoding import invalid_field
+from headwater.actors.http.body import invalid_field
 from headwater.actors.http.errors import bad_request
 from headwater.schemas.tables import Capability, ImageGenerationSupport, ModelCard, VideoGenerationSupport
 

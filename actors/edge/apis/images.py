@@ -29,8 +29,7 @@ from headwater.actors.edge.prompt.messages import fetch_counted
 from headwater.actors.edge.saga.fields import rejected
 from headwater.actors.edge.saga.http_call import Call, Endpoint, Serving, request_headers
 from headwater.actors.http.asgi import WaitingStream, respond, server_sent
-from headwater.actors.http.body import UploadForm, read_form
-from headwater.actors.http.decoding import decode_body
+from headwater.actors.http.body import UploadForm, decode_body, read_form
 from headwater.actors.http.errors import ApiError, bad_request, overloaded
 from headwater.actors.media.intake import MediaFetcher
 from headwater.actors.media.item import MediaItem

@@ -15,17 +15,9 @@ from headwater.actors.edge.answer.jobs import Pooling, PoolingJob
 from headwater.actors.edge.apis.chat import turns_of
 from headwater.actors.edge.apis.chat_types import MESSAGES_MAX, ChatMessage, Priority, refuse_template
 from headwater.actors.edge.catalog import Model, endpoint_of
-from headwater.actors.edge.prompt.messages import (
-    FILES_MAX,
-    ITEMS_MAX,
-    TOO_MANY,
-    MediaPart,
-    Turn,
-    media_parts,
-    refuse_too_many,
-)
+from headwater.actors.edge.prompt.messages import FILES_MAX, ITEMS_MAX, TOO_MANY, media_parts, refuse_too_many
 from headwater.actors.edge.prompt.prompts import load_chat, of_tenant, refuse_places, tokens_of
-from headwater.actors.edge.prompt.request import GenerationRequest, PromptOptions
+from headwater.actors.edge.prompt.request import GenerationRequest, MediaPart, PromptOptions, Turn
 from headwater.actors.edge.saga.fields import UnsupportedFields, rejected
 from headwater.actors.edge.saga.http_call import (
     Call,
@@ -36,7 +28,7 @@ from headwater.actors.edge.saga.http_call import (
 )
 from headwater.actors.edge.saga.record import RequestLogWriter
 from headwater.actors.http.asgi import respond
-from headwater.actors.http.decoding import decode_body
+from headwater.actors.http.body import decode_body
 from headwater.actors.http.errors import ApiError, bad_request
 from headwater.actors.media.intake import MediaFetcher
 from headwater.actors.media.item import MediaItem

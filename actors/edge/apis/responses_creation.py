@@ -38,9 +38,16 @@ from headwater.actors.edge.history import (
     check_room,
     not_found_before,
 )
-from headwater.actors.edge.prompt.messages import MediaPart, TextPart, Turn
 from headwater.actors.edge.prompt.prompts import load_chat
-from headwater.actors.edge.prompt.request import GenerationRequest, GenerationResult, Hints, SamplingFields
+from headwater.actors.edge.prompt.request import (
+    GenerationRequest,
+    GenerationResult,
+    Hints,
+    MediaPart,
+    SamplingFields,
+    TextPart,
+    Turn,
+)
 from headwater.actors.edge.saga.http_call import Call, Serving
 from headwater.actors.http.asgi import server_sent
 from headwater.actors.http.errors import ApiError, bad_request

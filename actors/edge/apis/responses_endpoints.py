@@ -40,7 +40,7 @@ from headwater.actors.edge.prompt.request import GenerationResult
 from headwater.actors.edge.saga.http_call import Call, Endpoint, Serving
 from headwater.actors.edge.settings import HistorySettings
 from headwater.actors.http.asgi import Headers
-from headwater.actors.http.decoding import decode_body
+from headwater.actors.http.body import decode_body
 from headwater.actors.http.errors import ApiError, bad_request, page_of, page_request
 
 

@@ -18,16 +18,8 @@ from typing import Any, Final, Literal, cast, get_args
 
 import msgspec
 
-from headwater.actors.edge.prompt.messages import (
-    MediaPart,
-    Part,
-    TextPart,
-    ToolCall,
-    Turn,
-    audio_media,
-    file_media,
-    joined_texts,
-)
+from headwater.actors.edge.prompt.messages import audio_media, file_media
+from headwater.actors.edge.prompt.request import MediaPart, Part, TextPart, ToolCall, Turn, joined_texts
 from headwater.actors.http.errors import ApiError, bad_request
 
 Item = dict[str, Any]

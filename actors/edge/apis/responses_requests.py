@@ -19,7 +19,6 @@ from headwater.actors.edge.apis.responses_items import (
 )
 from headwater.actors.edge.apis.responses_types import LOGPROBS, CreateFields, InputFields, TextFormat
 from headwater.actors.edge.prompt.guides import schema_guide
-from headwater.actors.edge.prompt.messages import Turn
 from headwater.actors.edge.prompt.request import (
     OPENAI,
     GenerationRequest,
@@ -29,6 +28,7 @@ from headwater.actors.edge.prompt.request import (
     Tool,
     ToolChoice,
     ToolMode,
+    Turn,
     hosted_name,
 )
 from headwater.actors.http.errors import bad_request

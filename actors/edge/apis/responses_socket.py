@@ -16,8 +16,8 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from headwater.actors import metrics
+from headwater.actors.edge.admit.control import Principal
 from headwater.actors.edge.admit.limiter import NO_QUOTA, RequestQuota
-from headwater.actors.edge.admit.principal import Principal
 from headwater.actors.edge.answer.run import Generator
 from headwater.actors.edge.apis.responses_creation import LocalResponses, ResponseCreator
 from headwater.actors.edge.apis.responses_encoder import json_line
@@ -26,8 +26,8 @@ from headwater.actors.edge.prompt.request import GenerationResult
 from headwater.actors.edge.saga.fields import served
 from headwater.actors.edge.saga.http_call import Call, internal_error
 from headwater.actors.http.asgi import Headers
+from headwater.actors.http.body import check_shape, decode_body
 from headwater.actors.http.connection import WebSocket
-from headwater.actors.http.decoding import check_shape, decode_body
 from headwater.actors.http.errors import ApiError, bad_request, overloaded
 
 STREAMS_MAX: Final = 32

@@ -27,8 +27,7 @@ from headwater.actors.edge.saga.fields import rejected
 from headwater.actors.edge.saga.http_call import Call, Endpoint, Serving
 from headwater.actors.edge.settings import VideoSettings
 from headwater.actors.http.asgi import ClientGone, Disconnect, Headers, WaitingStream, respond, server_sent
-from headwater.actors.http.body import FORM, UploadForm, read_form
-from headwater.actors.http.decoding import check_shape, decode_body
+from headwater.actors.http.body import FORM, UploadForm, check_shape, decode_body, read_form
 from headwater.actors.http.errors import (
     ApiError,
     bad_request,

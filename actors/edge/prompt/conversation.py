@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import msgspec
 
-from headwater.actors.edge.prompt.messages import MediaPart, Part, TextPart, ToolCall, Turn, shown_as
-from headwater.actors.edge.prompt.request import GenerationRequest
+from headwater.actors.edge.prompt.messages import shown_as
+from headwater.actors.edge.prompt.request import GenerationRequest, MediaPart, Part, TextPart, ToolCall, Turn
 from headwater.actors.edge.template_form import (
     ID_CHARACTERS,
     REASONING_NAMES,

@@ -13,13 +13,12 @@ out of the document).
 
 import re
 import warnings
-from collections.abc import Iterator
-from operator import attrgetter
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
 
-from headwater.actors.edge.saga.fields import UnsupportedFields, is_reserved, without_reserved
+from headwater.actors.edge.saga.fields import is_reserved, without_reserved
 from headwater.actors.http.errors import ApiError, bad_request
 from headwater.schemas.inference import Guide
 
@@ -296,38 +295,20 @@ FieldGuide = tuple[str, Guide]
 """A request field, and the guide that it requests."""
 
 
-_guided_of: Final = attrgetter(
-    "response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"
-)
-_NOT_GUIDED: Final = (None,) * 6
-
-
-class Guided(UnsupportedFields, kw_only=True):
-    """The request fields for structured output."""
-
-    response_format: dict[str, Any] | None = None
-    structured_outputs: dict[str, Any] | None = None
-    guided_json: Any = None
-    guided_regex: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
-
-    def guide(self) -> tuple[str, Guide] | None:
-        """The field and its guide, None for unconstrained output. Raises `ApiError` 400."""
-        if _guided_of(self) == _NOT_GUIDED:
-            return None
-        guides = [
-            *_of_response_format(self.response_format),
-            *_of_structured_outputs(self.structured_outputs),
-        ]
-        for name, read in _READERS.items():
-            value = getattr(self, f"guided_{name}", None)
-            if value is not None:
-                guides.append((f"guided_{name}", read(value, f"guided_{name}")))
-        if len(guides) > 1:
-            names = " and ".join(field for field, _ in guides)
-            raise bad_request(f"{names} exclude each other; send one of them.", param=guides[1][0])
-        return guides[0] if guides else None
+def guide_of(fields: Mapping[str, Any]) -> FieldGuide | None:
+    """The guide that one of a request's fields for structured output asks for, None for unconstrained output. Raises `ApiError` 400."""
+    guides = [
+        *_of_response_format(fields["response_format"]),
+        *_of_structured_outputs(fields["structured_outputs"]),
+    ]
+    for name, read in _READERS.items():
+        value = fields[f"guided_{name}"]
+        if value is not None:
+            guides.append((f"guided_{name}", read(value, f"guided_{name}")))
+    if len(guides) > 1:
+        names = " and ".join(field for field, _ in guides)
+        raise bad_request(f"{names} exclude each other; send one of them.", param=guides[1][0])
+    return guides[0] if guides else None
 
 
 def _of_response_format(wanted: dict[str, Any] | None) -> Iterator[FieldGuide]:

@@ -1,4 +1,4 @@
-"""Messages and their media: what they consist of, checked against what the model takes, and loaded by the media intake.
+"""The media of messages: checked against what the model takes, and loaded by the media intake.
 
 Base64 is not decoded here: the media intake does that in a process of its own, as megabytes of it would stop the event loop.
 """
@@ -7,13 +7,14 @@ import asyncio
 import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, Literal, NamedTuple, cast
+from typing import Any, Final, NamedTuple, cast
 from urllib.parse import urlsplit
 
 import msgspec
 
 from headwater.actors import metrics
 from headwater.actors.edge.catalog import Model
+from headwater.actors.edge.prompt.request import MediaKind, MediaPart, Part, TextPart, Turn
 from headwater.actors.http.errors import ApiError, bad_request
 from headwater.actors.media.intake import DEFAULT_TARGET, MediaFetcher
 from headwater.actors.media.item import MediaItem
@@ -34,95 +35,6 @@ from headwater.schemas.tables import (
     ModelCard,
     count_media_tokens,
 )
-
-Role = Literal["system", "developer", "user", "assistant", "tool"]
-MediaKind = Literal["image", "audio", "video", "embedding", "file"]
-
-
-class TextPart(msgspec.Struct, frozen=True):
-    """A piece of text in a message."""
-
-    text: str
-
-
-class MediaPart(msgspec.Struct, frozen=True):
-    """An image, audio, video, the embedding of an image, or a file in a message, validated but not fetched.
-
-    Either `url` (https: or data:), or base64 `data` with its `media_type`, or the `file_id` of an upload. `detail` is
-    OpenAI's hint for images, `format` its name of the audio encoding, `name` the name of a file. `param` names the part
-    in error messages.
-    """
-
-    kind: MediaKind
-    param: str
-    url: str = ""
-    data: str = ""
-    media_type: str = ""
-    file_id: str = ""
-    format: str = ""
-    detail: str = ""
-    name: str = ""
-
-    def source(self) -> MediaSource:
-        """Return what the media intake fetches. Raises `ApiError` 400 for an upload."""
-        if self.file_id:
-            raise bad_request(
-                f"{self.param} names an upload, and this server has no files API.", param=self.param
-            )
-        if self.data:
-            return MediaSource.from_base64(self.kind, self.data, self.param)
-        return MediaSource.from_url(self.kind, self.url, self.param)
-
-    def __hash__(self) -> int:
-        """Hash the item by its place, which is unique within a request: hashing 27 MB of base64 would take the event loop 8 ms."""
-        return hash((self.kind, self.param))
-
-
-Part = TextPart | MediaPart
-
-TEXT_SEPARATOR: Final = "\n"
-"""The text between neighbouring parts of text: without it the last word of one and the first of the next would be one."""
-
-
-def joined_texts(parts: Iterable[Part]) -> tuple[Part, ...]:
-    """The parts of one message, with neighbouring texts as one."""
-    found: list[Part] = []
-    texts: list[str] = []
-    for part in parts:
-        if isinstance(part, TextPart):
-            texts.append(part.text)
-            continue
-        if texts:
-            found.append(TextPart(TEXT_SEPARATOR.join(texts)))
-            texts = []
-        found.append(part)
-    if texts:
-        found.append(TextPart(TEXT_SEPARATOR.join(texts)))
-    return tuple(found)
-
-
-class ToolCall(msgspec.Struct, frozen=True):
-    """A call that the model made in an earlier turn. `arguments` is JSON text as the client sent it."""
-
-    id: str
-    name: str
-    arguments: str
-
-
-class Turn(msgspec.Struct, frozen=True, kw_only=True):
-    """One message of a conversation. `reasoning` is what the model thought before an assistant's content; `call_id` belongs to role tool."""
-
-    role: Role
-    parts: tuple[Part, ...] = ()
-    name: str = ""
-    calls: tuple[ToolCall, ...] = ()
-    call_id: str = ""
-    reasoning: str = ""
-
-    def text(self) -> str:
-        """All text parts, joined."""
-        return "".join([part.text for part in self.parts if isinstance(part, TextPart)])
-
 
 # Embeddings that clients send in place of images.
 

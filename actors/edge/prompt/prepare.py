@@ -10,16 +10,10 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from headwater.actors.edge.admit.principal import NO_SALT, CacheSalt
+from headwater.actors.edge.admit.control import NO_SALT, CacheSalt
 from headwater.actors.edge.catalog import Model, endpoint_of
 from headwater.actors.edge.prompt.guides import processors_of
-from headwater.actors.edge.prompt.messages import (
-    NO_MEDIA,
-    LoadedMedia,
-    MediaPart,
-    load_media,
-    with_texts_of_files,
-)
+from headwater.actors.edge.prompt.messages import NO_MEDIA, LoadedMedia, load_media, with_texts_of_files
 from headwater.actors.edge.prompt.prompts import (
     AnswerFormat,
     answer_format,
@@ -29,7 +23,13 @@ from headwater.actors.edge.prompt.prompts import (
     too_long,
     truncated,
 )
-from headwater.actors.edge.prompt.request import AudioPlace, GenerationRequest, PromptDetail, SamplingFields
+from headwater.actors.edge.prompt.request import (
+    AudioPlace,
+    GenerationRequest,
+    MediaPart,
+    PromptDetail,
+    SamplingFields,
+)
 from headwater.actors.edge.prompt.speech import (
     AudioChunk,
     AudioRecording,
@@ -40,8 +40,8 @@ from headwater.actors.edge.prompt.speech import (
     speech_prompt,
     with_language,
 )
-from headwater.actors.edge.saga.driver import ChoiceDriver
-from headwater.actors.edge.saga.placement import ChoiceMessages, Dispatcher
+from headwater.actors.edge.saga.driver import ChoiceDriver, ChoiceMessages
+from headwater.actors.edge.saga.placement import Dispatcher
 from headwater.actors.edge.saga.record import RequestLogWriter
 from headwater.actors.edge.saga.types import ChoiceSpec
 from headwater.actors.http.errors import ApiError, bad_request
@@ -84,7 +84,11 @@ def sampling_for(
         # An engine generates at least one token, also for a client that wants none.
         limit=max(1, limit),
         guide=guide,
-        processors=processors_of(fields.processors, card.logits_processors),
+        processors=(
+            processors_of(fields.processors, card.logits_processors)
+            if fields.processors is not None
+            else None
+        ),
         defaults=card.default_sampling,
     )
     sampling = _with_budget(_with_logprobs(sampling, request, card), request, model)

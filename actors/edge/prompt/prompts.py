@@ -29,16 +29,13 @@ from headwater.actors.edge.prompt.guides import check_schema
 from headwater.actors.edge.prompt.messages import (
     NO_MEDIA,
     LoadedMedia,
-    MediaPart,
-    TextPart,
-    Turn,
     given_of,
     load_media,
     prompt_shape,
     shown_as,
     with_texts_of_files,
 )
-from headwater.actors.edge.prompt.request import GenerationRequest, Tool
+from headwater.actors.edge.prompt.request import GenerationRequest, MediaPart, TextPart, Tool, Turn
 from headwater.actors.edge.template_form import described
 from headwater.actors.http.errors import ApiError, bad_request
 from headwater.actors.media.intake import MediaFetcher

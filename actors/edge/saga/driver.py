@@ -1,4 +1,4 @@
-"""The driver of a saga: it carries out the saga's effects, which are messages to routers and workers, timers, the request log and metrics."""
+"""The driver of a saga: it carries out the saga's effects, which are messages to routers and workers (`ChoiceMessages`), timers, the request log and metrics."""
 
 import asyncio
 from typing import Protocol, assert_never
@@ -8,15 +8,16 @@ from msgspec.structs import replace
 
 from headwater.actors import metrics
 from headwater.actors.edge.saga.http_call import Picked
-from headwater.actors.edge.saga.placement import ChoiceMessages
+from headwater.actors.edge.saga.placement import Dispatcher, EncodeLeg, Encoders, TokenSequence
 from headwater.actors.edge.saga.record import RequestLogWriter
-from headwater.actors.edge.saga.saga import step
+from headwater.actors.edge.saga.saga import attempt_name, step
 from headwater.actors.edge.saga.types import (
     SETBACKS,
     TRANSITIONS,
     Aborted,
     AskRouter,
     AskStatus,
+    Attempt,
     AwaitedEffect,
     CancelAttempt,
     Cancelled,
@@ -28,12 +29,17 @@ from headwater.actors.edge.saga.types import (
     Finish,
     Frame,
     HolderLost,
+    LegAccepted,
     LegFinished,
     LegLost,
+    LegRefused,
+    LegUnanswered,
     Opened,
     PauseSearch,
     RecordEvent,
     RetryDue,
+    RouteAnswer,
+    Routed,
     Saga,
     SagaEvent,
     StopMatched,
@@ -41,9 +47,20 @@ from headwater.actors.edge.saga.types import (
 )
 from headwater.actors.edge.saga.workers import UNANSWERED_MAX, WorkerRegistry
 from headwater.actors.http.errors import ENDED_WORKERS, ApiError, rejected
-from headwater.actors.runtime.ports import BusError, NoResponder
-from headwater.schemas.events import RequestStepped
-from headwater.schemas.inference import FrameEntry, StatusQuery, TokenLogprob
+from headwater.actors.runtime.ports import BusError, MessageTooLarge, NoResponder
+from headwater.schemas import hashing
+from headwater.schemas.events import RequestEncoded, RequestStepped
+from headwater.schemas.hashing import U32
+from headwater.schemas.inference import (
+    Accepted,
+    FrameEntry,
+    GenerateRequest,
+    Sampling,
+    StatusQuery,
+    TokenLogprob,
+)
+from headwater.schemas.media import PromptMedia
+from headwater.schemas.routing import Decision
 
 PREFILL_S_MAX = 300.0
 """Seconds that a prefill leg may take, its queue at the worker included, before it moves to another worker."""
@@ -56,6 +73,117 @@ for _phase, _cause in TRANSITIONS:
         metrics.SETBACKS.labels(_phase, _cause)
 
 _log = structlog.get_logger("headwater.saga")
+
+
+class ChoiceMessages:
+    """The messages of one choice's saga: carries out `AskRouter` and `Dispatch`, and returns the event of the answer."""
+
+    def __init__(
+        self,
+        spec: ChoiceSpec,
+        prompt: U32,
+        block_size: int,
+        dispatcher: Dispatcher,
+        media: tuple[PromptMedia, ...] = (),
+    ) -> None:
+        self._spec = spec
+        self._media = self._sent_media = media
+        self._decision: Decision | None = None
+        """The last one: the worker that the next leg goes to."""
+        self._sequence = TokenSequence(prompt, block_size, spec.constraints.lora_name, spec.cache_salt, media)
+        self._dispatcher = dispatcher
+        self._workers = dispatcher.workers
+        self._clock = dispatcher.clock
+
+    def fits(self, picked: Picked) -> bool:
+        """Was it decided for this choice, and for the same prompt? The hash of the last full block covers all before it, and the cache salt."""
+        decision = picked.decision
+        tokens, packed = self._sequence.extend([])
+        hashes = hashing.unpack_hashes(packed)
+        own = (
+            self._dispatcher.pool,
+            attempt_name(self._spec, picked.attempt),
+            len(tokens),
+            len(hashes),
+            int(hashes[-1]) if len(hashes) else 0,
+        )
+        made_for = decision.request, decision.prompt_tokens, decision.blocks, decision.last
+        return own == (picked.pool, *made_for)
+
+    async def query_router(self, ask: AskRouter, emitted: list[int]) -> RouteAnswer:
+        """Query the router for a worker that generates what follows `emitted`."""
+        tokens, hashes = self._sequence.extend(emitted)
+        max_tokens = self._spec.sampling.max_tokens - len(emitted)
+        answer = await self._dispatcher.route(ask, len(tokens), max_tokens, hashes)
+        if isinstance(answer, Routed):
+            self._decision = answer.decision
+        return answer
+
+    async def send_leg(
+        self, effect: Dispatch, handle: int, emitted: list[int]
+    ) -> LegAccepted | LegRefused | LegUnanswered:
+        """Send a worker its leg, whose frames will carry `handle`."""
+        attempt, spec = effect.attempt, self._spec
+        tokens, _ = self._sequence.extend(emitted)
+        request = GenerateRequest(
+            request=attempt.name,
+            edge=self._workers.edge,
+            handle=handle,
+            tokens=hashing.pack_tokens(tokens),
+            sampling=_remaining_sampling(spec.sampling, len(emitted), decodes=attempt.leg == "decode"),
+            emitted=len(emitted),
+            lora_name=spec.constraints.lora_name,
+            cache_salt=spec.cache_salt,
+            priority=spec.priority,
+            leg=attempt.leg,
+            handoff=effect.handoff,
+            media=self._sent_media,
+            edge_epoch=self._workers.epoch,
+            tenant=self._dispatcher.tenant,
+            trace=self._dispatcher.trace,
+        )
+        try:
+            reply = await self._workers.generate(attempt.worker, attempt.epoch, request)
+        except MessageTooLarge as error:
+            refused = attempt.number, str(error), False, effect.handoff is not None, ""
+            return LegRefused(*refused, self._clock.monotonic_s())
+        except BusError as error:
+            delivered = not isinstance(error, NoResponder)
+            return LegUnanswered(attempt.number, str(error), delivered, self._clock.monotonic_s())
+        now_s = self._clock.monotonic_s()
+        if isinstance(reply, Accepted):
+            return LegAccepted(attempt.number, now_s)
+        refused = attempt.number, reply.reason, reply.retryable, reply.spent, reply.param
+        return LegRefused(*refused, now_s, reply.gone)
+
+    async def encode_images(self, attempt: Attempt) -> list[RequestEncoded]:
+        """Have encode workers encode the images of a leg that is going to be sent; returns the events to record."""
+        self._sent_media = self._media
+        decision = self._decision
+        if not self._media or attempt.leg == "decode" or decision is None:
+            return []
+        spec = self._spec
+        encoders = Encoders(self._dispatcher, self._sequence.block_size)
+        leg = EncodeLeg(spec.request, spec.index, attempt.name, decision)
+        self._sent_media, events = await encoders.encode(leg, self._media, spec.constraints)
+        return events
+
+
+def _remaining_sampling(sampling: Sampling, emitted: int, *, decodes: bool) -> Sampling:
+    """The sampling of what follows the tokens `emitted`. The prompt's log probabilities are computed once."""
+    if decodes and sampling.prompt_logprobs is not None:
+        sampling = replace(sampling, prompt_logprobs=None)
+    if not emitted:
+        return sampling
+    return replace(
+        sampling,
+        max_tokens=sampling.max_tokens - emitted,
+        min_tokens=max(0, sampling.min_tokens - emitted),
+        prompt_logprobs=None,
+    )
+
+
+# The driver.
 
 
 class ChoiceOutput(Protocol):

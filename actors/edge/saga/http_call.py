@@ -33,8 +33,7 @@ from urllib.parse import parse_qsl
 import msgspec
 import structlog
 
-from headwater.actors.edge.admit.limiter import NO_QUOTA, RequestQuota, time_limit_reached
-from headwater.actors.edge.admit.principal import (
+from headwater.actors.edge.admit.control import (
     ANONYMOUS,
     CacheSalts,
     Principal,
@@ -42,6 +41,7 @@ from headwater.actors.edge.admit.principal import (
     namespace_key,
     permitted_model,
 )
+from headwater.actors.edge.admit.limiter import NO_QUOTA, RequestQuota, time_limit_reached
 from headwater.actors.edge.catalog import Model, ModelCatalog
 from headwater.actors.edge.saga.fields import FieldChecker
 from headwater.actors.edge.saga.record import OpenRequests, RequestLogWriter
@@ -356,7 +356,11 @@ class DecisionSeal:
     async def load(self) -> None:
         """Read the key. Raises `LogError`."""
         if not self._key:
-            self._key = hmac.digest(await namespace_key(self._secrets), _DOMAIN, sha256)
+            self.derive(await namespace_key(self._secrets))
+
+    def derive(self, key: bytes) -> None:
+        """Take the key from that of the namespace."""
+        self._key = hmac.digest(key, _DOMAIN, sha256)
 
     def seal(self, picked: Picked) -> bytes:
         """The header's value. The key must have been read."""

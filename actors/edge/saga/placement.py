@@ -1,8 +1,7 @@
 """The placement of what a request has workers do: queries to the router, and the messages to the workers that it names.
 
-Choices of a request, whose tokens are streamed, are placed by their saga; `ChoiceMessages` are its route queries, and the request itself. Prompts to
-pool, media to encode and files to generate are messages that a worker answers as a whole: `MessagePlacement` finds their workers, by the same
-rules (`Placement`).
+Choices of a request, whose tokens are streamed, are placed by their saga (`headwater.actors.edge.saga.driver`). Prompts to pool, media to encode and
+files to generate are messages that a worker answers as a whole: `MessagePlacement` finds their workers, by the same rules (`Placement`).
 
 Images of a request are sent to encode workers (`Encoders`) before the request is dispatched. The encode leg can only save time: where no encode
 worker takes an image, or one dies with it, the worker that serves the request encodes it itself. So it is no state of a request's saga, and its
@@ -11,40 +10,34 @@ failure is no setback.
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from math import inf
 from typing import Final, Generic, NamedTuple, TypeVar
 
+import msgspec
 import numpy as np
 import structlog
 from msgspec.structs import replace
 
 from headwater.actors import metrics
-from headwater.actors.edge.saga.http_call import Picked, RoutingHints
-from headwater.actors.edge.saga.saga import DEATHS_MAX
+from headwater.actors.edge.saga.http_call import RoutingHints
+from headwater.actors.edge.saga.saga import DEATHS_MAX, left_out
 from headwater.actors.edge.saga.types import (
     MOVE_S_MAX,
     PLACE_S_MAX,
     AskRouter,
-    Attempt,
-    ChoiceSpec,
-    Dispatch,
-    LegAccepted,
-    LegRefused,
-    LegUnanswered,
     Placement,
     RouteAnswer,
     Routed,
     RouterRefused,
     RouterUnanswered,
-    attempt_name,
 )
-from headwater.actors.edge.saga.workers import WorkerRegistry
+from headwater.actors.edge.saga.workers import UNANSWERED_MAX, WorkerRegistry
 from headwater.actors.http.errors import ApiError, ended_workers, overloaded, rejected
-from headwater.actors.runtime.ports import BusError, MessageTooLarge, NoResponder
+from headwater.actors.runtime.ports import BusError, NoResponder, ReplyTimeout
 from headwater.router.encode_leg import NOT_APART, LegEstimate, weigh_encoding
-from headwater.schemas import hashing
+from headwater.schemas import hashing, subjects
 from headwater.schemas.encode_requests import (
     Declined,
     Encoded,
@@ -54,10 +47,19 @@ from headwater.schemas.encode_requests import (
 )
 from headwater.schemas.events import EncodeOutcome, RequestEncoded
 from headwater.schemas.hashing import U32, pack_hashes
-from headwater.schemas.inference import Accepted, GenerateRequest, Refused, Sampling
+from headwater.schemas.inference import Refused
 from headwater.schemas.media import PromptMedia
 from headwater.schemas.names import NO_TRACE, TraceContext
-from headwater.schemas.routing import NO_CONSTRAINTS, Constraints, Decision, RouteQuery, RouteRefused
+from headwater.schemas.routing import (
+    NO_CONSTRAINTS,
+    Constraints,
+    Decision,
+    RouteQuery,
+    RouteQueued,
+    RouteRefused,
+    RouteReply,
+    RouteWait,
+)
 from headwater.schemas.tables import ENCODE_NEEDS
 
 T = TypeVar("T")
@@ -65,7 +67,14 @@ T = TypeVar("T")
 TRIES_MAX: Final = 2
 """Workers that are tried for a message that waits for none."""
 
+ROUTE_TIMEOUT_S: Final = 2.0
+"""The time limit of a route query, and of each long poll of a queued one, which routers hold for a shorter time."""
+
+_encode = msgspec.msgpack.Encoder().encode
+_route: msgspec.msgpack.Decoder[RouteReply] = msgspec.msgpack.Decoder(RouteReply)
+
 _log = structlog.get_logger("headwater.edge")
+_routing_log = structlog.get_logger("headwater.edge.routing")
 
 
 class Addressed(NamedTuple):
@@ -73,7 +82,7 @@ class Addressed(NamedTuple):
 
     `tokens` are those of its prompts, `hashes` the packed hashes of the full blocks of the only one, `reader` as in `RouteQuery`. Its attempts
     are named after it, and numbered from `first` on. It is not sent again once `deaths_max` workers died while they had it: then it counts as the
-    cause. A message that only saves time `waits` for no worker, and `TRIES_MAX` are tried.
+    cause. A message that only saves time `waits` for no worker, and `TRIES_MAX` are tried. `max_tokens` are generated at most.
     """
 
     request: str
@@ -85,6 +94,7 @@ class Addressed(NamedTuple):
     first: int = 1
     deaths_max: int = DEATHS_MAX
     waits: bool = True
+    max_tokens: int = 0
 
     def attempt(self, number: int) -> str:
         """The name of an attempt, in every log."""
@@ -99,7 +109,7 @@ It raises `BusError` if the worker does not reply, and `ApiError` for what every
 
 
 class Dispatcher:
-    """Queries the router for one request: for its choices, or for messages that a worker answers as a whole."""
+    """Queries routers for one request: for its choices, or for messages that a worker answers as a whole."""
 
     def __init__(
         self, workers: WorkerRegistry, pool: str, hints: RoutingHints, trace: TraceContext = NO_TRACE
@@ -115,7 +125,10 @@ class Dispatcher:
     async def route(
         self, ask: AskRouter, prompt_tokens: int, max_tokens: int, hashes: bytes = b"", *, reader: str = ""
     ) -> RouteAnswer:
-        """Query the router. `hashes` are the packed sequence hashes of the prompt's full blocks, `reader` as in `RouteQuery`. May be cancelled."""
+        """Query a router. `hashes` are the packed sequence hashes of the prompt's full blocks, `reader` as in `RouteQuery`. May be cancelled.
+
+        The time that the answer says the query waited is what it spent in the queue, which the router bounds, not the edge.
+        """
         began_s = self.clock.monotonic_s()
         query = RouteQuery(
             ask.attempt,
@@ -130,26 +143,84 @@ class Dispatcher:
         reply: Decision | RouteRefused | None = None
         failure = ""
         try:
-            reply = await self.workers.routing.route(self.pool, query)
+            reply = await self.query(query)
         except BusError as error:
             failure = str(error)
-        times = self.workers.routing.waited_s(began_s), self.clock.monotonic_s()
+        now_s = self.clock.monotonic_s()
+        times = max(0.0, now_s - began_s - ROUTE_TIMEOUT_S), now_s
         if reply is None:
             return RouterUnanswered(ask.number, failure, *times)
         if isinstance(reply, Decision):
             return Routed(ask.number, reply, *times)
         return RouterRefused(ask.number, reply, *times)
 
+    async def query(self, query: RouteQuery) -> Decision | RouteRefused:
+        """Query a router, for as long as it keeps the query queued. Raises `BusError` if none replies.
+
+        Cancelling the call removes the query from the router's queue.
+        """
+        ports = self.workers.ports
+        subject = subjects.route_query(ports.ns, self.pool)
+        reply = _route.decode(await ports.bus.request(subject, _encode(query), timeout_s=ROUTE_TIMEOUT_S))
+        if not isinstance(reply, RouteQueued):
+            return reply
+        subject = subjects.route_wait(ports.ns, self.pool, reply.router, reply.epoch)
+        try:
+            while isinstance(reply, RouteQueued):
+                reply = await self._poll(subject, query.request)
+        except (BusError, asyncio.CancelledError):
+            _leave_queue(self.workers, subject, query.request)
+            raise
+        return reply
+
+    async def _poll(self, subject: str, request: str) -> RouteReply:
+        """One reply; a poll or reply that was lost is sent again."""
+        data = _encode(RouteWait(request))
+        unanswered = 0
+        while True:
+            try:
+                return _route.decode(
+                    await self.workers.ports.bus.request(subject, data, timeout_s=ROUTE_TIMEOUT_S)
+                )
+            except ReplyTimeout:
+                unanswered += 1
+                if unanswered >= UNANSWERED_MAX:
+                    raise
+
+
+def withdraw(workers: WorkerRegistry, pool: str, request: str, routers: Iterable[tuple[str, int]]) -> None:
+    """Have the router that decided a request, one of these incarnations, void that unless a worker has accepted it. Does not wait."""
+    for router, epoch in routers:
+        _leave_queue(workers, subjects.route_wait(workers.ports.ns, pool, router, epoch), request)
+
+
+def _leave_queue(workers: WorkerRegistry, subject: str, request: str) -> None:
+    async def publish_gone() -> None:
+        try:
+            await workers.ports.bus.publish(subject, _encode(RouteWait(request, gone=True)))
+        except BusError as error:
+            _routing_log.info("route_cancel_not_sent", attempt=request, reason=str(error))
+
+    try:
+        workers.spawn(publish_gone(), "gone")
+    except ApiError:
+        # The edge itself ends: the router notices that the polls stop.
+        _routing_log.debug("route_cancel_not_sent", attempt=request)
+
 
 class MessagePlacement(Generic[T]):
     """The search for a worker that answers a message, under the rules of `Placement`.
 
     A search after the loss of a worker lasts as long as one that moves an answer: the only worker may have to start again.
+    `unreachable` are incarnations that no query may name, as they are when it is made.
     """
 
-    def __init__(self, dispatcher: Dispatcher, message: Addressed) -> None:
+    def __init__(
+        self, dispatcher: Dispatcher, message: Addressed, unreachable: Callable[[], Iterable[str]] = tuple
+    ) -> None:
         self._dispatcher = dispatcher
         self._message = message
+        self._unreachable = unreachable
         self._clock = dispatcher.clock
         self._search = Placement(self._clock.monotonic_s() + PLACE_S_MAX)
         self._number = message.first - 1
@@ -170,10 +241,11 @@ class MessagePlacement(Generic[T]):
             if self._dispatcher.workers.closed:
                 raise overloaded("This edge is restarting; retry.", 1.0)
             self._number += 1
-            constraints = replace(message.constraints, exclude=self._search.excluded)
+            exclude = tuple(dict.fromkeys((*left_out(self._search), *self._unreachable())))
+            constraints = replace(message.constraints, exclude=exclude)
             ask = AskRouter(self._number, self.attempt, constraints, self._may_wait)
             answer = await self._dispatcher.route(
-                ask, message.tokens, 0, message.hashes, reader=message.reader
+                ask, message.tokens, message.max_tokens, message.hashes, reader=message.reader
             )
             self._search, error = self._search.answered(answer)
             if isinstance(answer, Routed):
@@ -455,111 +527,3 @@ class TokenSequence:
             self._tokens, self.block_size, parent=self._root, multimodal=self._media
         )
         return hashing.pack_hashes(hashes)
-
-
-class ChoiceMessages:
-    """The messages of one choice's saga: carries out `AskRouter` and `Dispatch`, and returns the event of the answer."""
-
-    def __init__(
-        self,
-        spec: ChoiceSpec,
-        prompt: U32,
-        block_size: int,
-        dispatcher: Dispatcher,
-        media: tuple[PromptMedia, ...] = (),
-    ) -> None:
-        self._spec = spec
-        self._media = self._sent_media = media
-        self._decision: Decision | None = None
-        """The last one: the worker that the next leg goes to."""
-        self._sequence = TokenSequence(prompt, block_size, spec.constraints.lora_name, spec.cache_salt, media)
-        self._dispatcher = dispatcher
-        self._workers = dispatcher.workers
-        self._clock = dispatcher.clock
-
-    def fits(self, picked: Picked) -> bool:
-        """Was it decided for this choice, and for the same prompt? The hash of the last full block covers all before it, and the cache salt."""
-        decision = picked.decision
-        tokens, packed = self._sequence.extend([])
-        hashes = hashing.unpack_hashes(packed)
-        own = (
-            self._dispatcher.pool,
-            attempt_name(self._spec, picked.attempt),
-            len(tokens),
-            len(hashes),
-            int(hashes[-1]) if len(hashes) else 0,
-        )
-        made_for = decision.request, decision.prompt_tokens, decision.blocks, decision.last
-        return own == (picked.pool, *made_for)
-
-    async def query_router(self, ask: AskRouter, emitted: list[int]) -> RouteAnswer:
-        """Query the router for a worker that generates what follows `emitted`."""
-        tokens, hashes = self._sequence.extend(emitted)
-        max_tokens = self._spec.sampling.max_tokens - len(emitted)
-        answer = await self._dispatcher.route(ask, len(tokens), max_tokens, hashes)
-        if isinstance(answer, Routed):
-            self._decision = answer.decision
-        return answer
-
-    async def send_leg(
-        self, effect: Dispatch, handle: int, emitted: list[int]
-    ) -> LegAccepted | LegRefused | LegUnanswered:
-        """Send a worker its leg, whose frames will carry `handle`."""
-        attempt, spec = effect.attempt, self._spec
-        tokens, _ = self._sequence.extend(emitted)
-        request = GenerateRequest(
-            request=attempt.name,
-            edge=self._workers.edge,
-            handle=handle,
-            tokens=hashing.pack_tokens(tokens),
-            sampling=_remaining_sampling(spec.sampling, len(emitted), decodes=attempt.leg == "decode"),
-            emitted=len(emitted),
-            lora_name=spec.constraints.lora_name,
-            cache_salt=spec.cache_salt,
-            priority=spec.priority,
-            leg=attempt.leg,
-            handoff=effect.handoff,
-            media=self._sent_media,
-            edge_epoch=self._workers.epoch,
-            tenant=self._dispatcher.tenant,
-            trace=self._dispatcher.trace,
-        )
-        try:
-            reply = await self._workers.generate(attempt.worker, attempt.epoch, request)
-        except MessageTooLarge as error:
-            refused = attempt.number, str(error), False, effect.handoff is not None, ""
-            return LegRefused(*refused, self._clock.monotonic_s())
-        except BusError as error:
-            delivered = not isinstance(error, NoResponder)
-            return LegUnanswered(attempt.number, str(error), delivered, self._clock.monotonic_s())
-        now_s = self._clock.monotonic_s()
-        if isinstance(reply, Accepted):
-            return LegAccepted(attempt.number, now_s)
-        refused = attempt.number, reply.reason, reply.retryable, reply.spent, reply.param
-        return LegRefused(*refused, now_s, reply.gone)
-
-    async def encode_images(self, attempt: Attempt) -> list[RequestEncoded]:
-        """Have encode workers encode the images of a leg that is going to be sent; returns the events to record."""
-        self._sent_media = self._media
-        decision = self._decision
-        if not self._media or attempt.leg == "decode" or decision is None:
-            return []
-        spec = self._spec
-        encoders = Encoders(self._dispatcher, self._sequence.block_size)
-        leg = EncodeLeg(spec.request, spec.index, attempt.name, decision)
-        self._sent_media, events = await encoders.encode(leg, self._media, spec.constraints)
-        return events
-
-
-def _remaining_sampling(sampling: Sampling, emitted: int, *, decodes: bool) -> Sampling:
-    """The sampling of what follows the tokens `emitted`. The prompt's log probabilities are computed once."""
-    if decodes and sampling.prompt_logprobs is not None:
-        sampling = replace(sampling, prompt_logprobs=None)
-    if not emitted:
-        return sampling
-    return replace(
-        sampling,
-        max_tokens=sampling.max_tokens - emitted,
-        min_tokens=max(0, sampling.min_tokens - emitted),
-        prompt_logprobs=None,
-    )

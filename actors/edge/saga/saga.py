@@ -29,6 +29,7 @@ from headwater.actors.edge.saga.types import (
     CancelAttempt,
     Cancelled,
     Cause,
+    ChoiceSpec,
     Detach,
     Dispatch,
     Effect,
@@ -57,7 +58,6 @@ from headwater.actors.edge.saga.types import (
     StopMatched,
     TimedOut,
     after,
-    attempt_name,
 )
 from headwater.actors.http import errors
 from headwater.schemas.events import RequestPrefilled, RequestRouted, RequestStepped
@@ -174,6 +174,16 @@ def _is_awaited(saga: Saga, what: str, number: int) -> bool:
 # Dispatch: query the router and send to the worker that it names, until one takes the leg.
 
 
+def attempt_name(spec: ChoiceSpec, number: int) -> str:
+    """The name of an attempt of a choice, in every log."""
+    return f"{spec.request}-{spec.index}-{number}"
+
+
+def left_out(search: Placement) -> tuple[str, ...]:
+    """The incarnations that the next query of a search leaves out."""
+    return (*search.gone, *(one for one in search.exclude if one not in search.gone))
+
+
 def _ask_router(saga: Saga, now_s: float, effects: Effects) -> Saga:
     placement, holder = saga.placement, saga.holder
     assert placement is not None
@@ -192,7 +202,7 @@ def _ask_router(saga: Saga, now_s: float, effects: Effects) -> Saga:
     constraints = replace(
         saga.spec.constraints,
         pinned="" if decodes else placement.pinned,
-        exclude=placement.excluded,
+        exclude=left_out(placement),
         leg="decode" if decodes else "",
         pairs_with=holder.pairs_with if decodes and holder is not None else "",
         revision=holder.revision if decodes and holder is not None else saga.spec.constraints.revision,
@@ -417,7 +427,7 @@ def _lose(
     origin = f"Worker {failed.worker}.{failed.epoch} failed and no other worker took the request"
     placement = Placement(now_s + MOVE_S_MAX, gone=saga.gone, origin=origin)
     if cause == "timed out" or finish in ("lost", *FAILURES):
-        placement = placement.leave_out(failed.worker, failed.epoch, gone=is_gone(finish))
+        placement = placement.refused_by_worker(failed.worker, failed.epoch, "", gone=is_gone(finish))
         saga = replace(saga, gone=placement.gone)
     return _ask_router(replace(saga, placement=placement), now_s, effects)
 

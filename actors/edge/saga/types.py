@@ -55,15 +55,6 @@ class Placement(msgspec.Struct, frozen=True):
     retry_after_s: float = 1.0
     origin: str = ""
 
-    @property
-    def excluded(self) -> tuple[str, ...]:
-        """What the next query leaves out."""
-        return (*self.gone, *(one for one in self.exclude if one not in self.gone))
-
-    def leave_out(self, worker: str, epoch: int, *, gone: bool) -> Self:
-        """Query for another worker first: this one failed with the request. `gone`: this incarnation of it is never tried again."""
-        return self.refused_by_worker(worker, epoch, "", gone=gone)
-
     def pause_s(self, now_s: float) -> float:
         """Return how long to wait before the next query. The last one is at the deadline."""
         return min(RETRY_S * 2.0 ** min(self.pauses, 30), RETRY_S_MAX, max(0.0, self.deadline_s - now_s))
@@ -143,11 +134,6 @@ class ChoiceSpec(msgspec.Struct, frozen=True):
     priority: int = 0
     tokenizer: str = ""
     migrations_max: int = MIGRATIONS_MAX
-
-
-def attempt_name(spec: ChoiceSpec, number: int) -> str:
-    """The name of an attempt of a choice, in every log."""
-    return f"{spec.request}-{spec.index}-{number}"
 
 
 class Attempt(msgspec.Struct, frozen=True):

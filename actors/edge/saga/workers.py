@@ -1,7 +1,7 @@
-"""The router and the workers as an edge sees them: queries to the router, messages to workers, their frames, their leases."""
+"""The workers as an edge sees them: messages to them, their frames, their leases, and the media that they fetch."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from itertools import count
@@ -13,7 +13,7 @@ import structlog
 
 from headwater.actors.http.errors import ApiError, overloaded
 from headwater.actors.runtime.actor import Spawn
-from headwater.actors.runtime.ports import Bus, BusError, Message, NoResponder, Ports, ReplyTimeout
+from headwater.actors.runtime.ports import Bus, BusError, Message, NoResponder, Ports
 from headwater.actors.runtime.tables import LeaseTable
 from headwater.engines.transfer.port import TensorTransfer, TransferError
 from headwater.schemas import subjects
@@ -39,7 +39,6 @@ from headwater.schemas.inference import (
     WaitingEdge,
 )
 from headwater.schemas.media import MediaPiece, MediaQuery, Offer, PromptMediaKind
-from headwater.schemas.routing import Decision, RouteQuery, RouteQueued, RouteRefused, RouteReply, RouteWait
 from headwater.schemas.subjects import EngineVerb
 from headwater.schemas.tables import Lease
 
@@ -116,82 +115,10 @@ class MediaHolder:
             return None
 
 
-# The router: route queries, and the wait while a query is in its queue.
-
-ROUTE_TIMEOUT_S: Final = 2.0
-"""The time limit of a route query, and of each long poll of a queued one, which routers hold for a shorter time."""
+# The workers.
 
 UNANSWERED_MAX: Final = 3
 """Messages in a row without a reply after which their receiver, a router or a worker, counts as lost."""
-
-_route: msgspec.msgpack.Decoder[RouteReply] = msgspec.msgpack.Decoder(RouteReply)
-
-_routing_log = structlog.get_logger("headwater.edge.routing")
-
-
-class RouterClient:
-    """The edge's client of routers, one per edge."""
-
-    def __init__(self, ports: Ports, spawn: Spawn) -> None:
-        self._ports = ports
-        self._spawn = spawn
-
-    async def route(self, pool: str, query: RouteQuery) -> Decision | RouteRefused:
-        """Query a router, for as long as it keeps the query queued. Raises `BusError` if none replies.
-
-        Cancelling the call removes the query from the router's queue.
-        """
-        subject = subjects.route_query(self._ports.ns, pool)
-        reply = _route.decode(
-            await self._ports.bus.request(subject, _encode(query), timeout_s=ROUTE_TIMEOUT_S)
-        )
-        if not isinstance(reply, RouteQueued):
-            return reply
-        subject = subjects.route_wait(self._ports.ns, pool, reply.router, reply.epoch)
-        try:
-            while isinstance(reply, RouteQueued):
-                reply = await self._poll(subject, query.request)
-        except (BusError, asyncio.CancelledError):
-            self._leave_queue(subject, query.request)
-            raise
-        return reply
-
-    def withdraw(self, pool: str, request: str, routers: Iterable[tuple[str, int]]) -> None:
-        """Have the router that decided a request, one of these incarnations, void that unless a worker has accepted it. Does not wait."""
-        for router, epoch in routers:
-            self._leave_queue(subjects.route_wait(self._ports.ns, pool, router, epoch), request)
-
-    def waited_s(self, began_s: float) -> float:
-        """Return the part of the time since `began_s` that a query spent in the queue, which the router bounds, not the edge."""
-        return max(0.0, self._ports.clock.monotonic_s() - began_s - ROUTE_TIMEOUT_S)
-
-    async def _poll(self, subject: str, request: str) -> RouteReply:
-        """One reply; a poll or reply that was lost is sent again."""
-        data = _encode(RouteWait(request))
-        unanswered = 0
-        while True:
-            try:
-                return _route.decode(await self._ports.bus.request(subject, data, timeout_s=ROUTE_TIMEOUT_S))
-            except ReplyTimeout:
-                unanswered += 1
-                if unanswered >= UNANSWERED_MAX:
-                    raise
-
-    def _leave_queue(self, subject: str, request: str) -> None:
-        try:
-            self._spawn(self._publish_gone(subject, request), "gone")
-        except RuntimeError:
-            # The edge itself ends: the router notices that the polls stop.
-            _routing_log.debug("route_cancel_not_sent", attempt=request)
-
-    async def _publish_gone(self, subject: str, request: str) -> None:
-        try:
-            await self._ports.bus.publish(subject, _encode(RouteWait(request, gone=True)))
-        except BusError as error:
-            _routing_log.info("route_cancel_not_sent", attempt=request, reason=str(error))
-
-
-# The workers.
 
 GENERATE_TIMEOUT_S: Final = 2.0
 MEDIA_TIMEOUT_S: Final = 7.0
@@ -269,7 +196,6 @@ class WorkerRegistry:
         self.edge = edge
         self.encode_legs = encode_legs
         self._spawn = spawn
-        self.routing = RouterClient(ports, spawn)
         self.receivers: dict[int, FrameReceiver] = {}
         self.media = MediaHolder(ports.bus)
         self.closed = False

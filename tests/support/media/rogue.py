@@ -8,7 +8,15 @@ import time
 
 import msgspec
 
-from headwater.actors.media.request import MESSAGE_BYTES_MAX, SEALS, Decoded, DecodeTask, MediaCode, Rejected
+from headwater.actors.media.request import (
+    MESSAGE_BYTES_MAX,
+    SEALS,
+    Decoded,
+    DecodedMedia,
+    DecodeTask,
+    MediaCode,
+    Rejected,
+)
 
 MODE, LINK = sys.argv[1], socket.socket(fileno=int(sys.argv[2]))
 
@@ -23,7 +31,8 @@ def memory(size: int, seals: int) -> int:
 
 LINK.recv(MESSAGE_BYTES_MAX)
 task = msgspec.msgpack.decode(socket.recv_fds(LINK, MESSAGE_BYTES_MAX, 1)[0], type=DecodeTask)
-good = Decoded(task.number, "uint8", (1, 1, 3), "png")
+media = DecodedMedia("uint8", (1, 1, 3), "png")
+good = Decoded(task.number, media)
 if MODE == "closes":
     LINK.close()
 elif MODE == "garbage":
@@ -37,9 +46,9 @@ else:
         "larger than stated": (good, [memory(9999, SEALS)]),
         "no memory": (good, []),
         "a file of its own": (good, [os.open(__file__, os.O_RDONLY)]),
-        "another task": (msgspec.structs.replace(good, number=99), [memory(3, SEALS)]),
-        "unknown type": (msgspec.structs.replace(good, dtype="object"), [memory(3, SEALS)]),
-        "negative shape": (msgspec.structs.replace(good, shape=(-1, -1, 3)), [memory(3, SEALS)]),
+        "another task": (Decoded(99, media), [memory(3, SEALS)]),
+        "unknown type": (Decoded(task.number, media._replace(dtype="object")), [memory(3, SEALS)]),
+        "negative shape": (Decoded(task.number, media._replace(shape=(-1, -1, 3))), [memory(3, SEALS)]),
         "memory with a rejection": (Rejected(task.number, MediaCode.EMPTY, "Empty."), [memory(3, SEALS)]),
     }[MODE]
     socket.send_fds(LINK, [msgspec.msgpack.encode(reply)], descriptors)

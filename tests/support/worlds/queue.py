@@ -4,7 +4,9 @@ import asyncio
 
 import msgspec
 
-from headwater.actors.edge.saga.workers import RouterClient
+from headwater.actors.edge.saga.http_call import NO_HINTS
+from headwater.actors.edge.saga.placement import Dispatcher
+from headwater.actors.edge.saga.workers import WorkerRegistry
 from headwater.actors.runtime.ports import Ports
 from headwater.ops.sim.fleet import NAMESPACE, POOL
 from headwater.router.queue import BusyLimits, QueueLimits, QueueSettings
@@ -32,7 +34,7 @@ class Edge:
         self.name = name
         self.process, world = stage.world(name)
         self.world: Ports = world
-        self.routing = RouterClient(world, self.process.start)
+        self.dispatcher = Dispatcher(WorkerRegistry(world, name, self.process.start), POOL, NO_HINTS)
 
     def ask(
         self,
@@ -56,7 +58,7 @@ class Edge:
             deadline_ms=deadline_ms,
             waits=waits,
         )
-        return asyncio.ensure_future(self.routing.route(POOL, query))
+        return asyncio.ensure_future(self.dispatcher.query(query))
 
     async def send(self, made: Decision, tokens: int = 20) -> None:
         """Give a request to its worker, which generates so many tokens."""

@@ -239,7 +239,7 @@ async def test_a_shadow_goes_on_behind_a_gap(stage: Stage, lost: str) -> None:
         stage.fleet.processes["shadow-a"].slow_reader_s = 5.0
         await busy(stage, range(20, 40))
         await asyncio.sleep(1.0)
-        await router._snapshots.save(router._require_log())
+        await router._snapshots.save(router._log)
         assert router._snapshots._saved_position
         stage.pool.purge(router._snapshots._saved_position)
         stage.fleet.processes["shadow-a"].slow_reader_s = 0.0

@@ -75,9 +75,8 @@ async def test_without_models_the_edge_says_that_no_worker_joined() -> None:
             models.get("m")
 
 
-async def test_a_card_that_is_deleted_ends_the_model() -> None:
+async def test_a_card_that_is_deleted_ends_the_model(clock: ManualClock) -> None:
     """Cards are followed, not read once. Not at once: its workers may write it again."""
-    clock = ManualClock()
     world = memory_world(clock)
     pool = await serve_model(world, "m")
     async with following(world) as models:
@@ -91,9 +90,8 @@ async def test_a_card_that_is_deleted_ends_the_model() -> None:
             models.get("m")
 
 
-async def test_a_card_that_is_written_again_was_never_gone() -> None:
+async def test_a_card_that_is_written_again_was_never_gone(clock: ManualClock) -> None:
     """The table was lost and its workers wrote the cards again: requests find the model all the while, with what is new of it."""
-    clock = ManualClock()
     world = memory_world(clock)
     pool = await serve_model(world, "m")
     async with following(world) as models:
@@ -110,9 +108,8 @@ async def test_a_card_that_is_written_again_was_never_gone() -> None:
             assert models.get("m").card.context_length == context
 
 
-async def test_a_model_whose_files_were_lost_is_served_once_they_are_back() -> None:
+async def test_a_model_whose_files_were_lost_is_served_once_they_are_back(clock: ManualClock) -> None:
     """Its workers store them again; nobody restarts the edge, which serves the others meanwhile."""
-    clock = ManualClock()
     world = memory_world(clock)
     await serve_model(world, "lost", files(chat_template="{{ messages }}"))
     for name in await world.blobs.names("artifact/"):
@@ -141,9 +138,8 @@ async def until_served(models: ModelCatalog, name: str, served: bool, clock: Man
             await asyncio.sleep(0.001)
 
 
-async def test_names_are_found_as_long_as_their_cards_are_there() -> None:
+async def test_names_are_found_as_long_as_their_cards_are_there(clock: ManualClock) -> None:
     """A name that was asked for before is found once it is served, and not after it ended; so is an adapter's."""
-    clock = ManualClock()
     world = memory_world(clock)
     first = await serve_model(world, "first")
     cards = CardTable(world.cards)

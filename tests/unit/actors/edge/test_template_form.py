@@ -8,9 +8,8 @@ import pytest
 
 from headwater.actors.edge.chat_template import ChatTemplate, LiteralText
 from headwater.actors.edge.prompt.conversation import template_messages
-from headwater.actors.edge.prompt.messages import TextPart, ToolCall, Turn
 from headwater.actors.edge.prompt.prompts import render
-from headwater.actors.edge.prompt.request import GenerationRequest, Tool
+from headwater.actors.edge.prompt.request import GenerationRequest, TextPart, Tool, ToolCall, Turn
 from headwater.actors.edge.template_form import WHOLE
 from headwater.actors.edge.tokenizer import Tokenizer
 from headwater.engines.model_files import byte_model_files

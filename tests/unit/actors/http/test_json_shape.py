@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.actors.http.decoding import INLINE_BYTES, LIMITS, SMALL_BYTES, ShapeLimits, check_shape, count
+from headwater.actors.http.body import INLINE_BYTES, LIMITS, SMALL_BYTES, ShapeLimits, check_shape, count
 from headwater.actors.http.errors import ApiError
 
 TIGHT = ShapeLimits(containers=10, members=10, values=10, depth=10, digits=10, escapes=10, strings=20)

@@ -1,7 +1,8 @@
 """A small Internet, and intakes with several policies that see it. Their processes serve all tests of a run."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,15 @@ def wide(net: Internet, files: Path) -> Iterator[MediaIntake]:
 def _intake(made: MediaIntake) -> Iterator[MediaIntake]:
     yield made
     asyncio.run(made.close())
+
+
+@asynccontextmanager
+async def closing(made: MediaIntake) -> AsyncIterator[MediaIntake]:
+    """An intake, whose processes end with the block."""
+    try:
+        yield made
+    finally:
+        await made.close()
 
 
 async def rejection(

@@ -12,7 +12,7 @@ from headwater.actors.media.intake import MediaIntake
 from headwater.actors.media.request import FetchPolicy, IntakeSettings, MediaSource
 from tests.support.media import images
 from tests.support.media.images import chunk, data_url, encoded, picture, png, zeros
-from tests.unit.actors.media.conftest import TIGHT, rejection
+from tests.unit.actors.media.conftest import TIGHT, closing, rejection
 
 PIXELS = "media_too_many_pixels"
 MALFORMED = "media_malformed"
@@ -129,37 +129,30 @@ async def test_a_malformed_data_url_is_rejected(strict: MediaIntake, attack: str
 
 async def test_data_urls_may_be_switched_off() -> None:
     """Like every other scheme."""
-    intake = MediaIntake(FetchPolicy(schemes=("https",)), limits=TIGHT)
-    try:
+    async with closing(MediaIntake(FetchPolicy(schemes=("https",)), limits=TIGHT)) as intake:
         error = await rejection(intake, MediaSource.from_url("image", data_url(PNG)))
         assert error.code == "media_scheme_not_allowed"
-    finally:
-        await intake.close()
 
 
 async def test_more_memory_than_allowed_fails_the_item() -> None:
     """100 megapixels, with a limit that lets them pass, in a process that has no room for them."""
-    intake = MediaIntake(settings=IntakeSettings(processes=1, memory_mib=256), limits=TIGHT)
     limits = TIGHT._replace(image=TIGHT.image._replace(pixels_max=200_000_000))
-    try:
+    async with closing(
+        MediaIntake(settings=IntakeSettings(processes=1, memory_mib=256), limits=TIGHT)
+    ) as intake:
         source = MediaSource.from_bytes("image", images.jpeg_of_size(10_000, 10_000))
         error = await rejection(intake, source, limits, kib_max=256 * 1024)
         assert error.code == "media_out_of_memory"
         assert (await intake.fetch(MediaSource.from_bytes("image", PNG))).shape == (4, 6, 3)
-    finally:
-        await intake.close()
 
 
 async def test_more_cpu_time_than_allowed_fails_the_item() -> None:
     """A progressive JPEG whose scans repeat: small, of few pixels by its header, and hours of work."""
-    intake = MediaIntake(settings=IntakeSettings(processes=1), limits=TIGHT)
     limits = TIGHT._replace(
         image=TIGHT.image._replace(pixels_max=20_000_000, bytes_max=8_000_000, decode_s=1)
     )
-    try:
+    async with closing(MediaIntake(settings=IntakeSettings(processes=1), limits=TIGHT)) as intake:
         error = await rejection(intake, MediaSource.from_bytes("image", images.scan_bomb()), limits)
         assert error.code == "media_decode_timeout"
         assert "CPU time" in str(error)
         assert (await intake.fetch(MediaSource.from_bytes("image", PNG))).shape == (4, 6, 3)
-    finally:
-        await intake.close()

@@ -16,7 +16,7 @@ from headwater.actors.media.intake import MediaIntake
 from headwater.actors.media.request import IntakeSettings, MediaSource
 from tests.support.media.images import data_url, encoded, picture
 from tests.support.media.internet import Internet
-from tests.unit.actors.media.conftest import HOST, TIGHT, rejection
+from tests.unit.actors.media.conftest import HOST, TIGHT, closing, rejection
 
 PNG = encoded(picture(), "PNG")
 OK = b"HTTP/1.1 200 OK\r\n"
@@ -165,9 +165,10 @@ async def test_a_crash_fails_its_item_alone(net: Internet) -> None:
     """The other process continues; the next item gets a new one; the place of the dead one is not lost."""
     net.requests.clear()
     net.behaviours["/crash"] = silent
-    intake = MediaIntake(settings=IntakeSettings(processes=2), limits=TIGHT, program=net.program)
     small = MediaSource.from_url("image", data_url(PNG))
-    try:
+    async with closing(
+        MediaIntake(settings=IntakeSettings(processes=2), limits=TIGHT, program=net.program)
+    ) as intake:
         async with asyncio.timeout(30):
             dying = asyncio.ensure_future(
                 intake.fetch(MediaSource.from_url("image", f"https://{HOST}/crash"))
@@ -184,16 +185,15 @@ async def test_a_crash_fails_its_item_alone(net: Internet) -> None:
                 assert (await intake.fetch(small)).shape == (4, 6, 3)
             await asyncio.gather(intake.fetch(small), intake.fetch(small))
             assert victim not in intake.pids
-    finally:
-        await intake.close()
 
 
 async def test_a_cancelled_item_ends_its_process_and_frees_its_place(net: Internet) -> None:
     """Clients that disconnect leave nothing behind."""
     net.requests.clear()
     net.behaviours["/left"] = silent
-    intake = MediaIntake(settings=IntakeSettings(processes=1), limits=TIGHT, program=net.program)
-    try:
+    async with closing(
+        MediaIntake(settings=IntakeSettings(processes=1), limits=TIGHT, program=net.program)
+    ) as intake:
         async with asyncio.timeout(30):
             left = asyncio.ensure_future(intake.fetch(MediaSource.from_url("image", f"https://{HOST}/left")))
             while not net.requests:
@@ -203,8 +203,6 @@ async def test_a_cancelled_item_ends_its_process_and_frees_its_place(net: Intern
             await asyncio.gather(left, return_exceptions=True)
             assert not os.path.exists(f"/proc/{pid}")
             assert (await intake.fetch(MediaSource.from_url("image", data_url(PNG)))).shape == (4, 6, 3)
-    finally:
-        await intake.close()
     assert not intake.pids
 
 
@@ -220,10 +218,11 @@ def _descriptors(pid: int) -> list[str]:
 async def test_a_process_has_nothing_of_its_parents(net: Internet, monkeypatch: pytest.MonkeyPatch) -> None:
     """No secrets in its environment, no descriptors but three empty ones and its socket; limits on memory."""
     monkeypatch.setenv("SECRET_KEY", "abc")
-    intake = MediaIntake(settings=IntakeSettings(memory_mib=512), limits=TIGHT, program=net.program)
-    with open(__file__) as _file:
-        await intake.fetch(MediaSource.from_url("image", data_url(PNG)))
-    try:
+    async with closing(
+        MediaIntake(settings=IntakeSettings(memory_mib=512), limits=TIGHT, program=net.program)
+    ) as intake:
+        with open(__file__) as _file:
+            await intake.fetch(MediaSource.from_url("image", data_url(PNG)))
         (pid,) = intake.pids
         with open(f"/proc/{pid}/environ") as file:
             names = {pair.partition("=")[0] for pair in file.read().split("\0") if pair}
@@ -239,5 +238,3 @@ async def test_a_process_has_nothing_of_its_parents(net: Internet, monkeypatch: 
             limits = {line[:25].strip(): line[26:47].strip() for line in file}
         assert limits["Max address space"] == str(512 << 20)
         assert limits["Max core file size"] == "0"
-    finally:
-        await intake.close()

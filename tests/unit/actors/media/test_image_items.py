@@ -17,7 +17,7 @@ from headwater.actors.media.item import MediaItem, media_id
 from headwater.actors.media.request import FetchPolicy, IntakeSettings, MediaSource, MediaTarget
 from tests.support.media.images import chunk, encoded, picture
 from tests.support.media.internet import Internet
-from tests.unit.actors.media.conftest import HOST
+from tests.unit.actors.media.conftest import HOST, closing
 
 PICTURE = picture()
 PNG = encoded(PICTURE, "PNG")
@@ -232,9 +232,10 @@ async def test_items_at_once_do_not_mix(many: MediaIntake) -> None:
 
 async def test_the_items_in_use_have_a_limit(net: Internet) -> None:
     """Beyond it a request gets a 503; the room of an item that is dropped is there again."""
-    intake = MediaIntake(settings=IntakeSettings(processes=1, decoded_mib=64), program=net.program)
     gray = encoded(Image.new("L", (3000, 4000)), "PNG")
-    try:
+    async with closing(
+        MediaIntake(settings=IntakeSettings(processes=1, decoded_mib=64), program=net.program)
+    ) as intake:
         held = await item_of(intake, gray)
         with pytest.raises(ApiError) as caught:
             await item_of(intake, gray)
@@ -245,5 +246,3 @@ async def test_the_items_in_use_have_a_limit(net: Internet) -> None:
             await item_of(intake, gray)
         del part
         assert (await item_of(intake, gray)).shape == (4000, 3000, 3)
-    finally:
-        await intake.close()

@@ -15,7 +15,7 @@ from headwater.actors.media.request import IntakeSettings, MediaSource
 from tests.support.media import internet
 from tests.support.media.bounds import bounded
 from tests.support.media.images import encoded, noise
-from tests.unit.actors.media.conftest import PEAK_KIB_MAX, TIGHT, rejection
+from tests.unit.actors.media.conftest import PEAK_KIB_MAX, TIGHT, closing, rejection
 
 ROGUE = str(Path(internet.__file__).with_name("rogue.py"))
 IMAGE = MediaSource.from_bytes("image", b"anything")
@@ -54,24 +54,18 @@ def descriptors() -> set[tuple[str, str]]:
 )
 async def test_a_reply_that_breaks_the_protocol_fails_the_item_and_ends_the_process(mode: str) -> None:
     """Memory that could still change or shrink would end this process when it reads it; nothing stays open."""
-    intake = intake_of(mode)
     before = descriptors()
-    try:
+    async with closing(intake_of(mode)) as intake:
         error = await rejection(intake, IMAGE)
         assert error.code == "media_decoder_failed"
         assert not intake.pids
         assert not descriptors() - before
-    finally:
-        await intake.close()
 
 
 async def test_an_honest_reply_passes() -> None:
     """The control of the test above."""
-    intake = intake_of("honest")
-    try:
+    async with closing(intake_of("honest")) as intake:
         assert (await intake.fetch(IMAGE)).array().tolist() == [[[0, 0, 0]]]
-    finally:
-        await intake.close()
 
 
 async def test_what_an_item_costs_is_seen(strict: MediaIntake) -> None:
@@ -94,15 +88,12 @@ async def test_without_the_extra_an_item_gets_a_503(tmp_path: Path) -> None:
     program.write_text(
         "import sys\nsys.modules['PIL'] = None\nfrom headwater.actors.media import program\nprogram.main()\n"
     )
-    intake = MediaIntake(program=(str(program),))
-    try:
+    async with closing(MediaIntake(program=(str(program),))) as intake:
         with pytest.raises(ApiError) as caught:
             await intake.fetch(MediaSource.from_bytes("image", b"\x89PNG\r\n\x1a\n" + bytes(50)))
         assert (caught.value.status, caught.value.code) == (503, "media_unavailable")
         assert "headwater[media]" in str(caught.value)
         assert (b"x-should-retry", b"false") in caught.value.headers
-    finally:
-        await intake.close()
 
 
 EDGE = """

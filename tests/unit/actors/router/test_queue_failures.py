@@ -4,7 +4,8 @@ import asyncio
 
 import pytest
 
-from headwater.actors.edge.saga.workers import ROUTE_TIMEOUT_S, UNANSWERED_MAX
+from headwater.actors.edge.saga.placement import ROUTE_TIMEOUT_S
+from headwater.actors.edge.saga.workers import UNANSWERED_MAX
 from headwater.actors.router.queries import ABANDONED_S, HOLD_S, TICK_S
 from headwater.actors.runtime.ports import BusError
 from headwater.router.admission import SILENCE_S

@@ -1,91 +1,28 @@
 """Leases: one holder at a time, an epoch that rises, renewal through lost answers, and loss as a result."""
 
-from collections.abc import Sequence
-
-import msgspec
 import pytest
 
-from headwater.actors.runtime.lease import RENEW_S, RETRY_S, TTL_S, LeaseHandle, take
-from headwater.actors.runtime.tables import decode_lease
-from headwater.events.memory import MemoryTable
-from headwater.events.ports import LogUnavailable
-from headwater.events.table import TableEntry
-from headwater.schemas.tables import Lease
-from tests.support.worlds.clock import ManualClock, running, settle
-
-KEY = "worker.w1"
+from headwater.actors.runtime.lease import RENEW_S, RETRY_S, TTL_S, take
+from tests.support.worlds.clock import running, settle
+from tests.unit.actors.runtime.conftest import KEY, FaultyTable, entry, held, stored
 
 
-class FaultyTable(MemoryTable):
-    """The memory table. `script` says how each next call ends: ok, unavailable, or with its answer lost."""
-
-    def __init__(self, clock: ManualClock, script: Sequence[str] = ()) -> None:
-        super().__init__(clock)
-        self.script = list(script)
-        self.calls: list[str] = []
-
-    def _fault(self, call: str) -> str:
-        self.calls.append(call)
-        fault = self.script.pop(0) if self.script else "ok"
-        if fault == "unavailable":
-            raise LogUnavailable("no answer")
-        return fault
-
-    async def create(self, key: str, value: bytes, *, ttl_s: int = 0) -> int | None:
-        """See `Table.create`."""
-        fault = self._fault("create")
-        revision = await super().create(key, value, ttl_s=ttl_s)
-        if fault == "answer lost":
-            raise LogUnavailable("no answer")
-        return revision
-
-    async def update(self, key: str, value: bytes, *, revision: int, ttl_s: int = 0) -> int | None:
-        """See `Table.update`."""
-        fault = self._fault("update")
-        result = await super().update(key, value, revision=revision, ttl_s=ttl_s)
-        if fault == "answer lost":
-            raise LogUnavailable("no answer")
-        return result
-
-    async def get(self, key: str) -> TableEntry | None:
-        """See `Table.get`."""
-        self._fault("get")
-        return await super().get(key)
-
-
-async def held(table: MemoryTable, clock: ManualClock, ids: str = "i1") -> LeaseHandle:
-    """The lease of worker w1, which is free."""
-    return await take(table, "worker", "w1", clock, pool="p", ids=ids)
-
-
-async def entry(table: MemoryTable) -> TableEntry | None:
-    """What is in the table, without counting as a call."""
-    return await MemoryTable.get(table, KEY)
-
-
-async def test_a_lease_says_what_it_stands_for() -> None:
+async def test_a_lease_says_what_it_stands_for(table: FaultyTable) -> None:
     """Kind, name and pool for people and routers; which incarnation holds it for its owner."""
-    clock = ManualClock()
-    table = MemoryTable(clock)
-    await held(table, clock)
-    found = await entry(table)
-    assert found is not None
-    assert found.value is not None
-    lease = msgspec.json.decode(found.value, type=Lease)
+    await held(table)
+    lease = await stored(table)
     assert (lease.kind, lease.name, lease.pool) == ("worker", "w1", "p")
     assert lease.pid > 0
     assert (lease.incarnation, lease.epoch) == ("i1", 1)
 
 
-async def test_a_held_lease_outlives_its_time_and_keeps_its_epoch() -> None:
+async def test_a_held_lease_outlives_its_time_and_keeps_its_epoch(table: FaultyTable) -> None:
     """Renewed each second, it is never free; the revision moves on, the epoch does not."""
-    clock = ManualClock()
-    table = MemoryTable(clock)
-    lease = await held(table, clock)
+    lease = await held(table)
     first = await entry(table)
     async with running(lease.hold()) as holding:
         for _ in range(20 * TTL_S):
-            await clock.advance(0.5)
+            await table.clock.advance(0.5)
             assert await entry(table) is not None
         assert not holding.done()
     found = await entry(table)
@@ -96,205 +33,162 @@ async def test_a_held_lease_outlives_its_time_and_keeps_its_epoch() -> None:
     assert lease.epoch == 1
 
 
-async def test_a_lease_that_is_not_held_lapses() -> None:
+async def test_a_lease_that_is_not_held_lapses(table: FaultyTable) -> None:
     """Nobody has to say that its owner died."""
-    clock = ManualClock()
-    table = MemoryTable(clock)
-    await held(table, clock)
-    await clock.advance(TTL_S - 0.1)
+    await held(table)
+    await table.clock.advance(TTL_S - 0.1)
     assert await entry(table) is not None
-    await clock.advance(0.1)
+    await table.clock.advance(0.1)
     assert await entry(table) is None
 
 
-async def test_a_second_life_waits_for_the_first_to_lapse_and_has_a_higher_epoch() -> None:
+async def test_a_second_life_waits_for_the_first_to_lapse_and_has_a_higher_epoch(table: FaultyTable) -> None:
     """Two lives never hold the lease at once, and the later one fences the earlier."""
-    clock = ManualClock()
-    table = MemoryTable(clock)
-    first = await held(table, clock)
-    async with running(held(table, clock, "i2")) as waiting:
-        await clock.advance(TTL_S - RETRY_S)
+    first = await held(table)
+    async with running(held(table, "i2")) as waiting:
+        await table.clock.advance(TTL_S - RETRY_S)
         assert not waiting.done()
-        await clock.advance(2 * RETRY_S)
+        await table.clock.advance(2 * RETRY_S)
         second = await waiting
     assert second.epoch > first.epoch
 
 
-async def test_a_held_lease_is_not_given_to_another() -> None:
+async def test_a_held_lease_is_not_given_to_another(table: FaultyTable) -> None:
     """However long the other waits, until it is released; then at once."""
-    clock = ManualClock()
-    table = MemoryTable(clock)
-    first = await held(table, clock)
-    async with running(first.hold()), running(held(table, clock, "i2")) as waiting:
-        await clock.advance(10 * TTL_S)
+    first = await held(table)
+    async with running(first.hold()), running(held(table, "i2")) as waiting:
+        await table.clock.advance(10 * TTL_S)
         assert not waiting.done()
         await first.release()
-        await clock.advance(RETRY_S)
+        await table.clock.advance(RETRY_S)
         assert (await waiting).epoch > first.epoch
 
 
-async def test_a_lease_that_another_holds_is_lost() -> None:
+async def test_a_lease_that_another_holds_is_lost(table: FaultyTable) -> None:
     """Losing it is a normal result: `hold` returns, within a renewal, and gives back nothing that is not its own."""
-    clock = ManualClock()
-    table = MemoryTable(clock)
-    lease = await held(table, clock)
+    lease = await held(table)
     async with running(lease.hold()) as holding:
-        await clock.advance(2 * RENEW_S)
+        await table.clock.advance(2 * RENEW_S)
         await table.delete(KEY)
-        await held(table, clock, "i2")
-        await clock.advance(RENEW_S)
+        await held(table, "i2")
+        await table.clock.advance(RENEW_S)
         assert "another incarnation" in await holding
     await lease.release()
     assert await entry(table) is not None, "another's lease is not given back"
 
 
 @pytest.mark.parametrize("how", ["deleted", "replaced"])
-async def test_a_lease_that_is_free_is_reclaimed_under_its_epoch(how: str) -> None:
+async def test_a_lease_that_is_free_is_reclaimed_under_its_epoch(how: str, table: FaultyTable) -> None:
     """It lapsed while the store was away, or went with its bucket: the holder has lost nothing by that."""
-    clock = ManualClock()
-    table = MemoryTable(clock)
-    lease = await held(table, clock)
+    lease = await held(table)
     async with running(lease.hold()) as holding:
-        await clock.advance(2 * RENEW_S)
+        await table.clock.advance(2 * RENEW_S)
         if how == "deleted":
             await table.delete(KEY)
         else:
             table.replace()
-        await clock.advance(RENEW_S)
+        await table.clock.advance(RENEW_S)
         assert not holding.done()
-    found = await entry(table)
-    assert found is not None
-    again = decode_lease(found)
-    assert again is not None
+    again = await stored(table)
     assert (again.epoch, again.incarnation) == (lease.epoch, "i1")
 
 
-async def test_epochs_stay_ahead_of_the_log_when_the_bucket_is_new() -> None:
+async def test_epochs_stay_ahead_of_the_log_when_the_bucket_is_new(table: FaultyTable) -> None:
     """A new bucket counts its revisions from 1; the log holds the epochs of before."""
-    clock = ManualClock()
-    table = MemoryTable(clock)
 
     async def newest() -> int:
         return 500
 
-    lease = await take(table, "worker", "w1", clock, newest=newest)
+    lease = await take(table, "worker", "w1", table.clock, newest=newest)
     assert lease.epoch == 501
 
 
-async def test_epochs_rise_where_nothing_was_written() -> None:
+async def test_epochs_rise_where_nothing_was_written(table: FaultyTable) -> None:
     """Of an incarnation that took the lease and died before its first message the log holds nothing."""
-    clock = ManualClock()
-    table = MemoryTable(clock)
     epochs = []
     for _ in range(3):
-        lease = await held(table, clock)
+        lease = await held(table)
         epochs.append(lease.epoch)
         await lease.release()
     assert sorted(set(epochs)) == epochs
 
 
-async def test_a_released_lease_is_not_reclaimed() -> None:
+async def test_a_released_lease_is_not_reclaimed(table: FaultyTable) -> None:
     """Also where the holder has not stopped renewing it yet."""
-    clock = ManualClock()
-    table = MemoryTable(clock)
-    lease = await held(table, clock)
+    lease = await held(table)
     async with running(lease.hold()) as holding:
         await lease.release()
-        await clock.advance(2 * RENEW_S)
+        await table.clock.advance(2 * RENEW_S)
         assert not holding.done(), "its owner would take another one"
     assert await entry(table) is None
 
 
-async def test_a_renewal_whose_answer_was_lost_does_not_lose_the_lease() -> None:
-    """It was renewed; the next one finds a foreign revision with its own value, and goes on with that."""
-    clock = ManualClock()
-    table = FaultyTable(clock, ["ok", "ok", "ok", "answer lost"])
-    lease = await held(table, clock)
+@pytest.mark.parametrize(
+    "script",
+    [["ok", "answer lost"], ["ok", "unavailable"], ["answer lost", "ok", "unavailable"]],
+    ids=["a lost answer", "a short outage", "an outage while asking who holds it"],
+)
+async def test_a_renewal_without_an_answer_does_not_lose_the_lease(
+    table: FaultyTable, script: list[str]
+) -> None:
+    """It is tried again; if it was stored, the next one finds a foreign revision with its own value, and goes on with that."""
+    lease = await held(table)
+    table.script, table.calls = list(script), []
     async with running(lease.hold()) as holding:
-        await clock.advance(10 * TTL_S)
+        await table.clock.advance(10 * TTL_S)
         assert not holding.done()
         assert await entry(table) is not None
-    assert "get" in table.calls
-
-
-async def test_a_short_outage_does_not_lose_the_lease() -> None:
-    """An unanswered renewal is tried again before the lease lapses."""
-    clock = ManualClock()
-    table = FaultyTable(clock, ["ok", "ok", "ok", "unavailable"])
-    lease = await held(table, clock)
-    async with running(lease.hold()) as holding:
-        await clock.advance(10 * TTL_S)
-        assert not holding.done()
-        assert await entry(table) is not None
+    assert not table.script
+    assert ("get" in table.calls) == ("answer lost" in script), "only the server's answer says who holds it"
 
 
 @pytest.mark.parametrize("begins_s", [0.5, 0.9, 1.5])
-async def test_an_outage_shorter_than_the_lease_does_not_lose_it(begins_s: float) -> None:
+async def test_an_outage_shorter_than_the_lease_does_not_lose_it(begins_s: float, table: FaultyTable) -> None:
     """With the server away for half the lease's time, renewal is tried often enough to be in time."""
-    clock = ManualClock()
-    table = FaultyTable(clock)
-    lease = await held(table, clock)
+    lease = await held(table)
     async with running(lease.hold()) as holding:
-        await clock.advance(begins_s)
+        await table.clock.advance(begins_s)
         table.script = ["unavailable"] * 100
-        await clock.advance(TTL_S / 2)
+        await table.clock.advance(TTL_S / 2)
         table.script = []
-        await clock.advance(10 * TTL_S)
-        assert not holding.done()
-
-
-async def test_an_outage_while_asking_who_holds_it_is_no_loss_either() -> None:
-    """Only the server's answer decides: a question without an answer is asked again."""
-    clock = ManualClock()
-    table = FaultyTable(clock, ["ok", "ok", "answer lost", "ok", "unavailable"])
-    lease = await held(table, clock)
-    async with running(lease.hold()) as holding:
-        await clock.advance(2 * RENEW_S)
-        assert table.calls[:5] == ["create", "update", "update", "update", "get"]
-        await clock.advance(10 * TTL_S)
+        await table.clock.advance(10 * TTL_S)
         assert not holding.done()
 
 
 @pytest.mark.parametrize("taken", [False, True])
-async def test_after_a_long_outage_the_server_decides(taken: bool) -> None:
+async def test_after_a_long_outage_the_server_decides(taken: bool, table: FaultyTable) -> None:
     """While it is away nothing is lost; when it is back, the lease is unless another holds it."""
-    clock = ManualClock()
-    table = FaultyTable(clock)
-    lease = await held(table, clock)
+    lease = await held(table)
     table.script = ["unavailable"] * 1000
     async with running(lease.hold()) as holding:
-        await clock.advance(3 * TTL_S)
+        await table.clock.advance(3 * TTL_S)
         assert not holding.done()
         table.script = []
         if taken:
-            await held(table, clock, "i2")
-        await clock.advance(RENEW_S)
+            await held(table, "i2")
+        await table.clock.advance(RENEW_S)
         assert holding.done() == taken
 
 
 @pytest.mark.parametrize(
     "script", [["unavailable", "answer lost"], ["ok", "answer lost"], ["ok", "unavailable"]]
 )
-async def test_taking_goes_on_through_an_outage_and_a_lost_answer(script: list[str]) -> None:
+async def test_taking_goes_on_through_an_outage_and_a_lost_answer(
+    script: list[str], table: FaultyTable
+) -> None:
     """What was stored without our knowing is recognised, or lapses by itself; then it is taken."""
-    clock = ManualClock()
-    table = FaultyTable(clock, script)
-    async with running(held(table, clock)) as taking:
+    table.script = script
+    async with running(held(table)) as taking:
         while not taking.done():
-            await clock.advance(RETRY_S)
+            await table.clock.advance(RETRY_S)
         lease = await taking
-    found = await entry(table)
-    assert found is not None
-    again = decode_lease(found)
-    assert again is not None
+    again = await stored(table)
     assert again.epoch == lease.epoch > 0
 
 
-async def test_releasing_is_quiet() -> None:
+async def test_releasing_is_quiet(table: FaultyTable) -> None:
     """A lease that is gone already, or a server that is away, is no error on the way out."""
-    clock = ManualClock()
-    table = FaultyTable(clock)
-    lease = await held(table, clock)
+    lease = await held(table)
     await lease.release()
     assert await entry(table) is None
     await lease.release()

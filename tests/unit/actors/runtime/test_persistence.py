@@ -3,7 +3,6 @@
 import asyncio
 from typing import Any
 
-import msgspec
 import prometheus_client
 import pytest
 
@@ -11,15 +10,14 @@ from headwater.actors.edge.saga.workers import WorkerRegistry
 from headwater.actors.runtime.lease import RENEW_S, RETRY_S, TTL_S, take
 from headwater.actors.runtime.ports import CHECK_PERIOD_S, HINT, STALLED_S, Persistence
 from headwater.events.chain import Chains
-from headwater.events.memory import MemoryLog, MemoryTable
+from headwater.events.memory import MemoryLog
 from headwater.events.ports import AppendResult, Entry
 from headwater.events.writer import Writer, WriterFenced
 from headwater.schemas.events import KvGap
-from headwater.schemas.tables import Lease
 from tests.support.worlds.clock import ManualClock, SkippingClock, running, settle
 from tests.support.worlds.edge import LoopTasks
 from tests.support.worlds.memory import memory_world
-from tests.unit.actors.runtime.test_lease import KEY, FaultyTable, entry, held
+from tests.unit.actors.runtime.conftest import KEY, FaultyTable, held, stored
 from tests.unit.events.test_writer import SUBJECT, FaultyLog, begun, read, told, writer
 
 PROBE_S = 0.01
@@ -83,9 +81,8 @@ async def is_stored(one: Writer) -> None:
             await asyncio.sleep(PROBE_S / 5)
 
 
-async def test_an_append_without_an_answer_counts_its_seconds() -> None:
+async def test_an_append_without_an_answer_counts_its_seconds(clock: ManualClock) -> None:
     """From its first try, however often it is tried; nothing once it is stored, and nothing while there is none."""
-    clock = ManualClock()
     log = FaultyLog(clock, ["unavailable"] * 5)
     one = writer(log, clock)
     async with running(one.run()):
@@ -102,9 +99,8 @@ async def test_an_append_without_an_answer_counts_its_seconds() -> None:
     assert told(await read(log)) == [0]
 
 
-async def test_a_log_that_says_nothing_counts_like_one_that_fails() -> None:
+async def test_a_log_that_says_nothing_counts_like_one_that_fails(clock: ManualClock) -> None:
     """A server whose store is frozen answers no publish at all."""
-    clock = ManualClock()
     log = FrozenLog(clock)
     one = writer(log, clock)
     async with running(one.run()):
@@ -135,9 +131,8 @@ async def test_an_idle_writer_appends_to_know_whether_it_could() -> None:
     assert [chains.follow(record) for record in records] == [(True, None)] * len(records)
 
 
-async def test_an_idle_writer_notices_a_log_that_takes_nothing() -> None:
+async def test_an_idle_writer_notices_a_log_that_takes_nothing(clock: ManualClock) -> None:
     """Although nobody has anything to store."""
-    clock = ManualClock()
     log = FrozenLog(clock)
     one = Writer(log, SUBJECT, "w1", 3, clock, probe_s=PROBE_S)
     async with running(one.run()):
@@ -200,9 +195,8 @@ def test_a_further_life_takes_the_place_of_the_one_before() -> None:
     assert made.stalled() == {}
 
 
-async def test_changes_are_told_once_with_what_to_do() -> None:
+async def test_changes_are_told_once_with_what_to_do(clock: ManualClock) -> None:
     """In the log as an error, when it begins and when it is over; in a metric all the time."""
-    clock = ManualClock()
     notes = Notes()
     source = Source(0.0)
     made = Persistence(clock, notes)
@@ -228,67 +222,57 @@ async def test_changes_are_told_once_with_what_to_do() -> None:
         )
 
 
-async def test_a_lease_says_whether_its_holder_can_persist() -> None:
+async def test_a_lease_says_whether_its_holder_can_persist(table: FaultyTable) -> None:
     """With the next renewal, in both directions; it is the same incarnation all the while."""
-    clock = ManualClock()
-    table = MemoryTable(clock)
-    lease = await held(table, clock)
+    lease = await held(table)
     log = Source(0.0)
     lease.persistence = watching(log)
 
     async def says() -> bool:
-        found = await entry(table)
-        assert found is not None
-        assert found.value is not None
-        said = msgspec.json.decode(found.value, type=Lease)
+        said = await stored(table)
         assert (said.epoch, said.incarnation) == (lease.epoch, "i1")
         return said.stalled
 
     async with running(lease.hold()):
-        await clock.advance(2 * RENEW_S)
+        await table.clock.advance(2 * RENEW_S)
         assert not await says()
         log.stalled_s = STALLED_S
-        await clock.advance(RENEW_S)
+        await table.clock.advance(RENEW_S)
         assert await says()
         log.stalled_s = 0.0
-        await clock.advance(RENEW_S)
+        await table.clock.advance(RENEW_S)
         assert not await says()
 
 
-async def test_a_lease_whose_store_is_away_counts_its_seconds() -> None:
+async def test_a_lease_whose_store_is_away_counts_its_seconds(table: FaultyTable) -> None:
     """From the first renewal without an answer, over all further tries; nothing once one is answered."""
-    clock = ManualClock()
-    table = FaultyTable(clock)
-    lease = await held(table, clock)
+    lease = await held(table)
     async with running(lease.hold()):
-        await clock.advance(5 * RENEW_S)
+        await table.clock.advance(5 * RENEW_S)
         assert lease.stalled_s == 0.0
         table.script = ["unavailable"] * 1000
-        await clock.advance(3 * TTL_S)
+        await table.clock.advance(3 * TTL_S)
         assert 3 * TTL_S - RENEW_S <= lease.stalled_s <= 3 * TTL_S
         table.script = []
-        await clock.advance(RETRY_S)
+        await table.clock.advance(RETRY_S)
         assert lease.stalled_s == 0.0
 
 
-async def test_a_lease_that_another_took_is_no_stalled_store() -> None:
+async def test_a_lease_that_another_took_is_no_stalled_store(table: FaultyTable) -> None:
     """The store has answered: there is nothing for an operator to mend."""
-    clock = ManualClock()
-    table = MemoryTable(clock)
-    lease = await held(table, clock)
+    lease = await held(table)
     async with running(lease.hold()) as holding:
-        await clock.advance(RENEW_S / 2)
+        await table.clock.advance(RENEW_S / 2)
         await table.delete(KEY)
-        await held(table, clock, "i2")
-        await clock.advance(RENEW_S)
+        await held(table, "i2")
+        await table.clock.advance(RENEW_S)
         assert holding.done()
-    await clock.advance(10 * STALLED_S)
+    await table.clock.advance(10 * STALLED_S)
     assert lease.stalled_s == 0.0
 
 
-async def test_a_writer_whose_life_is_over_is_not_stalled() -> None:
+async def test_a_writer_whose_life_is_over_is_not_stalled(clock: ManualClock) -> None:
     """The log has answered; the next life may wait for its lease as long as it takes."""
-    clock = ManualClock()
     log = MemoryLog(clock)
     one = writer(log, clock)
     async with running(one.run()) as task:
@@ -301,9 +285,8 @@ async def test_a_writer_whose_life_is_over_is_not_stalled() -> None:
     assert one.stalled_s == 0.0
 
 
-async def test_an_edge_knows_who_in_the_fleet_cannot_persist() -> None:
+async def test_an_edge_knows_who_in_the_fleet_cannot_persist(clock: ManualClock) -> None:
     """Workers and routers that say it in their leases, until they say otherwise or their lease ends."""
-    clock = ManualClock()
     world = memory_world(clock)
     tasks = LoopTasks()
     fleet = WorkerRegistry(world, "e1", tasks.spawn)
@@ -332,9 +315,8 @@ def _measured(name: str, what: str) -> float:
     return prometheus_client.REGISTRY.get_sample_value(f"headwater_log_{name}", {"what": what}) or 0.0
 
 
-async def test_appends_are_measured() -> None:
+async def test_appends_are_measured(clock: ManualClock) -> None:
     """How long they take, what waits, what was tried again and what was dropped; nothing waits for a writer that is gone."""
-    clock = ManualClock()
     log = FaultyLog(clock, ["unavailable"] * 3)
     persistence = Persistence(clock, Notes())
     one = writer(log, clock)

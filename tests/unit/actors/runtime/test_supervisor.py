@@ -77,37 +77,23 @@ class Child:
 
 
 async def test_a_child_that_ends_with_a_reason_or_an_error_is_started_again() -> None:
-    """Both count as deaths, and the waits between them are those of the policy."""
+    """Both count as deaths, and the waits between them are those of the policy; an empty reason is a stop."""
     clock = SkippingClock()
     child = Child(clock, "lease lost", ValueError("boom"), "again", "")
     await supervise("child", child.run, clock, POLICY)
     assert child.started_at_s == [0.0, 1.0, 3.0, 7.0]
 
 
-async def test_a_wanted_end_ends_the_supervision() -> None:
-    """An empty reason is a stop: nothing is started again."""
+@pytest.mark.parametrize(
+    ("end", "reason"), [("lease lost", "lease lost"), (KeyError("x"), "KeyError: 'x'")], ids=["text", "error"]
+)
+async def test_giving_up_names_the_child_and_its_last_reason(end: str | Exception, reason: str) -> None:
+    """Whoever reads the one line knows what died, how often, and why; a bare KeyError('x') would say nothing."""
     clock = SkippingClock()
-    child = Child(clock, "", "never")
-    await supervise("child", child.run, clock, POLICY)
-    assert child.started_at_s == [0.0]
-    assert clock.slept == []
-
-
-async def test_giving_up_names_the_child_and_its_last_reason() -> None:
-    """Whoever reads the one line knows what died, how often, and why."""
-    clock = SkippingClock()
-    child = Child(clock, *(f"reason {number}" for number in range(9)))
-    with pytest.raises(RestartLimitReached, match=r"router r1 failed 5 times within 100 s, last: reason 4"):
+    child = Child(clock, *["first"] * 4, end)
+    with pytest.raises(RestartLimitReached, match=f"router r1 failed 5 times within 100 s, last: {reason}"):
         await supervise("router r1", child.run, clock, POLICY)
     assert len(child.started_at_s) == 5
-
-
-async def test_an_errors_type_is_part_of_the_reason() -> None:
-    """A bare KeyError('x') would say nothing."""
-    clock = SkippingClock()
-    child = Child(clock, *(KeyError("x") for _ in range(5)))
-    with pytest.raises(RestartLimitReached, match="last: KeyError: 'x'"):
-        await supervise("child", child.run, clock, POLICY)
 
 
 async def test_a_hopeless_child_is_given_up_at_once() -> None:

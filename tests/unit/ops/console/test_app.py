@@ -16,8 +16,8 @@ from headwater.actors.edge.admit.control import (
     key_text,
     new_id,
     new_secret,
+    parse_scopes,
 )
-from headwater.actors.edge.admit.principal import parse_scopes
 from headwater.actors.edge.settings import AccessSettings, OidcSettings
 from headwater.actors.http.errors import ApiError
 from headwater.actors.runtime.ports import Ports

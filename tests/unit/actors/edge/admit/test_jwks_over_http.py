@@ -9,7 +9,6 @@ import jwt
 import pytest
 
 from headwater.actors.edge.admit import oidc
-from headwater.actors.edge.admit import oidc as admit_oidc
 from headwater.actors.edge.admit.oidc import SigningKeys, TokenVerifier, read_url
 from headwater.actors.http.errors import ApiError
 from tests.support.worlds.clock import ManualClock, running, settle
@@ -88,7 +87,7 @@ async def test_keys_rotate(issuer: Issuer) -> None:
     assert await issuer.accepts(old)
     assert issuer.asked == 1
     issuer.body = document(jwk(OLD, "old", "EdDSA"), jwk(NEW, "new", "ES256"))
-    await issuer.clock.advance(admit_oidc.REFRESH_S_MIN)
+    await issuer.clock.advance(oidc.REFRESH_S_MIN)
     assert await issuer.accepts(issuer.token(NEW, "new", "ES256"))
     assert await issuer.accepts(issuer.token(OLD, "old", "EdDSA", sub="u2"))
     assert issuer.asked == 2
@@ -96,7 +95,7 @@ async def test_keys_rotate(issuer: Issuer) -> None:
     # A known key is not asked for again: that it is gone shows at the hourly reading.
     async with running(issuer.keys.run()):
         await settle()
-        await issuer.clock.advance(admit_oidc.REFRESH_S)
+        await issuer.clock.advance(oidc.REFRESH_S)
         while issuer.asked < 3 or issuer.keys._reading is not None:
             await settle()
     await issuer.clock.advance(oidc.REMEMBERED_S)
@@ -111,7 +110,7 @@ async def test_keys_rotate(issuer: Issuer) -> None:
         (404, b"", {}),
         (200, b"<html>", {}),
         (200, b'{"keys": []}', {}),
-        (200, b" " * (admit_oidc.BYTES_MAX + 1), {}),
+        (200, b" " * (oidc.BYTES_MAX + 1), {}),
         (302, b"", {"location": "http://evil.example/keys"}),
         (302, b"", {"location": "file:///etc/passwd"}),
     ],
@@ -121,7 +120,7 @@ async def test_what_are_no_keys_replaces_none(
 ) -> None:
     assert await issuer.accepts(issuer.token(OLD, "old", "EdDSA"))
     issuer.status, issuer.body, issuer.headers = status, body, headers
-    await issuer.clock.advance(admit_oidc.REFRESH_S_MIN)
+    await issuer.clock.advance(oidc.REFRESH_S_MIN)
     assert not await issuer.accepts(issuer.token(NEW, "new", "ES256"))
     assert issuer.asked == 2
     assert await issuer.accepts(issuer.token(OLD, "old", "EdDSA", sub="u2"))
@@ -130,7 +129,7 @@ async def test_what_are_no_keys_replaces_none(
 async def test_keys_outlive_their_server(issuer: Issuer) -> None:
     assert await issuer.accepts(issuer.token(OLD, "old", "EdDSA"))
     issuer.close()
-    await issuer.clock.advance(admit_oidc.REFRESH_S_MIN)
+    await issuer.clock.advance(oidc.REFRESH_S_MIN)
     assert not await issuer.accepts(issuer.token(NEW, "new", "ES256"))
     assert await issuer.accepts(issuer.token(OLD, "old", "EdDSA", sub="u2"))
 

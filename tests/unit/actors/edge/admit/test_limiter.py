@@ -3,18 +3,12 @@
 import pytest
 
 from headwater.actors.edge.admit.account import CLOSE_S, LimitHolder, holder_of
+from headwater.actors.edge.admit.control import ANONYMOUS, Principal
 from headwater.actors.edge.admit.limiter import DEFAULT_ANSWER_TOKENS, RateLimiter, RequestQuota
-from headwater.actors.edge.admit.principal import ANONYMOUS, Principal
 from headwater.actors.edge.settings import UNLIMITED, RateLimits
 from headwater.actors.http.errors import ApiError
 from headwater.schemas.tables import UsageLimits
 from tests.support.worlds.clock import ManualClock
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    """Time that stands still."""
-    return ManualClock()
 
 
 @pytest.fixture

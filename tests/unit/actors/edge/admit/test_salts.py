@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from headwater.actors.edge.admit.principal import ANONYMOUS, CacheSalts, Principal, namespace_key
+from headwater.actors.edge.admit.control import ANONYMOUS, CacheSalts, Principal, namespace_key
 from headwater.actors.edge.settings import AccessSettings
 from headwater.events.memory import MemoryTable
 from headwater.ops.operator.keys import WantedKey
@@ -165,7 +165,7 @@ def test_a_salt_without_a_key_is_an_error_not_a_salt() -> None:
 
 
 def test_shared_prompts_are_read_as_they_are(tmp_path: Path) -> None:
-    from headwater.actors.edge.admit.principal import read_shared_prompts
+    from headwater.actors.edge.admit.control import read_shared_prompts
 
     (tmp_path / "b.txt").write_text(" two\n")
     (tmp_path / "a.txt").write_text("one")

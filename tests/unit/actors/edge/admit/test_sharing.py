@@ -55,12 +55,6 @@ class Edge:
         return data is not None
 
 
-@pytest.fixture
-def clock() -> ManualClock:
-    """Time that stands still."""
-    return ManualClock()
-
-
 def done(quotas: list[RequestQuota]) -> None:
     """They end."""
     for quota in quotas:

@@ -6,9 +6,8 @@ import pytest
 
 from headwater.actors.edge.parsing.grammar import collect
 from headwater.actors.edge.parsing.response_template import load_response_template
-from headwater.actors.edge.prompt.messages import TextPart, Turn
 from headwater.actors.edge.prompt.prompts import answer_format
-from headwater.actors.edge.prompt.request import GenerationRequest, Tool, ToolChoice
+from headwater.actors.edge.prompt.request import GenerationRequest, TextPart, Tool, ToolChoice, Turn
 from headwater.actors.http.errors import ApiError
 from headwater.schemas.tables import ModelCard
 from tests.unit.actors.edge.parsing.test_response_template import TAGS

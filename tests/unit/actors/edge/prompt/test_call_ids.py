@@ -5,7 +5,7 @@ from itertools import count
 import pytest
 
 from headwater.actors.edge.answer.choice import CallIds
-from headwater.actors.edge.prompt.messages import ToolCall, Turn
+from headwater.actors.edge.prompt.request import ToolCall, Turn
 
 EARLIER = (
     Turn(role="assistant", calls=(ToolCall("functions.bash:0", "bash", "{}"), ToolCall("0", "bash", "{}"))),

@@ -9,15 +9,9 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from headwater.actors.edge.prompt.messages import (
-    LoadedMedia,
-    MediaPart,
-    TextPart,
-    Turn,
-    load_media,
-    url_media,
-)
+from headwater.actors.edge.prompt.messages import LoadedMedia, load_media, url_media
 from headwater.actors.edge.prompt.prompts import expand_placeholders
+from headwater.actors.edge.prompt.request import MediaPart, TextPart, Turn
 from headwater.actors.http.errors import ApiError
 from headwater.actors.media.intake import MediaIntake
 from headwater.actors.media.item import MediaItem

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from headwater.actors.edge.admit.principal import CacheSalt
+from headwater.actors.edge.admit.control import CacheSalt
 from headwater.actors.edge.catalog import Model
 from headwater.actors.edge.prompt.prepare import prepare
 from headwater.actors.edge.prompt.request import GenerationRequest

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.actors.edge.apis.chat_types import ChatRequest
-from headwater.actors.http.decoding import decode_body
+from headwater.actors.http.body import decode_body
 from headwater.actors.http.errors import ApiError
 from headwater.schemas.inference import Guide
 

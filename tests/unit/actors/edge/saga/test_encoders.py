@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import Coroutine, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -88,7 +88,6 @@ class Fleet:
         self.estimate = estimate
         self.clock = SkippingClock()
         self.ports = SimpleNamespace(clock=self.clock)
-        self.routing = self
         self.closed = False
         self.waits: list[float] = []
         self.spawned: list[asyncio.Task[None]] = []
@@ -111,16 +110,12 @@ class Fleet:
         """As `WorkerRegistry` does."""
         self.spawned.append(asyncio.ensure_future(work))
 
-    async def route(self, pool: str, query: RouteQuery) -> Decision | RouteRefused:
+    async def query(self, query: RouteQuery) -> Decision | RouteRefused:
         """The router."""
-        assert (pool, query.reader, query.flow.waits) == ("pool", "worker-0", False)
+        assert (query.reader, query.flow.waits) == ("worker-0", False)
         self.asked.append((query.request, query.constraints, query.prompt_tokens, query.hashes))
         found = self.routes.pop(0)
         return RouteRefused("none", 1.0) if found is None else decision(found, self.estimate)
-
-    def waited_s(self, began_s: float) -> float:
-        """As `RouterClient` does."""
-        return 0.0
 
     async def encode(self, worker: str, epoch: int, request: EncodeRequest, wait_s: float) -> EncodeReply:
         """As `WorkerRegistry` does."""
@@ -137,11 +132,19 @@ class Fleet:
     ) -> tuple[list[bool], list[tuple[Any, ...]]]:
         """Which images have an embedding afterwards, and (outcome, worker) of each that was considered."""
         workers: Any = self
-        encoders = Encoders(Dispatcher(workers, "pool", NO_HINTS), BLOCK)
+        encoders = Encoders(RoutedDispatcher(workers, "pool", NO_HINTS), BLOCK)
         leg = EncodeLeg("r", 0, "r-0-1", decision(server))
         found, events = await encoders.encode(leg, media, WANTED)
         assert [msgspec.structs.replace(item, embedding=None) for item in found] == list(media)
         return [item.embedding == EMBEDDING for item in found], [(one.outcome, one.worker) for one in events]
+
+
+class RoutedDispatcher(Dispatcher):
+    """Its routers are the workers' double."""
+
+    async def query(self, query: RouteQuery) -> Decision | RouteRefused:
+        """See `Dispatcher.query`."""
+        return await cast("Fleet", self.workers).query(query)
 
 
 SERVER = candidate("worker-0")

@@ -4,8 +4,9 @@ import msgspec
 import numpy as np
 import pytest
 
+from headwater.actors.edge.saga.driver import ChoiceMessages
 from headwater.actors.edge.saga.http_call import DECISION_AGE_S_MAX, NO_HINTS, DecisionSeal, Picked
-from headwater.actors.edge.saga.placement import ChoiceMessages, Dispatcher
+from headwater.actors.edge.saga.placement import Dispatcher
 from headwater.actors.edge.saga.types import ChoiceSpec
 from headwater.actors.edge.saga.workers import WorkerRegistry
 from headwater.events.memory import MemoryTable
@@ -33,9 +34,8 @@ async def sealed(clock: ManualClock, table: MemoryTable) -> bytes:
     return seal.seal(Picked("x", "p", decided(clock.wall_ns())))
 
 
-async def test_an_edge_reads_what_a_picker_wrote_once() -> None:
+async def test_an_edge_reads_what_a_picker_wrote_once(clock: ManualClock) -> None:
     """With all that the saga and the headers of the response need, and without what only a recomputation does."""
-    clock = ManualClock()
     table = MemoryTable(clock)
     header = await sealed(clock, table)
     assert len(header) < 700
@@ -50,9 +50,8 @@ async def test_an_edge_reads_what_a_picker_wrote_once() -> None:
 
 
 @pytest.mark.parametrize("change", ["forged", "another key", "cut", "no base64", "old", "second attempt"])
-async def test_what_is_not_followed(change: str) -> None:
+async def test_what_is_not_followed(change: str, clock: ManualClock) -> None:
     """A client must not choose its worker; a gateway's second attempt may find the first one at another edge."""
-    clock = ManualClock()
     table = MemoryTable(clock)
     header = await sealed(clock, table)
     more = [(b"x-envoy-attempt-count", b"1")]
@@ -83,9 +82,8 @@ async def test_what_is_not_followed(change: str) -> None:
     ],
     ids=["the same", "another pool", "another prompt", "another request", "another length"],
 )
-def test_a_decision_is_followed_for_its_prompt_only(picked: Picked, fits: bool) -> None:
+def test_a_decision_is_followed_for_its_prompt_only(picked: Picked, fits: bool, clock: ManualClock) -> None:
     """The hash of the last block covers the whole prompt and the salt."""
-    clock = ManualClock()
     workers = WorkerRegistry(memory_world(clock), "e", lambda *_: pytest.fail("nothing is spawned"))
     dispatcher = Dispatcher(workers, "p", NO_HINTS)
     spec = ChoiceSpec("chatcmpl-x", 0, Sampling(6))

@@ -1,6 +1,7 @@
 """A message for one worker after the other, until one answers it."""
 
 import asyncio
+from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -12,7 +13,7 @@ from headwater.actors.edge.saga.placement import TRIES_MAX, Addressed, Dispatche
 from headwater.actors.edge.saga.types import MOVE_S_MAX, PLACE_S_MAX
 from headwater.actors.http.errors import ApiError
 from headwater.schemas.inference import Refused
-from headwater.schemas.routing import NO_CONSTRAINTS, Decision, RouteRefused
+from headwater.schemas.routing import NO_CONSTRAINTS, Decision, RouteQuery, RouteRefused
 from tests.unit.router.test_load import decision
 
 
@@ -22,17 +23,12 @@ class Routed:
     def __init__(self, *epochs: int) -> None:
         self.ports = SimpleNamespace(clock=SimpleNamespace(monotonic_s=lambda: 0.0))
         self.closed = False
-        self.routing = self
         self.sent: list[int] = []
         self._epochs = list(epochs)
 
-    async def route(self, pool: str, query: object) -> Decision:
+    async def query(self, query: object) -> Decision:
         """The next one."""
         return replace(decision("r"), epoch=self._epochs.pop(0))
-
-    def waited_s(self, since_s: float) -> float:
-        """No time passes."""
-        return since_s
 
     async def send(self, to: Decision, attempt: str) -> Any:
         """Its worker dies with the message."""
@@ -40,10 +36,18 @@ class Routed:
         return Refused("it died", True, fatal=True)
 
 
-def place(routed: Routed, message: Addressed) -> Any:
+class RoutedDispatcher(Dispatcher):
+    """Its routers are the workers' double."""
+
+    async def query(self, query: RouteQuery) -> Decision | RouteRefused:
+        """See `Dispatcher.query`."""
+        return await cast("Routed", self.workers).query(query)
+
+
+def place(routed: Routed, message: Addressed, unreachable: Callable[[], Iterable[str]] = tuple) -> Any:
     """The answer to a message."""
-    dispatcher = Dispatcher(cast("Any", routed), "pool", RoutingHints())
-    return asyncio.run(MessagePlacement(dispatcher, message).deliver(routed.send))
+    dispatcher = RoutedDispatcher(cast("Any", routed), "pool", RoutingHints())
+    return asyncio.run(MessagePlacement(dispatcher, message, unreachable).deliver(routed.send))
 
 
 def test_an_incarnation_counts_once_however_often_a_message_was_sent_to_it() -> None:
@@ -82,16 +86,12 @@ class Timed(Routed):
         """They pass at once."""
         self.now_s += seconds
 
-    async def route(self, pool: str, query: Any) -> Any:
+    async def query(self, query: Any) -> Any:
         """The next one, unless there is none now."""
         self.excluded.append(query.constraints.exclude)
         if self.sent and self.now_s < self._back_s:
             return RouteRefused("no worker", 1.0)
-        return await super().route(pool, query)
-
-    def waited_s(self, since_s: float) -> float:
-        """No query waits."""
-        return 0.0
+        return await super().query(query)
 
     async def send(self, to: Decision, attempt: str) -> Any:
         """Only the second worker answers."""
@@ -133,3 +133,12 @@ def test_a_worker_that_is_gone_is_never_asked_again() -> None:
         timed = Timed(Refused("it is shutting down", True, gone=gone), computes_s=0.0, back_s=1.0)
         assert place(timed, Addressed("r", 0, 10, NO_CONSTRAINTS)) == "answer"
         assert [timed.excluded[1], timed.excluded[2]] == [("w1.1",), again]
+
+
+def test_no_query_names_what_is_unreachable_when_it_is_made() -> None:
+    """Besides what failed: both as they are at that moment, each once."""
+    timed = Timed(Refused("full", True), computes_s=0.0)
+    unreachable = iter([("w7.1",), ("w1.1", "w8.1")])
+    message = Addressed("r", 0, 10, NO_CONSTRAINTS)
+    assert place(timed, message, lambda: next(unreachable)) == "answer"
+    assert timed.excluded == [("w7.1",), ("w1.1", "w8.1")]

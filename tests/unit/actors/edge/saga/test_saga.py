@@ -5,15 +5,18 @@ from typing import get_args
 import pytest
 from msgspec.structs import replace
 
-from headwater.actors.edge.saga.saga import step
+from headwater.actors.edge.saga.saga import is_migratable, migration_blocker, step
 from headwater.actors.edge.saga.types import (
     MOVE_S_MAX,
     PLACE_S_MAX,
+    SETBACKS,
+    TRANSITIONS,
     Aborted,
     AskRouter,
     AskStatus,
     CancelAttempt,
     Cancelled,
+    Cause,
     ChoiceSpec,
     Detach,
     Dispatch,
@@ -22,6 +25,7 @@ from headwater.actors.edge.saga.types import (
     Finish,
     Frame,
     HolderLost,
+    IllegalTransition,
     LegAccepted,
     LegFinished,
     LegLost,
@@ -38,10 +42,11 @@ from headwater.actors.edge.saga.types import (
     SagaEvent,
     StopMatched,
     TimedOut,
+    after,
 )
 from headwater.actors.http.errors import overloaded
 from headwater.schemas.events import RequestPrefilled, RequestRouted, RequestStepped, SagaState
-from headwater.schemas.inference import FrameEntry, Handoff, Leg, Sampling
+from headwater.schemas.inference import FrameEntry, Guide, Handoff, Leg, Sampling
 from headwater.schemas.routing import (
     NO_CONSTRAINTS,
     NO_PREFERENCES,
@@ -50,7 +55,7 @@ from headwater.schemas.routing import (
     RouteRefused,
     Weights,
 )
-from headwater.schemas.tables import MIGRATIONS_MAX
+from headwater.schemas.tables import MIGRATIONS_MAX, required_capabilities
 
 MAX_TOKENS = 6
 SPEC = ChoiceSpec("r", 0, Sampling(MAX_TOKENS))
@@ -485,3 +490,79 @@ def test_a_worker_that_could_not_have_the_kv_of_another_is_not_sent_to_it_again(
     [query] = [effect for effect in effects if isinstance(effect, AskRouter)]
     assert query.constraints.exclude == ()
     assert saga.migrations == 1
+
+
+# The table of phases: no choice can be stuck or end twice.
+
+
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("cause", get_args(Cause))
+def test_every_pair_is_either_in_the_table_or_a_mistake(state: SagaState, cause: Cause) -> None:
+    """Nothing is guessed: what is not foreseen raises and names itself."""
+    if (state, cause) in TRANSITIONS:
+        assert after(state, cause) in STATES
+    else:
+        with pytest.raises(IllegalTransition, match=f"'{cause}' in state '{state}'"):
+            after(state, cause)
+
+
+def test_nothing_leads_out_of_the_end() -> None:
+    """A choice ends once."""
+    assert not [cause for state, cause in TRANSITIONS if state == "ended"]
+
+
+@pytest.mark.parametrize("state", [state for state in STATES if state != "ended"])
+def test_every_state_can_be_cancelled_fail_and_be_left(state: SagaState) -> None:
+    """Whatever a choice does, the client may leave, and there is an error to end with."""
+    assert {after(state, "cancelled"), after(state, "failed")} == {"ended"}
+    reached, fresh = {state}, [state]
+    while fresh:
+        fresh = [
+            new
+            for at in fresh
+            for (before, _), new in TRANSITIONS.items()
+            if before == at and new not in reached
+        ]
+        reached |= set(fresh)
+    assert {"decode", "ended"} <= reached
+
+
+def test_setbacks_never_lead_forward() -> None:
+    """They lead to a state in which a worker is looked for, so each is followed by another try or an end."""
+    assert {new for (_, cause), new in TRANSITIONS.items() if cause in SETBACKS} == {"routing", "handoff"}
+    assert [
+        state for (state, cause), new in TRANSITIONS.items() if new == "handoff" and cause in SETBACKS
+    ] == ["handoff"]
+
+
+# What a request needs of a worker, and which requests may go on at another one.
+
+FREE = Sampling(10, logprobs=0, logit_bias={1: 1.0}, seed=3)
+GUIDED = Sampling(10, guide=Guide("json_object"))
+PROCESSED = Sampling(10, processors={"shout": {}})
+PENALISED = Sampling(10, temperature=0.0, presence_penalty=0.5)
+COUNTED = Sampling(10, frequency_penalty=-0.5)
+
+
+def test_needs_are_the_capabilities_that_the_engine_must_have() -> None:
+    """Nothing for a plain request, so that workers of older releases are asked too."""
+    assert required_capabilities(Sampling(10)) == ()
+    assert required_capabilities(FREE) == ("logprobs", "logit_bias")
+    assert required_capabilities(GUIDED) == ("guide",)
+    assert required_capabilities(PROCESSED) == ("processors",)
+
+
+@pytest.mark.parametrize("sampling", [GUIDED, PROCESSED, PENALISED, COUNTED])
+def test_state_that_only_the_engine_has_does_not_move(sampling: Sampling) -> None:
+    """Before the first token there is none yet."""
+    assert is_migratable(sampling, 0)
+    assert not is_migratable(sampling, 1)
+    assert "after 1 tokens" in migration_blocker(sampling, 1)
+
+
+def test_a_free_answer_moves_at_any_time() -> None:
+    """Its tokens are all there is."""
+    assert is_migratable(FREE, 0)
+    assert is_migratable(FREE, 9)
+    # It counts the prompt too, which holds the answer so far after a move.
+    assert is_migratable(Sampling(10, repetition_penalty=1.2), 9)

@@ -7,8 +7,15 @@ import pytest
 
 from headwater.actors.edge.apis.anthropic_translate import to_generation, to_prompt
 from headwater.actors.edge.apis.anthropic_types import CountTokensRequest, MessagesRequest, decode_fields
-from headwater.actors.edge.prompt.messages import MediaPart, TextPart, ToolCall, Turn
-from headwater.actors.edge.prompt.request import GenerationRequest, Reasoning, ToolChoice
+from headwater.actors.edge.prompt.request import (
+    GenerationRequest,
+    MediaPart,
+    Reasoning,
+    TextPart,
+    ToolCall,
+    ToolChoice,
+    Turn,
+)
 from headwater.actors.http.errors import ApiError
 
 USER = {"role": "user", "content": "Hi"}

@@ -15,9 +15,9 @@ from headwater.actors.edge.apis.chat_types import (
     CompletionRequest,
 )
 from headwater.actors.edge.prompt.conversation import template_messages
-from headwater.actors.edge.prompt.messages import TextPart
 from headwater.actors.edge.prompt.prepare import sampling_of
-from headwater.actors.http.decoding import decode_body
+from headwater.actors.edge.prompt.request import TextPart
+from headwater.actors.http.body import decode_body
 from headwater.actors.http.errors import ApiError
 from headwater.schemas.inference import GenerateRequest, Sampling
 

@@ -8,7 +8,7 @@ import pytest
 
 from headwater.actors.edge.apis.file_types import PROMPT_CHARACTERS_MAX
 from headwater.actors.edge.apis.images import ImagesRequest
-from headwater.actors.http.decoding import decode_body
+from headwater.actors.http.body import decode_body
 from headwater.schemas.inference import ImageRequest
 from tests.support.data.pictures import SUPPORT
 from tests.support.worlds.edge import EVERYTHING, EdgeWorld

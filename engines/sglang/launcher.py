@@ -14,17 +14,7 @@ from typing import Any, Final
 from headwater.engines import kv_socket, native_arguments
 from headwater.engines import process as engine_process
 from headwater.engines.engine import Engine, EngineDied
-from headwater.engines.launcher import (
-    HANDOFF_HOST,
-    HANDOFF_PORT,
-    EngineLauncher,
-    EngineSettings,
-    Follower,
-    MeetingPlace,
-    PortRange,
-    SidePorts,
-    WorkerSpec,
-)
+from headwater.engines.launcher import EngineLauncher, EngineSettings, Follower, WorkerSpec
 from headwater.engines.model_files import ModelFiles
 from headwater.engines.process import interruptible
 from headwater.engines.sglang import SglangOptions, config
@@ -59,24 +49,13 @@ class SglangLauncher(EngineLauncher[SglangOptions]):
         """See `EngineLauncher.known_block_size`: what it takes on a CPU is known once it runs there."""
         return worker.block_size or config.number(self.options.native, "page_size", 0)
 
-    def side_ports(self, roles: Sequence[Role]) -> SidePorts:
-        """See `EngineLauncher.side_ports`: the bootstrap servers of prefill workers, which find free ones themselves."""
-        port = self.options.handoff_port if "prefill" in roles else 0
-        return SidePorts(1, port, self.options.handoff_host) if port else SidePorts()
+    def side_ports(self, role: Role) -> int:
+        """See `EngineLauncher.side_ports`: a prefill worker's bootstrap server, which finds a free port itself unless one is given."""
+        return int(role == "prefill" and self.options.handoff_port > 0)
 
-    def ports(self, workers: Sequence[WorkerSpec]) -> list[PortRange]:
-        """See `EngineLauncher.ports`: bootstrap servers."""
-        return [
-            PortRange(HANDOFF_PORT, worker.name, worker.side_port)
-            for worker in workers
-            if worker.side_port and worker.role == "prefill"
-        ]
-
-    def meeting_place(self, role: Role) -> MeetingPlace | None:
-        """See `EngineLauncher.meeting_place`: a prefill worker's bootstrap server, and NIXL."""
-        return (
-            MeetingPlace(HANDOFF_HOST, self.options.handoff_host) if role in ("prefill", "decode") else None
-        )
+    def is_met(self, role: Role) -> bool:
+        """See `EngineLauncher.is_met`: at a prefill worker's bootstrap server, and by NIXL."""
+        return role in ("prefill", "decode")
 
     def follower(self) -> Follower | None:
         """See `EngineLauncher.follower`."""

@@ -196,6 +196,8 @@ class EngineLauncher(Generic[OptionsT]):
 
     def check(self, workers: Sequence[WorkerSpec]) -> None:
         """Check options and installation before anything is loaded. `model` may still be what `--model` says."""
+        allow = "vulnerable" in getattr(self.options, "allow", ())
+        self.releases.check(self.releases.installed(), allow=allow)
 
     def known_block_size(self, worker: WorkerSpec) -> int:
         """Tokens per KV block that the engine will have, 0 if only the engine knows."""

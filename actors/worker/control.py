@@ -134,8 +134,6 @@ class WorkerControl:
             return ControlReply(501, str(error), {"capability": error.capability})
         except ValueError as error:
             return ControlReply(400, f"{request.command}: {error}")
-        except LookupError as error:
-            return ControlReply(404, f"{request.command}: {error.args[0] if error.args else error}")
         except EngineError as error:
             # Errors of LoRA adapters have a status of their own.
             status = getattr(error, "status", 400 if isinstance(error, RequestRejected) else 502)

@@ -50,11 +50,6 @@ class Served(NamedTuple):
     migrations_max: int = MIGRATIONS_MAX
 
 
-async def publish_card(ports: Ports, served: Served, engine: Engine, info: EngineInfo) -> ModelCard:
-    """See `CardKeeper.publish`."""
-    return await CardKeeper(ports, served, engine, info).publish()
-
-
 class CardKeeper:
     """One worker's part in the card of its pool."""
 

@@ -22,7 +22,6 @@ from headwater.engines.engine import (
 )
 from headwater.schemas import hashing
 from headwater.schemas.inference import EmbedRequest, ImageRequest, VideoRequest
-from headwater.schemas.tables import Capability
 
 T = TypeVar("T")
 
@@ -49,7 +48,7 @@ class CustomControl(EngineBase):
         """See `Engine.embed`."""
         self._require("embed")
         check_text_only(request)
-        self._check_lora(request.lora_name)
+        check_loaded(request.lora_name, self._loras)
         prompts = tuple(tuple(hashing.unpack_tokens(packed).tolist()) for packed in request.prompts)
         check_pooling(self._info, request.task, tuple(map(len, prompts)))
         pooling = PoolingRequest(
@@ -133,21 +132,10 @@ class CustomControl(EngineBase):
         else:
             self._open.set()
 
-    async def _admission(self) -> None:
-        """Wait until new requests are started."""
-        await self._open.wait()
-
     async def _unsuspended(self) -> None:
         """Wait until running requests continue."""
         if not self._going.is_set():
             await self._going.wait()
-
-    def _check_lora(self, name: str) -> None:
-        check_loaded(name, self._loras)
-
-    def _require(self, capability: Capability) -> None:
-        if capability not in self.capabilities:
-            self._reject(capability)
 
     @abstractmethod
     async def _call(self, method: Callable[..., Awaitable[T]], *arguments: Any, **named: Any) -> T:
@@ -159,4 +147,4 @@ class CustomControl(EngineBase):
 
     @abstractmethod
     def _busy(self) -> int:
-        """Number of requests that the class has, or gets without another `_admission`."""
+        """Number of requests that the class has, or gets without waiting for `_open` again."""

@@ -19,6 +19,7 @@ from headwater.engines import registry
 from headwater.engines.custom.api import BLOCK_SIZE, EngineRequest, EngineSetup, Output, declared_capabilities
 from headwater.engines.custom.control import CustomControl
 from headwater.engines.engine import (
+    AnswerStream,
     Emit,
     Engine,
     EngineDied,
@@ -32,7 +33,10 @@ from headwater.engines.engine import (
     RequestRejected,
     Step,
     Transfer,
+    check_length,
+    check_loaded,
 )
+from headwater.engines.kv_events import PendingKvEvents
 from headwater.engines.launcher import EngineLauncher, WorkerSpec
 from headwater.engines.model_files import ModelFiles
 from headwater.engines.process import LoopWatch, folder_of
@@ -163,23 +167,16 @@ T = TypeVar("T")
 _log = structlog.get_logger("headwater.custom")
 
 
-class _Running:
-    """One request. `ended`: its last step was emitted."""
+class _Running(AnswerStream):
+    """One request, as the class gets it."""
 
-    def __init__(self, request: EngineRequest, emit: Emit) -> None:
+    def __init__(self, whole: GenerateRequest, request: EngineRequest, emit: Emit) -> None:
+        super().__init__(whole, emit)
         self.request = request
-        self.emit = emit
         self.admitted = False
         self.started = False
-        self.ended = False
         self.produced = 0
         self.task: asyncio.Task[None] | None = None
-
-    def finish(self, step: Step) -> None:
-        """Emit the last step, unless there was one."""
-        if not self.ended:
-            self.ended = True
-            self.emit(step)
 
 
 class CustomEngine(CustomControl):
@@ -194,8 +191,7 @@ class CustomEngine(CustomControl):
         self._setup = setup
         self._requests: dict[str, _Running] = {}
         self._held = HeldBlocks()
-        self._events: list[KvEvent] = []
-        self._event_ready = asyncio.Event()
+        self._events = PendingKvEvents()
         self._reader: asyncio.Task[None] | None = None
         self._slots = asyncio.Semaphore(1)
         self._failure: BaseException | None = None
@@ -234,19 +230,13 @@ class CustomEngine(CustomControl):
     def submit(self, request: GenerateRequest, emit: Emit, transfer: Transfer | None = None) -> None:
         """See `Engine.submit`."""
         self._check_supported(request)
-        self._check_lora(request.lora_name)
+        check_loaded(request.lora_name, self._loras)
         if self._failure is not None:
             raise EngineDied(f"{self.name} has failed: {self._failure}")
         tokens: tuple[int, ...] = tuple(hashing.unpack_tokens(request.tokens).tolist())
-        need = len(tokens) + request.sampling.max_tokens
-        if not tokens:
-            raise RequestRejected("the prompt is empty")
-        if need > self._info.context_length:
-            raise RequestRejected(
-                f"{len(tokens)} prompt + {request.sampling.max_tokens} new tokens exceed the context of "
-                f"{self._info.context_length}"
-            )
+        check_length(len(tokens), request.sampling.max_tokens, self._info.context_length)
         running = _Running(
+            request,
             EngineRequest(
                 request.request,
                 tokens,
@@ -266,12 +256,12 @@ class CustomEngine(CustomControl):
     def _remove(self, running: _Running, task: "asyncio.Task[None]") -> None:
         self._requests.pop(running.request.id, None)
         # A task that was cancelled before it began has emitted nothing.
-        running.finish(Step((), "abort"))
+        running.send(Step((), "abort"))
         self._drained.set()
 
     async def _serve(self, running: _Running) -> None:
         try:
-            await self._admission()
+            await self._open.wait()
             running.admitted = True
             async with self._slots:
                 running.started = True
@@ -280,11 +270,11 @@ class CustomEngine(CustomControl):
                 else:
                     await self._generate(running)
         except asyncio.CancelledError:
-            running.finish(Step((), "abort"))
+            running.send(Step((), "abort"))
         except RequestRejected as error:
-            running.finish(Step((), "rejected", detail=str(error), param=error.param))
+            running.send(Step((), "rejected", detail=str(error), param=error.param))
         except EngineError as error:
-            running.finish(Step((), "error", detail=str(error)))
+            running.send(Step((), "error", detail=str(error)))
         except Exception as error:
             self._fail(error, culprit=running)
 
@@ -295,14 +285,12 @@ class CustomEngine(CustomControl):
                 await self._unsuspended()
                 step = cutter.take(output)
                 running.produced = cutter.produced
+                running.send(step)
                 if step.finish:
-                    running.finish(step)
                     return
-                if not running.ended:
-                    running.emit(step)
                 # A generator that never waits would keep aborts and other requests out.
                 await asyncio.sleep(0)
-        running.finish(cutter.end())
+        running.send(cutter.end())
 
     async def _prefill(self, running: _Running) -> None:
         pinned = await self._engine.prefill(running.request)
@@ -310,13 +298,13 @@ class CustomEngine(CustomControl):
             raise TypeError(f"prefill returned {type(pinned).__name__}: return a Pinned, or None")
         if running.ended and pinned is not None:
             await self._engine.release(running.request.id, pinned.params)
-        running.finish(Step((), "length", pinned=pinned))
+        running.send(Step((), "length", pinned=pinned))
 
     def abort(self, request: str) -> None:
         """See `Engine.abort`. The last step comes at once, however long the class takes to end."""
         running = self._requests.get(request)
         if running is not None and running.task is not None:
-            asyncio.get_running_loop().call_soon(running.finish, Step((), "abort"))
+            asyncio.get_running_loop().call_soon(running.send, Step((), "abort"))
             running.task.cancel()
 
     async def release(self, request: str, params: bytes) -> None:
@@ -329,23 +317,17 @@ class CustomEngine(CustomControl):
             async for events in self._engine.kv_events():
                 for event in events:
                     self._held.apply(event)
-                self._events += events
-                self._event_ready.set()
+                self._events.add(events)
         except Exception as error:
             self._fail(error)
 
-    async def kv_events(self) -> AsyncIterator[list[KvEvent]]:
+    def kv_events(self) -> AsyncIterator[list[KvEvent]]:
         """See `Engine.kv_events`."""
-        while True:
-            await self._event_ready.wait()
-            self._event_ready.clear()
-            events, self._events = self._events, []
-            if events:
-                yield events
+        return self._events.batches()
 
     def held_blocks(self) -> list[BlocksStored]:
         """See `Engine.held_blocks`."""
-        self._events = []
+        self._events.take()
         return self._held.stored()
 
     async def clear_kv(self) -> None:
@@ -414,7 +396,7 @@ class CustomEngine(CustomControl):
         detail = f"{self.name} failed: {type(error).__name__}: {error}"
         for running in list(self._requests.values()):
             finish: Finish = "fatal" if running is culprit else "error" if culprit is not None else "died"
-            running.finish(Step((), finish, detail=detail))
+            running.send(Step((), finish, detail=detail))
             if running.task is not None and running.task is not asyncio.current_task():
                 running.task.cancel()
 

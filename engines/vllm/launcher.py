@@ -76,7 +76,7 @@ class VllmLauncher(EngineLauncher[VllmOptions]):
 
     def check(self, workers: Sequence[WorkerSpec]) -> None:
         """See `EngineLauncher.check`."""
-        self.releases.check(config.installed(), allow="vulnerable" in self.options.allow)
+        super().check(workers)
         for worker in workers:
             config.role(worker.role, self.options.connector, self.options.native)
 

@@ -37,9 +37,9 @@ def tokens_of(section: Mapping[str, Any], where: str) -> tuple[str, ...]:
                 words.append(f"{flag}={value}")
             case list():
                 if value:
-                    words += [flag, *(item if isinstance(item, str) else _json(item) for item in value)]
+                    words += [flag, *(item if isinstance(item, str) else json.dumps(item) for item in value)]
             case dict():
-                words.append(f"{flag}={_json(value)}")
+                words.append(f"{flag}={json.dumps(value)}")
             case _:
                 raise EngineUnavailable(
                     f"{where}: {name} = {value!r} is not a valid argument value: use text, a number, true, "
@@ -112,10 +112,6 @@ def check_agreement(engine: str, given: Mapping[str, Any], settings: Mapping[str
 def name_of(flag: str) -> str:
     """An argument's name with underscores, whatever its spelling; "" for a word that is no flag."""
     return SPELLINGS.get(flag) or (flag[2:].replace("-", "_") if flag.startswith("--") else "")
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value)
 
 
 # Parsing by the engine's own parser, for values by name and for errors that help.

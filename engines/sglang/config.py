@@ -268,7 +268,7 @@ def capabilities(
             found.add("seed")
         if config.get("enable_strict_thinking") and signatures.has("GenerateReqInput", "max_thinking_tokens"):
             found.add("thinking_budget")
-        if _names_salts(signatures):
+        if all(signatures.has(kind, "cache_salt") for kind in ("GenerateReqInput", "BlockStored")):
             found.add("cache_salt")
     else:
         found.add("embed")
@@ -285,10 +285,6 @@ def capabilities(
     if config.get("disaggregation_mode") in ("prefill", "decode"):
         found |= {"handoff", "split_only"}
     return frozenset(found)
-
-
-def _names_salts(signatures: Signatures) -> bool:
-    return signatures.has("GenerateReqInput", "cache_salt") and signatures.has("BlockStored", "cache_salt")
 
 
 # SGLang's own arguments: words of a command line, parsed by SGLang's parser.

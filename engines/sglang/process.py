@@ -208,10 +208,7 @@ class SglangProcess:
         self._fail(f"its message loop ended: {error!r}")
 
     def _on_signal(self) -> None:
-        self._fail(self._first_cause() or "one of its processes failed")
-
-    def _first_cause(self) -> str:
-        return engine_process.read(self._failure_file, self._watched())
+        self._fail(engine_process.read(self._failure_file, self._watched()) or "one of its processes failed")
 
     def _watched(self) -> Sequence[Any]:
         """The processes that SGLang itself watches."""

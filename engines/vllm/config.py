@@ -262,14 +262,10 @@ def capabilities(
         found.add("sleep")
     if hasattr(engine, "pause_generation"):
         found.add("pause")
-    if _profiles(config):
+    profiler = getattr(config, "profiler_config", None)
+    if profiler and profiler.profiler:
         found.add("profile")
     return frozenset(found)
-
-
-def _profiles(config: Any) -> bool:
-    profiler = getattr(config, "profiler_config", None)
-    return bool(profiler and profiler.profiler)
 
 
 # Validation before anything is loaded. Every error names the flag and the fix. Pure.

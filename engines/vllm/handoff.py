@@ -217,7 +217,8 @@ class VllmHandoffs:
 
     def __init__(self, config: Any) -> None:
         extra = getattr(config.kv_transfer_config, "kv_connector_extra_config", None) or {}
-        lease = float(_nixl(config, "kv_lease_duration") or extra.get("kv_lease_duration") or LEASE_S)
+        own = (handoff_options(config) or {}).get("kv_lease_duration")
+        lease = float(own or extra.get("kv_lease_duration") or LEASE_S)
         self.lease_s = lease * (1 - MARGIN)
         self._used = UsedHandoffs()
 
@@ -266,7 +267,3 @@ def pairs_with(config: Any, name: str, version: str) -> str:
     model, cache = config.model_config, config.cache_config
     dtype = str(model.dtype).removeprefix("torch.")
     return f"vllm/{version}/{name}-{model_digest(str(model.model))}/{dtype}/{cache.cache_dtype}"
-
-
-def _nixl(config: Any, key: str) -> Any:
-    return (handoff_options(config) or {}).get(key)

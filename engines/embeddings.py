@@ -14,6 +14,7 @@ appears whole or not at all.
 import asyncio
 import math
 import os
+import time
 from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -35,6 +36,7 @@ from headwater.engines.engine import (
     RequestRejected,
     Transfer,
 )
+from headwater.engines.kv_events import PendingKvEvents
 from headwater.schemas.encode_requests import embedding_blocks, embedding_hashes
 from headwater.schemas.events import BlocksCleared, BlocksRemoved, BlocksStored
 from headwater.schemas.hashing import ROOT, pack_hashes
@@ -176,7 +178,7 @@ class EmbeddingCache:
     """Up to `blocks_max` blocks of `block_size` tokens. Events wait in `events` until they are read."""
 
     def __init__(self, block_size: int, blocks_max: int) -> None:
-        self.events: asyncio.Queue[KvEvent] = asyncio.Queue()
+        self.events = PendingKvEvents()
         self.used_blocks = 0
         self._block_size = block_size
         self._blocks_max = blocks_max
@@ -203,15 +205,15 @@ class EmbeddingCache:
         while self.used_blocks + blocks > self._blocks_max:
             _, (dropped, _) = self._held.popitem(last=False)
             self.used_blocks -= embedding_blocks(dropped, self._block_size)
-            self.events.put_nowait(BlocksRemoved(self._hashes(dropped)))
+            self.events.add([BlocksRemoved(self._hashes(dropped))])
         bare = PromptMedia(item.kind, item.id, 0, item.tokens, item.shape)
         self._held[item.id] = bare, image
         self.used_blocks += blocks
-        self.events.put_nowait(self._stored(bare))
+        self.events.add([self._stored(bare)])
 
     def held_blocks(self) -> list[BlocksStored]:
         """All that is held, as events; those that wait are dropped."""
-        self._drop_events()
+        self.events.take()
         return self.blocks()
 
     def blocks(self) -> list[BlocksStored]:
@@ -220,14 +222,10 @@ class EmbeddingCache:
 
     def clear(self) -> None:
         """Drop everything."""
-        self._drop_events()
+        self.events.take()
         self._held.clear()
         self.used_blocks = 0
-        self.events.put_nowait(BlocksCleared())
-
-    def _drop_events(self) -> None:
-        while not self.events.empty():
-            self.events.get_nowait()
+        self.events.add([BlocksCleared()])
 
     def _stored(self, item: PromptMedia) -> BlocksStored:
         return BlocksStored(ROOT, self._hashes(item))
@@ -313,10 +311,45 @@ def counted(folder: Path, what: str) -> int:
         return 0
 
 
-# The engine of an encode worker, whatever computes: one computation per image.
+# The embeddings that an engine is given.
 
-EVENTS_MAX: Final = 256
-"""Cache events read at once."""
+
+class EmbeddingInput:
+    """Up to `mib` MiB of embeddings for one engine, on `shelf`; in `folder` its processes count what they encode themselves."""
+
+    def __init__(self, shelf: Shelf, folder: Path, mib: int) -> None:
+        self.folder = folder
+        self.store = EmbeddingStore(shelf, mib << 20, time.monotonic)
+        self.form: ModelEmbeddings | None = None
+        """What the engine computes of media itself, and can be given, once that is verified."""
+
+    @property
+    def encoded(self) -> int:
+        """Items that the engine has encoded itself."""
+        return counted(self.folder, ENCODED)
+
+    def holds(self, item: PromptMedia) -> bool:
+        """See `Engine.holds_embedding`. Without fields the model needs the pixels too."""
+        return bool(self.store.fields(item))
+
+    async def put(self, item: PromptMedia, image: EncodedImage) -> None:
+        """See `Engine.put_embedding`. Engines load what they are given unseen, and end on what does not fit its prompt."""
+        if self.form is None:
+            raise EngineError("this engine takes no embeddings of media")
+        self.form.check(item, image)
+        await self.store.put(item, tensor_of(image), image.fields)
+
+    def fields_of(self, media: Sequence[PromptMedia]) -> list[dict[str, Any]] | None:
+        """Return what the model needs of a request's items besides their embeddings; None if they came with pixels. Raises `EmbeddingGone`."""
+        if not media or any(item.data for item in media):
+            return None
+        found = [self.store.fields(item) for item in media]
+        if not all(found):
+            raise EmbeddingGone("an image's embedding was here when it was asked for, and is no longer")
+        return [msgspec.json.decode(fields or b"{}") for fields in found]
+
+
+# The engine of an encode worker, whatever computes: one computation per image.
 
 
 class ImageEncoder(EngineBase):
@@ -368,13 +401,9 @@ class ImageEncoder(EngineBase):
     def abort(self, request: str) -> None:
         """See `Engine.abort`."""
 
-    async def kv_events(self) -> AsyncIterator[list[KvEvent]]:
+    def kv_events(self) -> AsyncIterator[list[KvEvent]]:
         """See `Engine.kv_events`."""
-        while True:
-            events = [await self._cache.events.get()]
-            while not self._cache.events.empty() and len(events) < EVENTS_MAX:
-                events.append(self._cache.events.get_nowait())
-            yield events
+        return self._cache.events.batches()
 
     def held_blocks(self) -> list[BlocksStored]:
         """See `Engine.held_blocks`."""

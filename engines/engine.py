@@ -9,9 +9,10 @@ prompt answers with the other one's first token. So a prefill leg seals its para
 only if they arrived unchanged, for the same tokens, LoRA adapter and salt.
 """
 
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from hashlib import blake2b
-from typing import Any, ClassVar, Final, Literal, NamedTuple, NoReturn, Protocol
+from typing import Any, ClassVar, Final, Literal, NamedTuple, NoReturn, Protocol, get_args
 
 import msgspec
 
@@ -48,6 +49,14 @@ FAILURES: Final[frozenset[str]] = frozenset({"error", "died", "fatal"})
 
 DEATHS: Final[frozenset[str]] = frozenset({"died", "fatal"})
 """Finishes that say that the engine is dead."""
+
+FILE_CAPABILITIES: Final[frozenset[Capability]] = frozenset(
+    {"image_generation", "image_edits", "video_generation"}
+)
+"""Those of engines that generate files."""
+
+TOKEN_CAPABILITIES: Final[frozenset[Capability]] = frozenset(get_args(Capability)) - FILE_CAPABILITIES
+"""Those of engines that read and generate tokens."""
 
 DEFAULT_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens")
 """Sampling fields for which a model may have defaults of its own."""
@@ -239,7 +248,10 @@ EmitFile = Callable[[FileStep], None]
 
 
 class Engine(Protocol):
-    """One engine instance. Every method is called from the event loop that called `start`."""
+    """One engine instance. Every method is called from the event loop that called `start`.
+
+    Those with a body here are optional: an engine without the capability rejects the call by its name.
+    """
 
     name: str
     capabilities: frozenset[Capability]
@@ -269,62 +281,62 @@ class Engine(Protocol):
 
     async def release(self, request: str, params: bytes) -> None:
         """Release KV pinned by the prefill leg `request`: no engine will fetch it, or one has. Again is fine."""
-        ...
+        raise NotSupported(self.name, "handoff")
 
     async def embed(self, request: EmbedRequest) -> tuple[bytes, ...]:
         """One vector per prompt, packed little-endian float32. Raises `RequestRejected`."""
-        ...
+        raise NotSupported(self.name, "embed")
 
     async def encode(self, item: PromptMedia) -> EncodedImage:
         """The embedding of an image, whose pixels are in `item.data` if `holds_embedding` is false. Raises `RequestRejected`."""
-        ...
+        raise NotSupported(self.name, "encode")
 
     def holds_embedding(self, item: PromptMedia) -> bool:
         """Is the embedding of this image at hand? An engine that encodes has computed it, one that reads was given it."""
-        ...
+        return False
 
     async def put_embedding(self, item: PromptMedia, image: EncodedImage) -> None:
         """Take an embedding that another engine computed, for requests that follow soon. Raises `EngineError` without room for it."""
-        ...
+        raise NotSupported(self.name, "image_embeddings")
 
     async def generate_images(self, request: ImageRequest, emit: EmitFile) -> None:
         """Generate images, or change those of the request: `emit` is called on the event loop for each denoising step and for each file.
 
         Returns once the last image was emitted. Cancelling it stops the request at its next step. Raises `RequestRejected`.
         """
-        ...
+        raise NotSupported(self.name, "image_generation")
 
     async def generate_video(self, request: VideoRequest, emit: EmitFile) -> None:
         """Generate a video, as number 0: an mp4 file. See `generate_images`."""
-        ...
+        raise NotSupported(self.name, "video_generation")
 
     async def load_lora(self, adapter: LoraAdapter) -> None:
         """Load an adapter, for requests with its name as `lora_name`. Raises `EngineError`; then nothing is loaded."""
-        ...
+        raise NotSupported(self.name, "lora")
 
     async def unload_lora(self, name: str) -> None:
         """Unload an adapter. Requests that use it must have ended."""
-        ...
+        raise NotSupported(self.name, "lora")
 
     async def sleep(self, level: int) -> None:
         """Release memory: level 1 keeps the weights in host memory, 2 discards them. No request may be running."""
-        ...
+        raise NotSupported(self.name, "sleep")
 
     async def wake(self) -> None:
         """Undo `sleep`."""
-        ...
+        raise NotSupported(self.name, "sleep")
 
     async def pause(self, mode: PauseMode) -> None:
         """Stop generating: abort running requests, wait until they have ended, or keep them suspended."""
-        ...
+        raise NotSupported(self.name, "pause")
 
     async def resume(self) -> None:
         """Undo `pause`."""
-        ...
+        raise NotSupported(self.name, "pause")
 
     async def profile(self, *, on: bool) -> None:
         """Start or end a profile; the engine's own settings say where it is written."""
-        ...
+        raise NotSupported(self.name, "profile")
 
     def kv_events(self) -> AsyncIterator[list[KvEvent]]:
         """KV-cache events as they happen, with Headwater's sequence hashes. One reader."""
@@ -354,11 +366,9 @@ class Engine(Protocol):
         ...
 
 
-class EngineBase:
-    """Base for engines: rejects every optional call with the name of its capability."""
+class EngineBase(Engine):
+    """Base for engines, with what each has unless it says otherwise, and the checks that all make."""
 
-    name: str
-    capabilities: frozenset[Capability]
     choreography: Choreography = "returned"
     aborts: Aborts = "anytime"
     notices_fetches: bool = True
@@ -370,64 +380,13 @@ class EngineBase:
     remark: ClassVar[str] = ""
     """What users must know before they choose it; `headwater engines` shows it."""
 
-    async def release(self, request: str, params: bytes) -> None:
-        """See `Engine.release`."""
-        self._reject("handoff")
-
-    async def embed(self, request: EmbedRequest) -> tuple[bytes, ...]:
-        """See `Engine.embed`."""
-        self._reject("embed")
-
-    async def encode(self, item: PromptMedia) -> EncodedImage:
-        """See `Engine.encode`."""
-        self._reject("encode")
-
-    def holds_embedding(self, item: PromptMedia) -> bool:
-        """See `Engine.holds_embedding`."""
-        return False
-
-    async def put_embedding(self, item: PromptMedia, image: EncodedImage) -> None:
-        """See `Engine.put_embedding`."""
-        self._reject("image_embeddings")
-
-    async def generate_images(self, request: ImageRequest, emit: EmitFile) -> None:
-        """See `Engine.generate_images`."""
-        self._reject("image_generation")
-
-    async def generate_video(self, request: VideoRequest, emit: EmitFile) -> None:
-        """See `Engine.generate_video`."""
-        self._reject("video_generation")
-
-    async def load_lora(self, adapter: LoraAdapter) -> None:
-        """See `Engine.load_lora`."""
-        self._reject("lora")
-
-    async def unload_lora(self, name: str) -> None:
-        """See `Engine.unload_lora`."""
-        self._reject("lora")
-
-    async def sleep(self, level: int) -> None:
-        """See `Engine.sleep`."""
-        self._reject("sleep")
-
-    async def wake(self) -> None:
-        """See `Engine.wake`."""
-        self._reject("sleep")
-
-    async def pause(self, mode: PauseMode) -> None:
-        """See `Engine.pause`."""
-        self._reject("pause")
-
-    async def resume(self) -> None:
-        """See `Engine.resume`."""
-        self._reject("pause")
-
-    async def profile(self, *, on: bool) -> None:
-        """See `Engine.profile`."""
-        self._reject("profile")
-
     def _reject(self, capability: Capability) -> NoReturn:
         raise NotSupported(self.name, capability)
+
+    def _require(self, capability: Capability) -> None:
+        """Raises `NotSupported` if the engine lacks a capability."""
+        if capability not in self.capabilities:
+            self._reject(capability)
 
     def _check_supported(self, request: GenerateRequest) -> None:
         """Raises `NotSupported` for the first capability that a request requires and this engine lacks, or `SplitOnly`."""
@@ -438,20 +397,40 @@ class EngineBase:
             **media_features(request.media),
         }
         for capability in required_capabilities(request.sampling, **features):
-            if capability not in self.capabilities:
-                self._reject(capability)
+            self._require(capability)
         if "split_only" in self.capabilities and not request.leg:
             raise SplitOnly(self.name)
+
+
+def check_length(prompt: int, answer: int, context: int) -> None:
+    """Raises `RequestRejected` for an empty prompt, and for one that does not fit into the context with its answer, all in tokens."""
+    if not prompt:
+        raise RequestRejected("the prompt is empty")
+    if prompt + answer > context:
+        raise RequestRejected(f"{prompt} prompt + {answer} new tokens exceed the context of {context}")
+
+
+def check_processors(wanted: Collection[str], known: Collection[str]) -> None:
+    """Raises `RequestRejected` for a logits processor that the engine was not started with."""
+    for name in wanted:
+        if name not in known:
+            names = ", ".join(sorted(known)) or "none"
+            raise RequestRejected(
+                f"no logits processor {name!r} here; known are: {names}", param="logits_processors"
+            )
 
 
 # Rules of control calls that hold for every engine: LoRA slots and ranks, sleep, prompts to pool.
 
 
-def check_adapter(adapter: LoraAdapter, loaded: Collection[str], slots: int, rank_max: int) -> None:
-    """Raises `EngineError` for an adapter of too large a rank, or one more than there are slots."""
+def check_adapter(
+    adapter: LoraAdapter, loaded: Collection[str], slots: int, rank_max: int, setting: str = ""
+) -> None:
+    """Raises `EngineError` for an adapter of too large a rank, which the engine's `setting` bounds, or one more than there are slots."""
     if adapter.rank > rank_max:
+        remedy = f": start it with a larger {setting}" if setting else ""
         raise EngineError(
-            f"adapter {adapter.name!r} has rank {adapter.rank}, this engine supports up to {rank_max}"
+            f"adapter {adapter.name!r} has rank {adapter.rank}, this engine supports up to {rank_max}{remedy}"
         )
     if adapter.name not in loaded and len(loaded) >= slots:
         raise EngineError(f"all {slots} LoRA slots are in use: {', '.join(sorted(loaded))}")
@@ -491,6 +470,32 @@ def check_pooling(info: EngineInfo, task: str, lengths: Collection[int]) -> None
             raise RequestRejected(f"{length} tokens; 1 to {info.context_length} are possible")
 
 
+# The steps of a request.
+
+
+class AnswerStream:
+    """Passes the steps of one request on, up to and including the final one, whose `finish` it has from then on.
+
+    The tokens of a prefill leg are not part of any answer.
+    """
+
+    def __init__(self, request: GenerateRequest, emit: Emit) -> None:
+        self.finish: Finish = ""
+        self.is_prefill = request.leg == "prefill"
+        self._emit = emit
+
+    @property
+    def ended(self) -> bool:
+        """Was the final step sent?"""
+        return bool(self.finish)
+
+    def send(self, step: Step) -> None:
+        """Emit one step; nothing after the final one."""
+        if not self.ended:
+            self.finish = step.finish
+            self._emit(step._replace(tokens=(), logprobs=()) if self.is_prefill else step)
+
+
 # Values of a request's guide, the structure that its answer must have, for the adapters.
 
 
@@ -520,10 +525,26 @@ def guide_text(guide: Guide) -> str:
 # Parameters of a hand-off, sealed to their prompt.
 
 CHECKSUM_BYTES = 8
+USED_MAX = 65_536
 
 
 class Unusable(Exception):
     """The parameters of a hand-off cannot be used; the message says why."""
+
+
+class UsedHandoffs:
+    """The hand-offs that an engine has used, the latest `USED_MAX` of them: a second time their blocks may be another prompt's."""
+
+    def __init__(self) -> None:
+        self._used: OrderedDict[object, None] = OrderedDict()
+
+    def use(self, name: object) -> None:
+        """Note the use of the hand-off with this hashable name. Raises `Unusable` the second time."""
+        if name in self._used:
+            raise Unusable("it was already used")
+        self._used[name] = None
+        if len(self._used) > USED_MAX:
+            self._used.popitem(last=False)
 
 
 class _Sealed(msgspec.Struct, frozen=True, array_like=True):

@@ -28,8 +28,9 @@ Events are maps with a `type` key since June 2026, and before that positional ar
 fields that both engines have bear the same names and stand in the same order; SGLang's are the first of vLLM's.
 """
 
+import asyncio
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -135,6 +136,33 @@ class MediaSentinels:
         tokens[first:end] = item.placeholder
         media.append((item.id, start, item.tokens))
         return True
+
+
+class PendingKvEvents:
+    """Events that nobody has read yet, for engines that make their own."""
+
+    def __init__(self) -> None:
+        self._events: list[KvEvent] = []
+        self._ready = asyncio.Event()
+
+    def add(self, events: Sequence[KvEvent]) -> None:
+        """Add some, in order."""
+        if events:
+            self._events += events
+            self._ready.set()
+
+    def take(self) -> list[KvEvent]:
+        """All of them, which are then read. `Engine.held_blocks` drops them so, as their result is in what it returns."""
+        events, self._events = self._events, []
+        return events
+
+    async def batches(self) -> AsyncIterator[list[KvEvent]]:
+        """See `Engine.kv_events`."""
+        while True:
+            await self._ready.wait()
+            self._ready.clear()
+            if events := self.take():
+                yield events
 
 
 # Event batches as published: msgpack `[ts, [event, …], rank]`.

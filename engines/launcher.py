@@ -141,19 +141,6 @@ class EngineSettings(NamedTuple, Generic[OptionsT]):
     files: ModelFiles = NO_FILES
 
 
-class SidePorts(NamedTuple):
-    """The ports that an engine needs beside Headwater's: `each` per worker, those of the first from `first` on, 0: free ones of `host`."""
-
-    each: int = 0
-    first: int = 0
-    host: str = ""
-
-
-HANDOFF_HOST: Final = "--handoff-host"
-HANDOFF_PORT: Final = "--handoff-port"
-"""The flags of the settings that say where the engines of other workers reach those of this process."""
-
-
 class PortRange(NamedTuple):
     """`size` ports starting at `first`, assigned to `owner` by `flag`."""
 
@@ -161,13 +148,6 @@ class PortRange(NamedTuple):
     owner: str
     first: int
     size: int = 1
-
-
-class MeetingPlace(NamedTuple):
-    """The address at which a worker's engine lets others fetch KV, as `flag` gives it; "": it was not given."""
-
-    flag: str
-    host: str
 
 
 class Follower(NamedTuple):
@@ -202,20 +182,22 @@ class EngineLauncher(Generic[OptionsT]):
         """GPUs of one worker."""
         return 1
 
-    def side_ports(self, roles: Sequence[Role]) -> SidePorts:
-        """Return which ports workers of these roles need beside Headwater's."""
-        return SidePorts()
+    def side_ports(self, role: Role) -> int:
+        """Return how many ports a worker of this role needs beside Headwater's, for hand-offs; here one, if the option `handoff_port` is given."""
+        return int(getattr(self.options, "handoff_port", 0) > 0)
 
-    def meeting_place(self, role: Role) -> MeetingPlace | None:
-        """Return where the engines of workers of this role are met by those of others, None: nowhere."""
-        return None
+    def is_met(self, role: Role) -> bool:
+        """Return whether other workers' engines fetch KV from one of this role, at an address of this machine; here if the option `handoff_host` is given."""
+        return bool(getattr(self.options, "handoff_host", ""))
 
     def ports(self, workers: Sequence[WorkerSpec]) -> list[PortRange]:
-        """All ports that the options give to these workers."""
+        """The ports that the engine's own arguments give to these workers."""
         return []
 
     def check(self, workers: Sequence[WorkerSpec]) -> None:
         """Check options and installation before anything is loaded. `model` may still be what `--model` says."""
+        allow = "vulnerable" in getattr(self.options, "allow", ())
+        self.releases.check(self.releases.installed(), allow=allow)
 
     def known_block_size(self, worker: WorkerSpec) -> int:
         """Tokens per KV block that the engine will have, 0 if only the engine knows."""

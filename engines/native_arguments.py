@@ -4,13 +4,20 @@ import argparse
 import difflib
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from headwater.engines.engine import EngineUnavailable
 
-SHORT = {"-tp": "tensor_parallel_size", "-pp": "pipeline_parallel_size", "-dp": "data_parallel_size"}
-"""Short forms of vLLM's arguments that are looked up by name."""
+SPELLINGS = {
+    "-tp": "tensor_parallel_size",
+    "-pp": "pipeline_parallel_size",
+    "-dp": "data_parallel_size",
+    "--tp-size": "tensor_parallel_size",
+    "--pp-size": "pipeline_parallel_size",
+    "--dp-size": "data_parallel_size",
+}
+"""Other spellings, in vLLM or SGLang, of arguments that are looked up by name."""
 
 
 def tokens_of(section: Mapping[str, Any], where: str) -> tuple[str, ...]:
@@ -30,9 +37,9 @@ def tokens_of(section: Mapping[str, Any], where: str) -> tuple[str, ...]:
                 words.append(f"{flag}={value}")
             case list():
                 if value:
-                    words += [flag, *(item if isinstance(item, str) else _json(item) for item in value)]
+                    words += [flag, *(item if isinstance(item, str) else json.dumps(item) for item in value)]
             case dict():
-                words.append(f"{flag}={_json(value)}")
+                words.append(f"{flag}={json.dumps(value)}")
             case _:
                 raise EngineUnavailable(
                     f"{where}: {name} = {value!r} is not a valid argument value: use text, a number, true, "
@@ -88,20 +95,14 @@ def without(words: Sequence[str], name: str, *, takes_value: bool) -> tuple[str,
     return tuple(kept)
 
 
-def check_agreement(
-    engine: str,
-    pairs: Iterable[tuple[str, Any, str, int]],
-    given: Mapping[str, Any],
-) -> None:
+def check_agreement(engine: str, given: Mapping[str, Any], settings: Mapping[str, tuple[int, str]]) -> None:
     """Raise `EngineUnavailable` if a setting and one of the engine's own arguments that are `given` differ.
 
-    A pair is the setting's flag and value, the argument's name, and how many of the argument's units are one of the setting's.
+    `settings` has, for a setting's flag, its value and the name of the argument that means the same.
     """
-    for flag, ours, name, unit in pairs:
+    for flag, (ours, name) in settings.items():
         theirs = given.get(name)
-        if not ours or theirs is None:
-            continue
-        if ours * unit != theirs:
+        if ours and theirs is not None and ours != theirs:
             raise EngineUnavailable(
                 f"{flag} {ours} and, among {engine}'s own arguments, --{name.replace('_', '-')} {theirs} disagree: "
                 "omit one"
@@ -109,12 +110,8 @@ def check_agreement(
 
 
 def name_of(flag: str) -> str:
-    """An argument's name with underscores, "" for a word that is no flag."""
-    return SHORT.get(flag) or (flag[2:].replace("-", "_") if flag.startswith("--") else "")
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value)
+    """An argument's name with underscores, whatever its spelling; "" for a word that is no flag."""
+    return SPELLINGS.get(flag) or (flag[2:].replace("-", "_") if flag.startswith("--") else "")
 
 
 # Parsing by the engine's own parser, for values by name and for errors that help.

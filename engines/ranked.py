@@ -8,6 +8,7 @@ and are undone as soon as one rank requests that: a rank that requested one and 
 """
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Generic, Protocol, TypeVar
@@ -16,8 +17,6 @@ from headwater.engines.engine import (
     DEFAULT_FIELDS,
     Aborts,
     Emit,
-    EmitFile,
-    EncodedImage,
     Engine,
     EngineBase,
     EngineDied,
@@ -32,35 +31,36 @@ from headwater.engines.engine import (
     check_sleep,
 )
 from headwater.engines.kv_events import KvTranslator
-from headwater.engines.kv_socket import KvSocket
+from headwater.engines.kv_socket import KvSocket, reachable
 from headwater.schemas.events import BlocksStored
 from headwater.schemas.inference import (
     Choreography,
-    EmbedRequest,
     GenerateRequest,
-    ImageRequest,
-    VideoRequest,
 )
-from headwater.schemas.media import PromptMedia
 from headwater.schemas.tables import Capability
 
 
-class Rank(Protocol):
-    """One data-parallel rank."""
+class EngineRank(ABC):
+    """One data-parallel rank: its KV events, its cached blocks, its requests (`running`), and its load."""
 
-    @property
-    def socket(self) -> KvSocket:
-        """The socket of its KV events."""
-        ...
-
-    @property
-    def translator(self) -> KvTranslator:
-        """Its cached blocks."""
-        ...
+    def __init__(
+        self, number: int, endpoints: tuple[str, str], translator: KvTranslator, total_blocks: int
+    ) -> None:
+        """`endpoints` are those of its events and of their replay."""
+        self.number = number
+        self.translator = translator
+        events, replay = map(reachable, endpoints)
+        self.socket = KvSocket(events, replay, translator)
+        self.idle = EngineLoad(0, 0, 0, total_blocks)
+        self.running: set[str] = set()
 
     def load(self) -> EngineLoad:
-        """Its present load."""
-        ...
+        """Present load. Without running requests it is zero: an idle engine does not report."""
+        return self.busy_load() if self.running else self.idle
+
+    @abstractmethod
+    def busy_load(self) -> EngineLoad:
+        """The load as the engine reports it, while requests run."""
 
 
 class AdapterTable(Protocol):
@@ -75,7 +75,7 @@ class AdapterTable(Protocol):
         ...
 
 
-AnyRank = TypeVar("AnyRank", bound=Rank)
+AnyRank = TypeVar("AnyRank", bound=EngineRank)
 AnyLoras = TypeVar("AnyLoras", bound=AdapterTable)
 
 
@@ -91,12 +91,12 @@ class RankedEngineBase(EngineBase, Generic[AnyRank, AnyLoras]):
 
     async def load_lora(self, adapter: LoraAdapter) -> None:
         """See `Engine.load_lora`."""
-        self._needs("lora")
+        self._require("lora")
         await self._loras.load(adapter)
 
     async def unload_lora(self, name: str) -> None:
         """See `Engine.unload_lora`."""
-        self._needs("lora")
+        self._require("lora")
         await self._loras.unload(name)
 
     def abort(self, request: str) -> None:
@@ -124,7 +124,7 @@ class RankedEngineBase(EngineBase, Generic[AnyRank, AnyLoras]):
 
     def _check_sleep(self, level: int) -> None:
         """Raises `EngineError` unless it may sleep now."""
-        self._needs("sleep")
+        self._require("sleep")
         check_sleep(level, asleep=bool(self._asleep), busy=len(self._tasks))
 
     @asynccontextmanager
@@ -142,10 +142,6 @@ class RankedEngineBase(EngineBase, Generic[AnyRank, AnyLoras]):
         for task in list(self._tasks.values()):
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
-
-    def _needs(self, capability: Capability) -> None:
-        if capability not in self.capabilities:
-            raise NotSupported(self.name, capability)
 
 
 def default_sampling(given: Mapping[str, Any]) -> dict[str, float]:
@@ -230,16 +226,23 @@ class RankEngine:
 
     def __init__(self, shared: _Shared, number: int) -> None:
         self._shared = shared
-        self._engine = shared.engine
+        self._engine = engine = shared.engine
         self._number = number
         self._mine: set[str] = set()
         self._idle = asyncio.Event()
         self._idle.set()
-        self.name = shared.engine.name
-        self.choreography: Choreography = shared.engine.choreography
-        self.aborts: Aborts = shared.engine.aborts
-        self.notices_fetches = shared.engine.notices_fetches
-        self.capabilities: frozenset[Capability] = shared.engine.capabilities
+        self.name = engine.name
+        self.choreography: Choreography = engine.choreography
+        self.aborts: Aborts = engine.aborts
+        self.notices_fetches = engine.notices_fetches
+        self.capabilities: frozenset[Capability] = engine.capabilities
+        # Calls for which it does not matter which rank they come from.
+        self.release, self.embed = engine.release, engine.embed
+        self.encode, self.holds_embedding = engine.encode, engine.holds_embedding
+        self.put_embedding = engine.put_embedding
+        self.generate_images, self.generate_video = engine.generate_images, engine.generate_video
+        # Those that concern all ranks: a clear is reported by the events of each, a death is that of each.
+        self.profile, self.clear_kv, self.check = engine.profile, engine.clear_kv, engine.check
 
     async def start(self) -> EngineInfo:
         """See `Engine.start`."""
@@ -277,34 +280,6 @@ class RankEngine:
     def load(self) -> EngineLoad:
         """See `Engine.load`."""
         return self._engine.load(rank=self._number)
-
-    async def release(self, request: str, params: bytes) -> None:
-        """See `Engine.release`."""
-        await self._engine.release(request, params)
-
-    async def encode(self, item: PromptMedia) -> EncodedImage:
-        """See `Engine.encode`."""
-        return await self._engine.encode(item)
-
-    def holds_embedding(self, item: PromptMedia) -> bool:
-        """See `Engine.holds_embedding`."""
-        return self._engine.holds_embedding(item)
-
-    async def put_embedding(self, item: PromptMedia, image: EncodedImage) -> None:
-        """See `Engine.put_embedding`."""
-        await self._engine.put_embedding(item, image)
-
-    async def embed(self, request: EmbedRequest) -> tuple[bytes, ...]:
-        """See `Engine.embed`. The engine chooses the rank."""
-        return await self._engine.embed(request)
-
-    async def generate_images(self, request: ImageRequest, emit: EmitFile) -> None:
-        """See `Engine.generate_images`. The engine chooses the rank."""
-        await self._engine.generate_images(request, emit)
-
-    async def generate_video(self, request: VideoRequest, emit: EmitFile) -> None:
-        """See `Engine.generate_video`. The engine chooses the rank."""
-        await self._engine.generate_video(request, emit)
 
     async def load_lora(self, adapter: LoraAdapter) -> None:
         """See `Engine.load_lora`. On all ranks."""
@@ -357,18 +332,6 @@ class RankEngine:
             paused, _ = self._shared.withdraw("pause", self._number)
             if paused:
                 await self._engine.resume()
-
-    async def profile(self, *, on: bool) -> None:
-        """See `Engine.profile`. Of all ranks."""
-        await self._engine.profile(on=on)
-
-    async def clear_kv(self) -> None:
-        """See `Engine.clear_kv`. Of all ranks: each reports it by its own events."""
-        await self._engine.clear_kv()
-
-    async def check(self) -> None:
-        """See `Engine.check`. An engine failure is a failure of every rank."""
-        await self._engine.check()
 
     async def stop(self) -> None:
         """See `Engine.stop`. Ends this rank's requests; the engine stops with the last rank."""

@@ -262,6 +262,11 @@ class Worker(msgspec.Struct):
         return step_kind(self.engine, self.role)
 
     @property
+    def shown_state(self) -> str:
+        """Its state, in which draining shows however it was announced."""
+        return "draining" if self.draining and self.state == "ready" else self.state
+
+    @property
     def takes_requests(self) -> bool:
         """May new requests be routed to it?"""
         return self.state == "ready" and not self.draining

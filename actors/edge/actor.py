@@ -40,7 +40,7 @@ from headwater.actors.runtime import lease
 from headwater.actors.runtime.actor import Actor
 from headwater.actors.runtime.lease import OfferAnswers
 from headwater.actors.runtime.ports import Handler, Persistence, Ports, Subscription
-from headwater.engines.transfer.port import OpenTransfer
+from headwater.engines.transfer.slab import OpenTransfer
 from headwater.events.ports import LogError
 from headwater.events.writer import WriterFenced
 from headwater.schemas import subjects

@@ -22,7 +22,8 @@ import structlog
 
 from headwater.actors.runtime.ports import Bus, BusError, Message, Persistence
 from headwater.actors.runtime.tables import decode_lease
-from headwater.engines.transfer.port import PeerGone, TensorTransfer, TransferFailed
+from headwater.engines.transfer.port import PeerGone, TransferFailed
+from headwater.engines.transfer.slab import TensorTransfer
 from headwater.events.ports import Log, LogError
 from headwater.events.table import Table, TableEntry
 from headwater.schemas.clock import Clock

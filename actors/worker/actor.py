@@ -36,7 +36,6 @@ from headwater.actors.runtime.actor import Actor, cancel_all
 from headwater.actors.runtime.lease import OfferAnswers
 from headwater.actors.runtime.ports import Handler, Message, Persistence, Ports
 from headwater.actors.worker.control import WorkerControl
-from headwater.actors.worker.control_commands import LoraOperations
 from headwater.actors.worker.encoding import EmbeddingReader, EncodeRequests
 from headwater.actors.worker.handoffs import OrphanWatch
 from headwater.actors.worker.health import EngineHealth
@@ -57,7 +56,7 @@ from headwater.actors.worker.model_card import CardKeeper, Served, media_process
 from headwater.actors.worker.requests import RequestIntake
 from headwater.actors.worker.settings import HealthSettings, WorkerProfile
 from headwater.engines.engine import Engine, EngineInfo
-from headwater.engines.transfer.port import OpenTransfer, TensorTransfer
+from headwater.engines.transfer.slab import OpenTransfer, TensorTransfer
 from headwater.events.writer import WriterFenced
 from headwater.schemas.names import pool_name
 from headwater.schemas.tables import ModelCard, kinds_encoded
@@ -88,7 +87,7 @@ class WorkerActor(Actor):
         super().__init__(ports, name)
         self.engine = engine
         self.drain_s = drain_s
-        self.lora: LoraOperations | None = None
+        self.lora: LoraManager | None = None
         self.status = WorkerStatus(name, profile or WorkerProfile(instance=name), self._stopping)
         self.status.embedding_format = self.status.embedding_format or engine.name
         self._gate = LoraGate(engine, self.spawn)
@@ -96,18 +95,13 @@ class WorkerActor(Actor):
         self.intake = RequestIntake(ports, name, self._gate, self.spawn, self.status, self._reader)
         self.inflight = self.intake.inflight
         self._reader.on_read = self.inflight.note_read
-        self.pooling = PoolingRequests(
-            ports.bus, engine, self.spawn, self.status, self.inflight, self.intake.media
-        )
-        self.encoding = EncodeRequests(
-            ports.bus, engine, self.spawn, self.status, self.inflight, self.intake.media
-        )
+        serving = (ports.bus, engine, self.spawn, self.status, self.inflight, self.intake.media)
+        self.pooling = PoolingRequests(*serving)
+        self.encoding = EncodeRequests(*serving)
+        self.files = FileJobs(*serving, ports.clock)
         self._offers = OfferAnswers(ports.bus)
         self._open_transfer = open_transfer
         self._open_media_transfer = open_media_transfer
-        self.files = FileJobs(
-            ports.bus, engine, self.spawn, self.status, self.inflight, ports.clock, self.intake.media
-        )
         self.health = EngineHealth(
             engine, ports.clock, ports.ids, health or HealthSettings(), self.inflight, self.status
         )
@@ -312,15 +306,17 @@ class WorkerActor(Actor):
             await self._subscriptions.close()
 
     def _set_incarnation(self, incarnation: Incarnation | None) -> None:
-        self._incarnation = self.status.publisher = incarnation
+        self._incarnation = incarnation
         if incarnation is None:
+            self.status.publish = None
             self._ready_gate.close()
             self.audit.end_incarnation()
         else:
+            self.status.publish = incarnation.publish_status
             self._ready_gate.open()
             self._has_joined.set()
             incarnation.publish_missed_status()
-            self.audit.begin_incarnation(incarnation)
+            self.audit.begin_incarnation(incarnation.publish_command)
 
     async def _subscribe(self, epoch: int) -> None:
         guard = self._ready_gate.guard

@@ -118,7 +118,8 @@ class WorkerControl:
                 reply = await self._execute(request)
             finally:
                 self._busy, self._ticket = None, ""
-            self._last = {"ticket": ticket, "command": command, **msgspec.to_builtins(_fields_of(reply))}
+            outcome = msgspec.to_builtins(msgspec.structs.asdict(reply))
+            self._last = {"ticket": ticket, "command": command, **outcome}
         return self._record(request, reply)
 
     async def _execute(self, request: ControlRequest) -> ControlReply:
@@ -134,8 +135,6 @@ class WorkerControl:
             return ControlReply(501, str(error), {"capability": error.capability})
         except ValueError as error:
             return ControlReply(400, f"{request.command}: {error}")
-        except LookupError as error:
-            return ControlReply(404, f"{request.command}: {error.args[0] if error.args else error}")
         except EngineError as error:
             # Errors of LoRA adapters have a status of their own.
             status = getattr(error, "status", 400 if isinstance(error, RequestRejected) else 502)
@@ -174,10 +173,6 @@ class WorkerControl:
             await self._worker.ports.bus.publish(message.reply, _encode(reply))
         except BusError as error:
             _log.warning("control_reply_publish_failed", worker=self._worker.name, reason=str(error))
-
-
-def _fields_of(reply: ControlReply) -> dict[str, Any]:
-    return {"status": reply.status, "detail": reply.detail, "data": reply.data}
 
 
 def _printable(by: str) -> str:

@@ -12,7 +12,7 @@ A command that fails leaves the state as it was.
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Annotated, Any, Literal, Protocol
 from urllib.parse import urlsplit, urlunsplit
@@ -23,6 +23,7 @@ from headwater.actors.runtime.ports import Ports
 from headwater.actors.worker.health import EngineHealth
 from headwater.actors.worker.incarnation import Incarnation
 from headwater.actors.worker.inflight import Inflight, WorkerStatus
+from headwater.actors.worker.lora import LoraManager
 from headwater.engines.engine import (
     Engine,
     EngineDied,
@@ -37,22 +38,6 @@ from headwater.schemas.events import Role, WorkerState
 from headwater.schemas.tables import Capability
 
 
-class LoraOperations(Protocol):
-    """The LoRA adapters of one worker. Errors are `EngineError`s; their `status`, if they have one, is the reply's."""
-
-    async def load(self, name: str, source: str) -> None:
-        """Fetch an adapter and serve it. Again is fine."""
-        ...
-
-    async def unload(self, name: str, *, forget: bool = False) -> None:
-        """Stop serving it on this worker; `forget`: on all workers, and delete its card."""
-        ...
-
-    async def list(self) -> Sequence[dict[str, Any]]:
-        """The loaded adapters: plain JSON types, each with its `name`."""
-        ...
-
-
 class WorkerContext(Protocol):
     """Implemented by `WorkerActor`."""
 
@@ -62,7 +47,7 @@ class WorkerContext(Protocol):
     status: WorkerStatus
     inflight: Inflight
     health: EngineHealth
-    lora: LoraOperations | None
+    lora: LoraManager | None
     """None for a worker without LoRA."""
     drain_s: float
     """Seconds that requests in flight have to finish when the worker stops."""
@@ -429,7 +414,7 @@ class Commands:
         return ControlReply(200, f"unloaded {wanted.name}", {"loras": list(self._worker.status.loras)})
 
     async def _list_loras(self, _: Arguments) -> ControlReply:
-        loras = list(await self._require_lora().list())
+        loras = await self._require_lora().list()
         return ControlReply(200, f"{len(loras)} LoRA adapters", {"loras": loras})
 
     async def _taint(self, wanted: Taint, *, on: bool) -> ControlReply:
@@ -466,7 +451,7 @@ class Commands:
         if capability not in engine.capabilities:
             raise NotSupported(engine.name, capability)
 
-    def _require_lora(self) -> LoraOperations:
+    def _require_lora(self) -> LoraManager:
         if self._worker.lora is None:
             raise NotSupported(self._worker.engine.name, "lora")
         return self._worker.lora

@@ -23,7 +23,8 @@ from headwater.actors.worker.media import MediaCache
 from headwater.actors.worker.requests import refusal_of
 from headwater.engines.engine import EncodedImage, Engine, EngineError
 from headwater.engines.logs import failure_place
-from headwater.engines.transfer.port import TensorTransfer, TransferError
+from headwater.engines.transfer.port import TransferError
+from headwater.engines.transfer.slab import TensorTransfer
 from headwater.schemas import subjects
 from headwater.schemas.clock import Clock
 from headwater.schemas.encode_requests import Declined, Encoded, EncodeReply, EncodeRequest
@@ -33,12 +34,11 @@ from headwater.schemas.media import ClientEmbedding, ImageEmbedding, PromptMedia
 OFFER_S: Final = 15.0
 """How long an offer waits for its reader, which is sent the request at once."""
 
-_request = msgspec.msgpack.Decoder(EncodeRequest)
-
 
 class EncodeRequests(ReplyServer[EncodeRequest]):
     """The requests of one encode worker. `transfer` is set before the first one arrives."""
 
+    decoder = msgspec.msgpack.Decoder(EncodeRequest)
     kind = "encode"
 
     def __init__(
@@ -50,11 +50,9 @@ class EncodeRequests(ReplyServer[EncodeRequest]):
         inflight: Inflight,
         media: MediaCache,
     ) -> None:
-        super().__init__(_request, bus, spawn, status, inflight)
+        super().__init__(bus, engine, spawn, status, inflight, media)
         self.epoch = 0
         self.transfer: TensorTransfer | None = None
-        self._engine = engine
-        self._media = media
         self._wanted: dict[str, tuple[int, int]] = {}
         """The images that are being encoded, by id: their tokens, and how many requests wait for them."""
 

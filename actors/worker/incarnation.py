@@ -17,7 +17,7 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import structlog
@@ -56,12 +56,8 @@ PENDING_MAX = 100
 _audit_log = structlog.get_logger("headwater.control")
 
 
-class CommandPublisher(Protocol):
-    """Appends executed commands to the pool log."""
-
-    def publish_command(self, request: ControlRequest, reply: ControlReply) -> bool:
-        """Queue one for the log; False if the queue is full."""
-        ...
+PublishCommand = Callable[[ControlRequest, ControlReply], bool]
+"""Queues an executed command for the pool log; False if the queue is full."""
 
 
 class CommandAudit:
@@ -75,16 +71,16 @@ class CommandAudit:
         self._pending: deque[tuple[ControlRequest, ControlReply]] = deque()
         self._published = 0
         """How many of them the present incarnation has queued for the log, from the oldest on."""
-        self._publisher: CommandPublisher | None = None
+        self._publish_command: PublishCommand | None = None
 
-    def begin_incarnation(self, publisher: CommandPublisher) -> None:
+    def begin_incarnation(self, publish: PublishCommand) -> None:
         """Publish everything that is pending, and what is recorded from now on."""
-        self._publisher, self._published = publisher, 0
+        self._publish_command, self._published = publish, 0
         self._publish()
 
     def end_incarnation(self) -> None:
         """Keep what is recorded from now on for the next incarnation."""
-        self._publisher = None
+        self._publish_command = None
 
     def record(self, request: ControlRequest, reply: ControlReply) -> None:
         """A command was executed or refused."""
@@ -102,10 +98,10 @@ class CommandAudit:
             self._published -= 1
 
     def _publish(self) -> None:
-        if self._publisher is None:
+        if self._publish_command is None:
             return
         while self._published < len(self._pending):
-            if not self._publisher.publish_command(*self._pending[self._published]):
+            if not self._publish_command(*self._pending[self._published]):
                 return
             self._published += 1
 
@@ -263,7 +259,7 @@ class Incarnation:
             self.announce()
 
     def publish_status(self) -> None:
-        """See `StatusPublisher`."""
+        """Publish the present status. Does not wait."""
         self.fleet.offer(self._current_status())
         self._status_changed.set()
 
@@ -274,7 +270,7 @@ class Incarnation:
             self.publish_status()
 
     def publish_command(self, request: ControlRequest, reply: ControlReply) -> bool:
-        """See `CommandPublisher`."""
+        """See `PublishCommand`."""
         arguments = msgspec.json.encode(request.arguments)
         return self.fleet.offer(
             WorkerControlled(

@@ -290,14 +290,6 @@ class Inflight:
 # Status: what the worker publishes of itself, and whether it accepts requests.
 
 
-class StatusPublisher(Protocol):
-    """Appends the present status to the pool log."""
-
-    def publish_status(self) -> None:
-        """Publish it. Does not wait."""
-        ...
-
-
 class WorkerStatus:
     """Role, state, LoRA adapters and taints. Each change is published by the present incarnation, if there is one.
 
@@ -326,8 +318,8 @@ class WorkerStatus:
         self.engine_died = asyncio.Event()
         self.refused = 0
         """Requests that were refused because of the worker's state."""
-        self.publisher: StatusPublisher | None = None
-        """The present incarnation; None between two. A new incarnation publishes the whole status when it joins."""
+        self.publish: Callable[[], None] | None = None
+        """Has the present incarnation append the status to the pool log; None between two: a new one publishes it when it joins."""
         self._stopping = stopping
 
     @property
@@ -401,8 +393,8 @@ class WorkerStatus:
             self._publish()
 
     def _publish(self) -> None:
-        if self.publisher is not None:
-            self.publisher.publish_status()
+        if self.publish is not None:
+            self.publish()
 
 
 # Metrics, computed from the worker's statistics on each scrape.

@@ -13,7 +13,7 @@ those of an edge that does not answer for them end like videos.
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar, Final, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, Final, Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 import structlog
@@ -78,6 +78,7 @@ class _Running(NamedTuple):
 class ReplyServer(ABC, Generic[Request]):
     """The requests of one kind at one worker, counted in `inflight` from when they are accepted until they are answered, or dropped."""
 
+    decoder: "ClassVar[msgspec.msgpack.Decoder[Any]]"
     kind: ClassVar[str]
     """What is computed, as in the names of tasks and in refusals."""
     active_max: ClassVar[int] = 256
@@ -89,17 +90,19 @@ class ReplyServer(ABC, Generic[Request]):
 
     def __init__(
         self,
-        decoder: "msgspec.msgpack.Decoder[Request]",
         bus: Bus,
+        engine: Engine,
         spawn: Spawn,
         status: WorkerStatus,
         inflight: Inflight,
+        media: MediaCache,
     ) -> None:
-        self._decoder = decoder
         self._bus = bus
+        self._engine = engine
         self._spawn = spawn
         self._status = status
         self._inflight = inflight
+        self._media = media
         self._running: dict[str, _Running] = {}
 
     @abstractmethod
@@ -117,7 +120,7 @@ class ReplyServer(ABC, Generic[Request]):
     async def on_request(self, message: Message) -> None:
         """Accept a request, or refuse it."""
         try:
-            request = self._decoder.decode(message.data)
+            request = self.decoder.decode(message.data)
         except msgspec.DecodeError as error:
             return await self._reply(message, Refused(f"unreadable request: {error}", False))
         return await self.receive(message, request)
@@ -192,26 +195,12 @@ class ReplyServer(ABC, Generic[Request]):
 REPLY_BYTES_MAX: Final = 768 * 1024
 """A reply is one message, and a NATS server accepts 1 MiB by default."""
 
-_embed_request = msgspec.msgpack.Decoder(EmbedRequest)
-
 
 class PoolingRequests(ReplyServer[EmbedRequest]):
     """The pooling requests of one worker."""
 
+    decoder = msgspec.msgpack.Decoder(EmbedRequest)
     kind = "embed"
-
-    def __init__(
-        self,
-        bus: Bus,
-        engine: Engine,
-        spawn: Spawn,
-        status: WorkerStatus,
-        inflight: Inflight,
-        media: MediaCache,
-    ) -> None:
-        super().__init__(_embed_request, bus, spawn, status, inflight)
-        self._engine = engine
-        self._media = media
 
     def accept(self, request: EmbedRequest) -> None:
         """See `ReplyServer.accept`."""
@@ -247,7 +236,6 @@ EXPIRY_PERIOD_S: Final = 5.0
 INPUTS_S_MAX: Final = 30.0
 """The longest time that fetching the images of an edit may take: its edge only waits for the state of the request."""
 
-_file_request: msgspec.msgpack.Decoder[FileRequest] = msgspec.msgpack.Decoder(FileRequest)
 _query: msgspec.msgpack.Decoder[FileQuery] = msgspec.msgpack.Decoder(FileQuery)
 _files_log = structlog.get_logger("headwater.worker.files")
 
@@ -289,6 +277,7 @@ class _Job:
 class FileJobs(ReplyServer[FileRequest]):
     """The requests for files of one worker."""
 
+    decoder = msgspec.msgpack.Decoder(FileRequest)
     kind = "files"
     active_max = 64
     keeps_results = True
@@ -301,13 +290,11 @@ class FileJobs(ReplyServer[FileRequest]):
         spawn: Spawn,
         status: WorkerStatus,
         inflight: Inflight,
-        clock: Clock,
         media: MediaCache,
+        clock: Clock,
     ) -> None:
-        super().__init__(_file_request, bus, spawn, status, inflight)
-        self._engine = engine
+        super().__init__(bus, engine, spawn, status, inflight, media)
         self._clock = clock
-        self._media = media
         self._jobs: dict[str, _Job] = {}
 
     async def on_request(self, message: Message) -> None:

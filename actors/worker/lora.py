@@ -79,7 +79,7 @@ class LoraManager:
         status: WorkerStatus,
     ) -> None:
         self.registry = LoraRegistry(ports, pool)
-        self.slots = LoraSlots(engine, info.lora_slots, ports.clock, self)
+        self.slots = LoraSlots(engine, info.lora_slots, ports.clock, self._publish_loaded, self._drop_files)
         self._clock = ports.clock
         self._pool = pool
         self._engine = engine
@@ -308,13 +308,11 @@ class LoraManager:
             created_s=self._clock.wall_ns() // 1_000_000_000,
         )
 
-    def on_loras_changed(self) -> None:
-        """See `SlotObserver`."""
+    def _publish_loaded(self) -> None:
         loaded = self.slots.loaded.values()
         self._status.set_loras(tuple(sorted(one.card.identity for one in loaded if not one.unloading)))
 
-    def on_lora_unloaded(self, card: LoraCard) -> None:
-        """See `SlotObserver`."""
+    def _drop_files(self, card: LoraCard) -> None:
         self._require_files().drop(card.digest)
 
     def _require_able(self) -> None:

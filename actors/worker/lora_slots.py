@@ -4,7 +4,6 @@ import asyncio
 import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 import structlog
@@ -30,27 +29,27 @@ class LoraSlot(msgspec.Struct):
     unloading: bool = False
 
 
-class SlotObserver(Protocol):
-    """What is called when the slots change."""
-
-    def on_loras_changed(self) -> None:
-        """An adapter was loaded or unloaded, or its unloading starts or is abandoned."""
-        ...
-
-    def on_lora_unloaded(self, card: LoraCard) -> None:
-        """The engine has unloaded an adapter."""
-        ...
-
-
 class LoraSlots:
-    """The engine's `count` slots, by adapter name."""
+    """The engine's `count` slots, by adapter name.
 
-    def __init__(self, engine: Engine, count: int, clock: Clock, observer: SlotObserver) -> None:
+    `on_change` is called when an adapter was loaded or unloaded, or its unloading starts or is abandoned, `on_unload` with the card of one
+    that the engine has unloaded.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        count: int,
+        clock: Clock,
+        on_change: Callable[[], None],
+        on_unload: Callable[[LoraCard], None],
+    ) -> None:
         self.loaded: dict[str, LoraSlot] = {}
         self._engine = engine
         self._count = count
         self._clock = clock
-        self._observer = observer
+        self._on_change = on_change
+        self._on_unload = on_unload
         self._loading: set[str] = set()
         self._changed = asyncio.Event()
 
@@ -103,20 +102,20 @@ class LoraSlots:
         finally:
             self._loading.discard(card.name)
             self._changed.set()
-        self._observer.on_loras_changed()
+        self._on_change()
         _log.info("lora_loaded", lora=card.identity, source=card.source, pinned=pinned)
 
     async def unload(self, loaded: LoraSlot, within_s: float) -> None:
         """Unload an adapter once no request uses it. Raises `LoraError` 409 past `within_s`: it stays loaded."""
         loaded.unloading = True
         # Published first: routers send no more requests, and edges whose requests still arrive try another worker.
-        self._observer.on_loras_changed()
+        self._on_change()
         try:
             async with asyncio.timeout(within_s):
                 await self._wait_until(lambda: not loaded.users)
         except BaseException as error:
             loaded.unloading = False
-            self._observer.on_loras_changed()
+            self._on_change()
             if isinstance(error, TimeoutError):
                 raise LoraError(
                     409, f"{loaded.users} requests still use adapter {loaded.card.name}: it stays loaded"
@@ -141,15 +140,15 @@ class LoraSlots:
 
     async def _unload_unused(self, loaded: LoraSlot) -> None:
         loaded.unloading = True
-        self._observer.on_loras_changed()
+        self._on_change()
         try:
             await self._engine.unload_lora(loaded.card.identity)
             del self.loaded[loaded.card.name]
-            self._observer.on_lora_unloaded(loaded.card)
+            self._on_unload(loaded.card)
         finally:
             loaded.unloading = False
             self._changed.set()
-            self._observer.on_loras_changed()
+            self._on_change()
         _log.info("lora_unloaded", lora=loaded.card.identity)
 
     async def _roll_back(self, identity: str) -> None:

@@ -14,7 +14,8 @@ import structlog
 from headwater.actors import metrics
 from headwater.actors.runtime.lease import OwnerChannel
 from headwater.actors.runtime.ports import Bus, BusError
-from headwater.engines.transfer.port import TensorTransfer, TransferError, TransferFailed
+from headwater.engines.transfer.port import TransferError, TransferFailed
+from headwater.engines.transfer.slab import TensorTransfer
 from headwater.schemas import subjects
 from headwater.schemas.media import MediaPiece, MediaQuery, PromptMedia
 

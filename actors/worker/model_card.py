@@ -5,7 +5,6 @@ it takes a lease: see `CardKeeper.check`. The card and its files are written aga
 expires `CARD_TTL_S` after the last worker of the pool has ended.
 """
 
-import hashlib
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Final, NamedTuple, TypeVar
@@ -18,7 +17,7 @@ from headwater.actors.runtime.ports import Ports
 from headwater.actors.runtime.tables import CardTable, LeaseTable
 from headwater.engines.engine import Engine, EngineInfo, EngineUnavailable
 from headwater.engines.model_files import ModelFiles
-from headwater.events.ports import LogError, LogUnavailable
+from headwater.events.ports import LogError, LogUnavailable, sha256
 from headwater.schemas import subjects
 from headwater.schemas.names import REVISION_MAX, pool_name
 from headwater.schemas.tables import MIGRATIONS_MAX, MediaSupport, ModelCard
@@ -51,11 +50,6 @@ class Served(NamedTuple):
     migrations_max: int = MIGRATIONS_MAX
 
 
-async def publish_card(ports: Ports, served: Served, engine: Engine, info: EngineInfo) -> ModelCard:
-    """See `CardKeeper.publish`."""
-    return await CardKeeper(ports, served, engine, info).publish()
-
-
 class CardKeeper:
     """One worker's part in the card of its pool."""
 
@@ -68,7 +62,7 @@ class CardKeeper:
         self._own = own_card(served, engine, info, ports.clock.wall_ns() // 1_000_000_000)
         files = served.files
         texts = (text.encode() for text in (files.chat_template, files.response_template) if text)
-        self._artifacts = {_digest(data): data for data in (files.tokenizer, *texts)}
+        self._artifacts = {sha256(data): data for data in (files.tokenizer, *texts)}
         self._last = self._own
         """The card as it was seen last: also what other engines have added to it."""
         self._seen = (0, 0.0)
@@ -192,8 +186,8 @@ def own_card(served: Served, engine: Engine, info: EngineInfo, now_s: int) -> Mo
         pool=pool_name(served.name, info.block_size),
         block_size=info.block_size,
         context_length=info.context_length,
-        tokenizer=_digest(files.tokenizer),
-        chat_template=_digest(files.chat_template.encode()) if files.chat_template else "",
+        tokenizer=sha256(files.tokenizer),
+        chat_template=sha256(files.chat_template.encode()) if files.chat_template else "",
         special_tokens=files.special_tokens,
         eos_token_ids=files.eos_token_ids,
         engine=engine.name,
@@ -220,7 +214,7 @@ def own_card(served: Served, engine: Engine, info: EngineInfo, now_s: int) -> Mo
         video_generation=info.video_generation,
         media_processor=media_processor(files, info),
         media_tokens_max={engine.name: dict(info.media_tokens_max)} if info.media_tokens_max else {},
-        response_template=_digest(files.response_template.encode()) if files.response_template else "",
+        response_template=sha256(files.response_template.encode()) if files.response_template else "",
         identity=files.identity,
         dtype=info.dtype,
     )
@@ -306,8 +300,4 @@ def media_processor(files: ModelFiles, info: EngineInfo) -> str:
     """
     if not info.media.capabilities and info.speech is None:
         return ""
-    return hashlib.sha256(f"{files.media_processor}\0{info.media_settings}".encode()).hexdigest()
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
+    return sha256(f"{files.media_processor}\0{info.media_settings}".encode())

@@ -214,18 +214,3 @@ async def requests_that_do_not_fit_together_all_end(make: MakeEngine) -> None:
             assert case.engine.name != "sim" or answer.tokens[:8] == start
         await case.settle()
         await eventually(lambda: rebuilt(case) == +case.kv.held)
-
-
-CHECKS = (
-    prompt_blocks_are_announced_under_the_edges_names,
-    blocks_of_the_answer_are_announced_too,
-    shared_prefix_is_reused_block_by_block,
-    partly_shared_block_is_not_reused,
-    whole_prompt_in_the_cache_leaves_something_to_compute,
-    other_salt_shares_nothing,
-    same_prompts_at_once_announce_no_more_than_is_held,
-    held_blocks_rebuild_what_was_announced,
-    cleared_cache_is_empty_and_says_so,
-    full_cache_evicts_and_says_what,
-    requests_that_do_not_fit_together_all_end,
-)

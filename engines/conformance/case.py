@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from itertools import count
+from types import ModuleType
 from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -270,6 +271,11 @@ def check(*needs: Capability, subject: Subject = "one") -> Callable[[Callable[..
     return made
 
 
+def checks_of(module: ModuleType) -> tuple[Check, ...]:
+    """The checks in a module, in their order there."""
+    return tuple(one for one in vars(module).values() if isinstance(one, Check))
+
+
 @contextmanager
 def raises(kind: type[Exception], match: str = "") -> Iterator[None]:
     """The block must raise an exception of this kind whose text matches."""
@@ -314,6 +320,3 @@ async def has_died(case: EngineCase) -> bool:
     except EngineDied:
         return True
     return False
-
-
-CHECKS = (stop_aborts_what_runs, stop_is_fine_twice_and_before_the_start)

@@ -79,13 +79,12 @@ async def _paused(case: EngineCase, mode: PauseMode) -> None:
     await case.idle()
 
 
-def _pauses() -> tuple[Check, ...]:
-    modes: tuple[PauseMode, ...] = ("abort", "wait", "keep")
+def _pause(mode: PauseMode) -> Check:
     text = " ".join((_paused.__doc__ or "").split())
-    return tuple(
-        Check(f"pause with mode {mode}", text, partial(_paused, mode=mode), ("generate", "pause"))
-        for mode in modes
-    )
+    return Check(f"pause with mode {mode}", text, partial(_paused, mode=mode), ("generate", "pause"))
+
+
+pause_and_abort, pause_and_wait, pause_and_keep = _pause("abort"), _pause("wait"), _pause("keep")
 
 
 @check("generate", "sleep")
@@ -152,15 +151,6 @@ async def vectors_are_those_of_the_tokens(case: EngineCase) -> None:
         with raises(NotSupported, "generate"):
             case.submit(case.request(prompts[0]))
     await case.idle()
-
-
-CHECKS = (
-    optional_call_that_an_engine_lacks_is_rejected_by_name,
-    *_pauses(),
-    sleeping_engine_starts_nothing_and_wakes,
-    sleeping_engine_holds_no_blocks,
-    vectors_are_those_of_the_tokens,
-)
 
 
 # Checks of LoRA adapters: answers and cached blocks of their own, slots, and what is rejected.
@@ -244,11 +234,3 @@ async def adapter_that_cannot_be_loaded_leaves_nothing(case: EngineCase) -> None
     for name in ("wide", "late"):
         with raises(RequestRejected, "loaded"):
             case.submit(case.request(case.prompt(1), lora=name))
-
-
-LORA_CHECKS = (
-    adapters_answer_each_in_its_own_way,
-    adapters_share_no_blocks,
-    adapters_run_side_by_side,
-    adapter_that_cannot_be_loaded_leaves_nothing,
-)

@@ -237,25 +237,3 @@ async def living_engine_passes_its_check(case: EngineCase) -> None:
     case.engine.abort(request.request)
     await answer.ended()
     await case.idle()
-
-
-CHECKS = (
-    length_ends_an_answer_with_exactly_one_last_step,
-    one_token_is_one_step,
-    stop_token_ends_an_answer,
-    greedy_answers_repeat,
-    seed_repeats_a_random_answer,
-    requests_at_once_each_get_their_own,
-    aborted_request_ends_soon_and_leaves_the_engine,
-    request_aborted_at_once_still_gets_its_last_step,
-    abort_of_the_unknown_and_the_ended_is_ignored,
-    request_that_can_never_work_is_rejected,
-    event_loop_stays_free,
-    load_shows_running_and_then_idle,
-    logprobs_are_those_of_the_tokens,
-    random_choice_has_its_own_logprob,
-    logit_bias_decides,
-    allowed_tokens_are_the_only_ones,
-    what_an_engine_lacks_is_rejected_by_name,
-    living_engine_passes_its_check,
-)

@@ -146,16 +146,3 @@ async def engines_that_pair_have_the_same_name_for_it(first: EngineCase, second:
     for leg in ("prefill", "decode"):
         with raises(RequestRejected):
             first.submit(first.request(long, leg=leg))
-
-
-CHECKS = (
-    two_legs_answer_as_one_engine_does,
-    fetched_blocks_are_announced_and_used_again,
-    prefix_that_the_decode_engine_has_is_not_in_the_way,
-    handoff_counts_for_a_decode_leg_only,
-    used_handoff_is_rejected,
-    unusable_handoff_ends_in_an_error,
-    decode_leg_without_a_handoff_computes_the_prompt,
-    aborted_legs_end_with_an_abort,
-    engines_that_pair_have_the_same_name_for_it,
-)

@@ -7,35 +7,21 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
-from headwater.engines.conformance import (
-    cache,
-    control,
-    generation,
-    handoff,
-)
-from headwater.engines.conformance import (
-    case as conformance_case,
-)
-from headwater.engines.conformance import (
-    control as conformance_control,
-)
+from headwater.engines.conformance import cache, case, control, generation, handoff
 from headwater.engines.conformance.case import (
     Check,
     EngineCase,
     Inapplicable,
     MakeAdapter,
     MakeEngine,
+    checks_of,
+    has_died,
     started,
 )
 
-SUITE: Final[tuple[Check, ...]] = (
-    *generation.CHECKS,
-    *cache.CHECKS,
-    *control.CHECKS,
-    *conformance_control.LORA_CHECKS,
-    *handoff.CHECKS,
-    *conformance_case.CHECKS,
-)
+MODULES: Final = (generation, cache, control, handoff, case)
+
+SUITE: Final[tuple[Check, ...]] = tuple(one for module in MODULES for one in checks_of(module))
 
 CHECK_S_MAX: Final = 120.0
 START_S_MAX: Final = 1800.0
@@ -72,16 +58,16 @@ class ConformanceRun:
     async def results(self, suite: tuple[Check, ...] = SUITE) -> AsyncIterator[CheckResult]:
         """The result of each check, as it ends. Raises what the engine's start raises."""
         try:
-            [case] = await self._running(1)
+            [running] = await self._running(1)
             for one in suite:
-                lacks = [name for name in one.needs if name not in case.engine.capabilities]
+                lacks = [name for name in one.needs if name not in running.engine.capabilities]
                 if lacks:
                     yield CheckResult(one.name, "unsupported", ", ".join(lacks))
                     continue
                 result = await self._run(one)
-                if result.outcome == "failed" or await conformance_case.has_died(case):
+                if result.outcome == "failed" or await has_died(running):
                     await self._stop()
-                    [case] = await self._running(1)
+                    [running] = await self._running(1)
                 yield result
         finally:
             await self._stop()

@@ -16,11 +16,20 @@ import numpy as np
 import structlog
 
 from headwater.engines import registry
-from headwater.engines.custom.api import BLOCK_SIZE, EngineRequest, EngineSetup, Output, declared_capabilities
-from headwater.engines.custom.control import CustomControl
+from headwater.engines.custom.api import (
+    BLOCK_SIZE,
+    EngineRequest,
+    EngineSetup,
+    Output,
+    PoolingRequest,
+    declared_capabilities,
+)
 from headwater.engines.engine import (
+    AnswerStream,
     Emit,
+    EmitFile,
     Engine,
+    EngineBase,
     EngineDied,
     EngineError,
     EngineInfo,
@@ -28,17 +37,26 @@ from headwater.engines.engine import (
     EngineUnavailable,
     Finish,
     KvEvent,
+    LoraAdapter,
+    PauseMode,
     Pinned,
     RequestRejected,
     Step,
     Transfer,
+    check_adapter,
+    check_length,
+    check_loaded,
+    check_pooling,
+    check_sleep,
+    check_text_only,
 )
+from headwater.engines.kv_events import PendingKvEvents
 from headwater.engines.launcher import EngineLauncher, WorkerSpec
 from headwater.engines.model_files import ModelFiles
 from headwater.engines.process import LoopWatch, folder_of
 from headwater.schemas import hashing
 from headwater.schemas.events import BlocksCleared, BlocksRemoved, BlocksStored
-from headwater.schemas.inference import GenerateRequest, Sampling
+from headwater.schemas.inference import EmbedRequest, GenerateRequest, ImageRequest, Sampling, VideoRequest
 
 FORGOTTEN_MAX = 1024
 """Parents of blocks that are gone are removed once there are more of them than this and than the blocks held."""
@@ -163,39 +181,43 @@ T = TypeVar("T")
 _log = structlog.get_logger("headwater.custom")
 
 
-class _Running:
-    """One request. `ended`: its last step was emitted."""
+class _Running(AnswerStream):
+    """One request, as the class gets it."""
 
-    def __init__(self, request: EngineRequest, emit: Emit) -> None:
+    def __init__(self, whole: GenerateRequest, request: EngineRequest, emit: Emit) -> None:
+        super().__init__(whole, emit)
         self.request = request
-        self.emit = emit
         self.admitted = False
         self.started = False
-        self.ended = False
         self.produced = 0
         self.task: asyncio.Task[None] | None = None
 
-    def finish(self, step: Step) -> None:
-        """Emit the last step, unless there was one."""
-        if not self.ended:
-            self.ended = True
-            self.emit(step)
 
-
-class CustomEngine(CustomControl):
+class CustomEngine(EngineBase):
     """An engine in one file as an `Engine`. `engine` is an instance of a class with the two methods."""
 
     def __init__(self, name: str, engine: Any, setup: EngineSetup) -> None:
-        super().__init__(engine)
         self.name = name
+        self._engine = engine
+        self._info = EngineInfo("", 1, 0, 1, 0)
+        self._loras: set[str] = set()
+        self._asleep = False
+        self._open = asyncio.Event()
+        """Are new requests started?"""
+        self._open.set()
+        self._going = asyncio.Event()
+        """Do running requests continue?"""
+        self._going.set()
+        self._drained = asyncio.Event()
+        """Set whenever a request has left."""
+        self._paused = False
         self.capabilities = declared_capabilities(type(engine))
         self.choreography = getattr(engine, "choreography", "returned")
         self.aborts = getattr(engine, "aborts", "anytime")
         self._setup = setup
         self._requests: dict[str, _Running] = {}
         self._held = HeldBlocks()
-        self._events: list[KvEvent] = []
-        self._event_ready = asyncio.Event()
+        self._events = PendingKvEvents()
         self._reader: asyncio.Task[None] | None = None
         self._slots = asyncio.Semaphore(1)
         self._failure: BaseException | None = None
@@ -234,19 +256,13 @@ class CustomEngine(CustomControl):
     def submit(self, request: GenerateRequest, emit: Emit, transfer: Transfer | None = None) -> None:
         """See `Engine.submit`."""
         self._check_supported(request)
-        self._check_lora(request.lora_name)
+        check_loaded(request.lora_name, self._loras)
         if self._failure is not None:
             raise EngineDied(f"{self.name} has failed: {self._failure}")
         tokens: tuple[int, ...] = tuple(hashing.unpack_tokens(request.tokens).tolist())
-        need = len(tokens) + request.sampling.max_tokens
-        if not tokens:
-            raise RequestRejected("the prompt is empty")
-        if need > self._info.context_length:
-            raise RequestRejected(
-                f"{len(tokens)} prompt + {request.sampling.max_tokens} new tokens exceed the context of "
-                f"{self._info.context_length}"
-            )
+        check_length(len(tokens), request.sampling.max_tokens, self._info.context_length)
         running = _Running(
+            request,
             EngineRequest(
                 request.request,
                 tokens,
@@ -266,12 +282,12 @@ class CustomEngine(CustomControl):
     def _remove(self, running: _Running, task: "asyncio.Task[None]") -> None:
         self._requests.pop(running.request.id, None)
         # A task that was cancelled before it began has emitted nothing.
-        running.finish(Step((), "abort"))
+        running.send(Step((), "abort"))
         self._drained.set()
 
     async def _serve(self, running: _Running) -> None:
         try:
-            await self._admission()
+            await self._open.wait()
             running.admitted = True
             async with self._slots:
                 running.started = True
@@ -280,11 +296,11 @@ class CustomEngine(CustomControl):
                 else:
                     await self._generate(running)
         except asyncio.CancelledError:
-            running.finish(Step((), "abort"))
+            running.send(Step((), "abort"))
         except RequestRejected as error:
-            running.finish(Step((), "rejected", detail=str(error), param=error.param))
+            running.send(Step((), "rejected", detail=str(error), param=error.param))
         except EngineError as error:
-            running.finish(Step((), "error", detail=str(error)))
+            running.send(Step((), "error", detail=str(error)))
         except Exception as error:
             self._fail(error, culprit=running)
 
@@ -295,14 +311,12 @@ class CustomEngine(CustomControl):
                 await self._unsuspended()
                 step = cutter.take(output)
                 running.produced = cutter.produced
+                running.send(step)
                 if step.finish:
-                    running.finish(step)
                     return
-                if not running.ended:
-                    running.emit(step)
                 # A generator that never waits would keep aborts and other requests out.
                 await asyncio.sleep(0)
-        running.finish(cutter.end())
+        running.send(cutter.end())
 
     async def _prefill(self, running: _Running) -> None:
         pinned = await self._engine.prefill(running.request)
@@ -310,13 +324,13 @@ class CustomEngine(CustomControl):
             raise TypeError(f"prefill returned {type(pinned).__name__}: return a Pinned, or None")
         if running.ended and pinned is not None:
             await self._engine.release(running.request.id, pinned.params)
-        running.finish(Step((), "length", pinned=pinned))
+        running.send(Step((), "length", pinned=pinned))
 
     def abort(self, request: str) -> None:
         """See `Engine.abort`. The last step comes at once, however long the class takes to end."""
         running = self._requests.get(request)
         if running is not None and running.task is not None:
-            asyncio.get_running_loop().call_soon(running.finish, Step((), "abort"))
+            asyncio.get_running_loop().call_soon(running.send, Step((), "abort"))
             running.task.cancel()
 
     async def release(self, request: str, params: bytes) -> None:
@@ -329,23 +343,17 @@ class CustomEngine(CustomControl):
             async for events in self._engine.kv_events():
                 for event in events:
                     self._held.apply(event)
-                self._events += events
-                self._event_ready.set()
+                self._events.add(events)
         except Exception as error:
             self._fail(error)
 
-    async def kv_events(self) -> AsyncIterator[list[KvEvent]]:
+    def kv_events(self) -> AsyncIterator[list[KvEvent]]:
         """See `Engine.kv_events`."""
-        while True:
-            await self._event_ready.wait()
-            self._event_ready.clear()
-            events, self._events = self._events, []
-            if events:
-                yield events
+        return self._events.batches()
 
     def held_blocks(self) -> list[BlocksStored]:
         """See `Engine.held_blocks`."""
-        self._events = []
+        self._events.take()
         return self._held.stored()
 
     async def clear_kv(self) -> None:
@@ -393,6 +401,99 @@ class CustomEngine(CustomControl):
             self._started = False
             await self._engine.stop()
 
+    async def embed(self, request: EmbedRequest) -> tuple[bytes, ...]:
+        """See `Engine.embed`."""
+        self._require("embed")
+        check_text_only(request)
+        check_loaded(request.lora_name, self._loras)
+        prompts = tuple(tuple(hashing.unpack_tokens(packed).tolist()) for packed in request.prompts)
+        check_pooling(self._info, request.task, tuple(map(len, prompts)))
+        pooling = PoolingRequest(
+            request.request, prompts, request.task, request.lora_name, request.dimensions
+        )
+        vectors = await self._call(self._engine.embed, pooling)
+        return tuple(np.asarray(vector, "<f4").tobytes() for vector in vectors)
+
+    async def generate_images(self, request: ImageRequest, emit: EmitFile) -> None:
+        """See `Engine.generate_images`."""
+        self._require("image_generation")
+        await self._call(self._engine.generate_images, request, emit)
+
+    async def generate_video(self, request: VideoRequest, emit: EmitFile) -> None:
+        """See `Engine.generate_video`."""
+        self._require("video_generation")
+        await self._call(self._engine.generate_video, request, emit)
+
+    async def load_lora(self, adapter: LoraAdapter) -> None:
+        """See `Engine.load_lora`."""
+        self._require("lora")
+        if adapter.name in self._loras:
+            return
+        check_adapter(adapter, self._loras, self._info.lora_slots, self._info.lora_rank_max)
+        await self._call(self._engine.load_lora, adapter)
+        self._loras.add(adapter.name)
+
+    async def unload_lora(self, name: str) -> None:
+        """See `Engine.unload_lora`."""
+        self._require("lora")
+        if name in self._loras:
+            self._loras.remove(name)
+            await self._call(self._engine.unload_lora, name)
+
+    async def sleep(self, level: int) -> None:
+        """See `Engine.sleep`."""
+        self._require("sleep")
+        check_sleep(level, asleep=self._asleep, busy=self._busy())
+        self._asleep = True
+        self._hold()
+        await self._call(self._engine.sleep, level)
+
+    async def wake(self) -> None:
+        """See `Engine.wake`."""
+        self._require("sleep")
+        await self._call(self._engine.wake)
+        self._asleep = False
+        self._hold()
+
+    async def pause(self, mode: PauseMode) -> None:
+        """See `Engine.pause`. The class's `pause` is called once no request runs, or all are suspended."""
+        self._require("pause")
+        self._paused = True
+        self._hold()
+        if mode == "abort":
+            self._abort_all()
+        elif mode == "keep":
+            self._going.clear()
+        while mode != "keep" and self._busy():
+            self._drained.clear()
+            await self._drained.wait()
+        await self._call(self._engine.pause)
+
+    async def resume(self) -> None:
+        """See `Engine.resume`."""
+        self._require("pause")
+        await self._call(self._engine.resume)
+        self._paused = False
+        self._going.set()
+        self._hold()
+
+    async def profile(self, *, on: bool) -> None:
+        """See `Engine.profile`."""
+        self._require("profile")
+        await self._call(self._engine.profile, on=on)
+
+    def _hold(self) -> None:
+        """Start new requests, or keep them waiting."""
+        if self._asleep or self._paused:
+            self._open.clear()
+        else:
+            self._open.set()
+
+    async def _unsuspended(self) -> None:
+        """Wait until running requests continue."""
+        if not self._going.is_set():
+            await self._going.wait()
+
     async def _call(self, method: Callable[..., Awaitable[T]], *arguments: Any, **named: Any) -> T:
         """Call a method of the class. Raises its `EngineError`s, and `EngineDied` for any other exception."""
         try:
@@ -414,7 +515,7 @@ class CustomEngine(CustomControl):
         detail = f"{self.name} failed: {type(error).__name__}: {error}"
         for running in list(self._requests.values()):
             finish: Finish = "fatal" if running is culprit else "error" if culprit is not None else "died"
-            running.finish(Step((), finish, detail=detail))
+            running.send(Step((), finish, detail=detail))
             if running.task is not None and running.task is not asyncio.current_task():
                 running.task.cancel()
 

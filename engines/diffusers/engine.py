@@ -1,11 +1,8 @@
-"""The engine of a diffusers pipeline. It generates one image, or one video, at a time, in a thread; requests wait by priority.
-
-It has no KV cache and no tokens: calls that concern these are rejected, and values empty.
-"""
+"""The engine of a diffusers pipeline. It generates one image, or one video, at a time, in a thread; requests wait by priority."""
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
@@ -16,57 +13,39 @@ from headwater.engines.diffusers.pipelines import (
     ImagePipeline,
     LoadedPipeline,
     TextToVideo,
-    read_options,
 )
 from headwater.engines.engine import (
-    Emit,
     EmitFile,
     Engine,
-    EngineBase,
     EngineInfo,
-    EngineLoad,
     FileStep,
-    KvEvent,
-    Transfer,
 )
-from headwater.engines.file_turns import PriorityTurns
+from headwater.engines.file_engine import FileEngine, read_options
 from headwater.engines.launcher import PipelineLauncher, WorkerSpec
 from headwater.engines.model_files import ModelFiles, pipeline_folder
 from headwater.engines.process import interruptible
-from headwater.schemas.events import BlocksStored
-from headwater.schemas.inference import GenerateRequest, ImageRequest, VideoRequest
-from headwater.schemas.tables import Capability
+from headwater.schemas.inference import ImageRequest, VideoRequest
 
 FileT = TypeVar("FileT", ImageRequest, VideoRequest)
 
-BLOCK_SIZE = 16
-TOTAL_BLOCKS = 4_096
-"""Not used, but the events by which a worker joins its pool have sizes of a KV cache."""
 
-
-class DiffusersEngine(EngineBase):
+class DiffusersEngine(FileEngine):
     """A pipeline as an `Engine`. `folder` has the pipeline, `name` is that of the model."""
 
     name = "diffusers"
-    capabilities: frozenset[Capability] = frozenset({"priority", "seed"})
-    possible: ClassVar[frozenset[Capability]] = frozenset(
-        {"image_generation", "image_edits", "video_generation"}
-    )
     packages: ClassVar[tuple[str, ...]] = ("diffusers",)
     remark: ClassVar[str] = (
         "generates images, or videos, from text, and changes images; one request at a time"
     )
 
     def __init__(self, folder: Path, name: str, context_length: int, options: DiffusersOptions) -> None:
+        super().__init__(name, context_length)
         self._folder = folder
-        self._model = name
-        self._context_length = context_length
         self._options = options
         self._loaded: LoadedPipeline | None = None
         self._images: ImagePipeline | None = None
         self._videos: TextToVideo | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="diffusers")
-        self._turns = PriorityTurns()
         self._stops: set[threading.Event] = set()
 
     async def start(self) -> EngineInfo:
@@ -84,15 +63,10 @@ class DiffusersEngine(EngineBase):
             self.capabilities = self.capabilities | {"image_generation"}
             if self._images.support.inputs_max:
                 self.capabilities = self.capabilities | {"image_edits"}
-        return EngineInfo(
-            self._model,
-            BLOCK_SIZE,
-            TOTAL_BLOCKS,
-            1,
-            self._context_length,
-            version=metadata.version("diffusers"),
-            image_generation=self._images.support if self._images is not None else None,
-            video_generation=self._videos.support if self._videos is not None else None,
+        return self._info(
+            metadata.version("diffusers"),
+            self._images.support if self._images is not None else None,
+            self._videos.support if self._videos is not None else None,
         )
 
     async def generate_images(self, request: ImageRequest, emit: EmitFile) -> None:
@@ -132,29 +106,6 @@ class DiffusersEngine(EngineBase):
                 stopped.set()
                 self._stops.discard(stopped)
 
-    def submit(self, request: GenerateRequest, emit: Emit, transfer: Transfer | None = None) -> None:
-        """See `Engine.submit`: there are no tokens."""
-        self._reject("generate")
-
-    def abort(self, request: str) -> None:
-        """See `Engine.abort`: there is nothing to abort, as nothing is submitted."""
-
-    async def kv_events(self) -> AsyncIterator[list[KvEvent]]:
-        """See `Engine.kv_events`: never any."""
-        await asyncio.Event().wait()
-        yield []
-
-    def held_blocks(self) -> list[BlocksStored]:
-        """See `Engine.held_blocks`."""
-        return []
-
-    def load(self) -> EngineLoad:
-        """See `Engine.load`."""
-        return EngineLoad(self._turns.running, self._turns.waiting, 0, TOTAL_BLOCKS)
-
-    async def clear_kv(self) -> None:
-        """See `Engine.clear_kv`."""
-
     async def check(self) -> None:
         """See `Engine.check`. A pipeline dies with its process."""
 
@@ -171,4 +122,5 @@ class DiffusersLauncher(PipelineLauncher):
     def make(self, worker: WorkerSpec, files: ModelFiles) -> Engine:
         """See `EngineLauncher.make`."""
         folder = pipeline_folder(worker.model)
-        return DiffusersEngine(folder, files.name, files.context_length, read_options(self.options))
+        options = read_options(self.options, DiffusersOptions, self.entry.name)
+        return DiffusersEngine(folder, files.name, files.context_length, options)

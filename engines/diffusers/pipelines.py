@@ -46,14 +46,6 @@ class DiffusersOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fps: Annotated[int, msgspec.Meta(ge=0)] = 0
 
 
-def read_options(options: dict[str, Any]) -> DiffusersOptions:
-    """Raises `EngineUnavailable` naming the option at fault."""
-    try:
-        return msgspec.convert(options, DiffusersOptions)
-    except msgspec.ValidationError as error:
-        raise EngineUnavailable(f"--engine-options of the diffusers engine: {error}") from error
-
-
 # A pipeline loaded from a folder: what its parts say of the sizes and steps it can do.
 
 NEEDED: Final = ("prompt", "height", "width", "num_inference_steps", "generator", "callback_on_step_end")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from headwater.engines import logs, native_arguments, process
-from headwater.engines.engine import EngineUnavailable
+from headwater.engines.engine import TOKEN_CAPABILITIES, EngineUnavailable
 from headwater.engines.launcher import SGLANG_DIFFUSION_BROKER, EngineSettings, Releases, Vulnerability
 from headwater.engines.sglang import SglangOptions
 from headwater.engines.sglang.signatures import Signatures
@@ -146,9 +146,16 @@ def keyword_arguments(
     Raises `EngineUnavailable` naming the invalid argument.
     """
     _reject_owned(given)
-    _agree(settings, given)
-    _check_nodes(settings.worker.role, given)
     worker, options = settings.worker, settings.options
+    native_arguments.check_agreement(
+        "SGLang",
+        given,
+        {
+            "--block-size": (worker.block_size, "page_size"),
+            "--max-model-len": (worker.max_model_len, "context_length"),
+        },
+    )
+    _check_nodes(worker.role, given)
     mode = mode_of(worker.role, given)
     arguments: dict[str, Any] = {"page_size": PAGE_SIZE, **(CPU if cpu else {})}
     arguments |= {
@@ -215,15 +222,6 @@ def _check_nodes(role: Role, given: Mapping[str, Any]) -> None:
         )
 
 
-def _agree(settings: SglangSettings, given: Mapping[str, Any]) -> None:
-    """Raise if a setting and the corresponding native argument differ."""
-    pairs = (
-        ("--block-size", settings.worker.block_size, "page_size", 1),
-        ("--max-model-len", settings.worker.max_model_len, "context_length", 1),
-    )
-    native_arguments.check_agreement("SGLang", pairs, given)
-
-
 def _kv_events(given: Mapping[str, Any], events: str, replay: str) -> str:
     """The configuration of KV events: the default, or a native one that publishes them."""
     text = given.get("kv_events_config")
@@ -244,34 +242,7 @@ def _kv_events(given: Mapping[str, Any], events: str, replay: str) -> str:
 
 # Capabilities of a started SGLang, from its actual configuration and release.
 
-POSSIBLE: frozenset[Capability] = frozenset(
-    {
-        "generate",
-        "transcription",
-        "allowed_tokens",
-        "images",
-        "videos",
-        "audio",
-        "image_embeddings",
-        "logprobs",
-        "prompt_logprobs",
-        "logit_bias",
-        "thinking_budget",
-        "seed",
-        "priority",
-        "cache_salt",
-        "guide",
-        "processors",
-        "embed",
-        "lora",
-        "sleep",
-        "pause",
-        "profile",
-        "kv_events",
-        "kv_dump",
-        "clear_kv",
-    }
-)
+POSSIBLE: Final = TOKEN_CAPABILITIES - {"bad_words"}
 """What an engine can do in some configuration."""
 
 
@@ -297,7 +268,7 @@ def capabilities(
             found.add("seed")
         if config.get("enable_strict_thinking") and signatures.has("GenerateReqInput", "max_thinking_tokens"):
             found.add("thinking_budget")
-        if _names_salts(signatures):
+        if all(signatures.has(kind, "cache_salt") for kind in ("GenerateReqInput", "BlockStored")):
             found.add("cache_salt")
     else:
         found.add("embed")
@@ -316,41 +287,7 @@ def capabilities(
     return frozenset(found)
 
 
-def _names_salts(signatures: Signatures) -> bool:
-    return signatures.has("GenerateReqInput", "cache_salt") and signatures.has("BlockStored", "cache_salt")
-
-
 # SGLang's own arguments: words of a command line, parsed by SGLang's parser.
-
-ALIASES: Final[Mapping[str, tuple[str, ...]]] = {
-    "tp_size": ("tp_size", "tensor_parallel_size"),
-    "pp_size": ("pp_size", "pipeline_parallel_size"),
-    "dp_size": ("dp_size", "data_parallel_size"),
-    "model_path": ("model_path", "model"),
-}
-"""Arguments that are looked up by name without SGLang, with all their spellings."""
-
-
-def value(words: Sequence[str], name: str) -> str | None:
-    """The value of an argument in any of its spellings, None if it is absent."""
-    for spelling in ALIASES.get(name, (name,)):
-        found = native_arguments.value(words, spelling)
-        if found is not None:
-            return found
-    return None
-
-
-def number(words: Sequence[str], name: str, default: int) -> int:
-    """`value` as a number. Raises `EngineUnavailable` for anything else."""
-    for spelling in ALIASES.get(name, (name,)):
-        if native_arguments.has(words, spelling):
-            return native_arguments.number(words, spelling, default)
-    return default
-
-
-def is_follower(words: Sequence[str]) -> bool:
-    """Is this a node other than the first of an engine of several? It has no requests of its own."""
-    return number(words, "node_rank", 0) > 0
 
 
 def parse(words: Sequence[str]) -> dict[str, Any]:

@@ -5,22 +5,22 @@ happens here: requests for an adapter that is not in `SglangLoras` are rejected,
 """
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final, TypeVar
 from uuid import uuid4
 
+from headwater.engines import lora_sources
 from headwater.engines.engine import (
     EngineDied,
     EngineError,
     LoraAdapter,
     PauseMode,
     RequestRejected,
+    check_adapter,
     check_loaded,
     check_text_only,
 )
-from headwater.engines.lora_sources import HEADER_BYTES_MAX
 from headwater.engines.ranked import RankedEngineBase
 from headwater.engines.sglang.media import SglangMedia
 from headwater.engines.sglang.process import SglangProcess, SglangRank
@@ -61,13 +61,7 @@ class SglangLoras:
             if at == adapter:
                 return
             raise EngineError(f"adapter {adapter.name!r} is loaded from other files: unload it first")
-        if adapter.rank > self.rank_max:
-            raise EngineError(
-                f"adapter {adapter.name!r} has rank {adapter.rank}, this engine supports up to {self.rank_max}: "
-                "start it with a larger --max-lora-rank"
-            )
-        if len(self._loaded) >= self.slots:
-            raise EngineError(f"all {self.slots} LoRA slots are in use: {', '.join(sorted(self._loaded))}")
+        check_adapter(adapter, self._loaded, self.slots, self.rank_max, "--max-lora-rank")
         _check_fused(adapter)
         request = LoadLoRAAdapterReqInput(lora_name=adapter.name, lora_path=adapter.folder, pinned=False)
         await self._done(self._manager.load_lora_adapter, request, f"cannot load adapter {adapter.name!r}")
@@ -100,9 +94,11 @@ class SglangLoras:
 
 def _check_fused(adapter: LoraAdapter) -> None:
     """Raises `EngineError` for an adapter that would end the engine."""
+    from safetensors import SafetensorError
+
     try:
         names = _weights(Path(adapter.folder))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise EngineError(f"adapter {adapter.name!r} cannot be read: {error}") from error
     parts = {part for name in names for part in name.split(".")}
     missing = [part for part in FUSED if part not in parts]
@@ -114,15 +110,13 @@ def _check_fused(adapter: LoraAdapter) -> None:
 
 
 def _weights(folder: Path) -> list[str]:
-    """Names of an adapter's matrices, from the header of its file. Raises `ValueError` and `OSError`."""
-    if not (folder / "adapter_config.json").is_file():
-        raise ValueError(f"{folder} has no adapter_config.json")
-    with (folder / "adapter_model.safetensors").open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if not 0 < length <= HEADER_BYTES_MAX:
-            raise ValueError("adapter_model.safetensors is no safetensors file")
-        header = json.loads(file.read(length))
-    return [name for name in header if name != "__metadata__"]
+    """Names of an adapter's matrices. Raises `ValueError`, `OSError` and `SafetensorError`."""
+    from safetensors import safe_open
+
+    if not (folder / lora_sources.CONFIG).is_file():
+        raise ValueError(f"{folder} has no {lora_sources.CONFIG}")
+    with safe_open(folder / lora_sources.WEIGHTS, framework="numpy") as file:
+        return list(file.keys())
 
 
 # Operations.
@@ -164,7 +158,7 @@ class SglangControl(RankedEngineBase[SglangRank, SglangLoras]):
         """See `Engine.embed`."""
         from sglang.srt.managers.io_struct import EmbeddingReqInput
 
-        self._needs("embed")
+        self._require("embed")
         self._pooling.check(request.task, request.segments)
         self._loras.check(request.lora_name)
         prompts = [hashing.unpack_tokens(packed).tolist() for packed in request.prompts]
@@ -237,7 +231,7 @@ class SglangControl(RankedEngineBase[SglangRank, SglangLoras]):
         """See `Engine.wake`. After level 2 the weights are read from the disk again."""
         from sglang.srt.managers.io_struct import ResumeMemoryOccupationReqInput, UpdateWeightFromDiskReqInput
 
-        self._needs("sleep")
+        self._require("sleep")
         resume = self._manager.resume_memory_occupation
         try:
             await self._call(resume(ResumeMemoryOccupationReqInput(tags=[WEIGHTS]), None))
@@ -258,7 +252,7 @@ class SglangControl(RankedEngineBase[SglangRank, SglangLoras]):
         """See `Engine.pause`. The cache is kept; requests that arrive wait."""
         from sglang.srt.managers.io_struct import PauseGenerationReqInput
 
-        self._needs("pause")
+        self._require("pause")
         await self._hold()
         if mode == "wait":
             await asyncio.gather(*self._begun(), return_exceptions=True)
@@ -274,7 +268,7 @@ class SglangControl(RankedEngineBase[SglangRank, SglangLoras]):
         """See `Engine.resume`."""
         from sglang.srt.managers.io_struct import ContinueGenerationReqInput
 
-        self._needs("pause")
+        self._require("pause")
         await self._call(self._manager.continue_generation(ContinueGenerationReqInput()))
 
     async def _hold(self) -> None:
@@ -302,7 +296,7 @@ class SglangControl(RankedEngineBase[SglangRank, SglangLoras]):
 
     async def profile(self, *, on: bool) -> None:
         """See `Engine.profile`. Written to SGLANG_TORCH_PROFILER_DIR."""
-        self._needs("profile")
+        self._require("profile")
         try:
             await self._call(self._manager.start_profile() if on else self._manager.stop_profile())
         except Exception as error:  # a profile that runs already, for one
@@ -310,7 +304,7 @@ class SglangControl(RankedEngineBase[SglangRank, SglangLoras]):
 
     async def clear_kv(self) -> None:
         """See `Engine.clear_kv`. SGLang clears all or nothing: rejected while a request uses a block."""
-        self._needs("clear_kv")
+        self._require("clear_kv")
         given = self._signatures.keep("TokenizerManager.flush_cache", {"timeout_s": FLUSH_S})
         async with self._clearing():
             result = await self._call(self._manager.flush_cache(**given))

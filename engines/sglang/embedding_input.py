@@ -5,7 +5,6 @@ Its embeddings are in the worker's memory, and are sent to the scheduler with ea
 """
 
 import copy
-import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 from uuid import uuid4
@@ -14,14 +13,12 @@ import msgspec
 
 from headwater.engines import embeddings as embedding_files
 from headwater.engines.embeddings import (
-    EmbeddingGone,
-    EmbeddingStore,
+    EmbeddingInput,
     ModelEmbeddings,
     encoded_image,
     patches_per_token,
-    tensor_of,
 )
-from headwater.engines.engine import EncodedImage, EngineError, EngineUnavailable
+from headwater.engines.engine import EngineError, EngineUnavailable
 from headwater.engines.media import PROBE_ID
 from headwater.schemas.media import PromptMedia, PromptMediaKind
 
@@ -62,49 +59,28 @@ class MemoryShelf:
         self.tensors.clear()
 
 
-class SglangEmbeddings:
-    """Up to `mib` MiB of embeddings for one engine."""
+class SglangEmbeddings(EmbeddingInput):
+    """Embeddings for one engine, whose scheduler counts what it encodes: see `process.counting`."""
 
     def __init__(self, mib: int) -> None:
-        self.folder = embedding_files.make_folder()
-        """The folder in which the scheduler counts: see `process.counting`."""
         self._shelf = MemoryShelf()
-        self._store = EmbeddingStore(self._shelf, mib << 20, time.monotonic)
-        self._form = ModelEmbeddings(0, "")
-
-    @property
-    def encoded(self) -> int:
-        """Images that the engine has encoded itself."""
-        return embedding_files.counted(self.folder, embedding_files.ENCODED)
-
-    def holds(self, item: PromptMedia) -> bool:
-        """See `Engine.holds_embedding`. Without fields the model needs the pixels too."""
-        return bool(self._store.fields(item))
-
-    async def put(self, item: PromptMedia, image: EncodedImage) -> None:
-        """See `Engine.put_embedding`."""
-        self._form.check(item, image)
-        await self._store.put(item, tensor_of(image), image.fields)
+        super().__init__(self._shelf, embedding_files.make_folder(), mib)
 
     def given(self, media: Sequence[PromptMedia]) -> list[GivenEmbedding] | None:
         """The embeddings of a request's images; None if it came with pixels. Raises `EmbeddingGone`.
 
         A request keeps what it was given. SGLang's scheduler ends on a request with both an embedding and pixels.
         """
-        if not media or any(item.data for item in media):
+        fields = self.fields_of(media)
+        if fields is None:
             return None
-        if not all(map(self.holds, media)):
-            raise EmbeddingGone("an image's embedding was here when it was asked for, and is no longer")
         return [
-            GivenEmbedding(
-                self._shelf.tensors[item.id], msgspec.json.decode(self._store.fields(item) or b"{}")
-            )
-            for item in media
+            GivenEmbedding(self._shelf.tensors[item.id], own) for item, own in zip(media, fields, strict=True)
         ]
 
     def close(self) -> None:
         """Drop all, and the folder of counts."""
-        self._store.close()
+        self.store.close()
         embedding_files.FileShelf(self.folder).close()
 
     async def verify(
@@ -134,10 +110,10 @@ class SglangEmbeddings:
         given = GivenEmbedding(tensor, {name: value[0].tolist() for name, value in fields_in(fields).items()})
         try:
             image = encoded_image(tensor, msgspec.json.encode(given.fields))
-            self._form = ModelEmbeddings(
+            self.form = ModelEmbeddings(
                 int(tensor.shape[1]), image.dtype, patches_per_token(bare, given.fields)
             )
-            self._form.check(bare, image)
+            self.form.check(bare, image)
             found = await _scores(manager, prompt, await prepare([bare], [given]), more())
         except (EngineError, ValueError, TypeError) as error:
             raise EngineUnavailable(f"this SGLang does not take an image's embedding: {error}") from error

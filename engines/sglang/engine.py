@@ -14,7 +14,6 @@ import asyncio
 import json
 import os
 import secrets
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
@@ -39,12 +38,16 @@ from headwater.engines.engine import (
     Step,
     Transfer,
     Unusable,
+    UsedHandoffs,
+    check_length,
+    check_processors,
     seal,
     unseal,
 )
 from headwater.engines.kv_events import MediaSentinels
 from headwater.engines.logs import failure_place
 from headwater.engines.model_files import model_digest
+from headwater.engines.native_arguments import number
 from headwater.engines.process import freeze_heap, interruptible
 from headwater.engines.ranked import default_sampling
 from headwater.engines.sglang import (
@@ -77,9 +80,6 @@ ROOMS: Final = 1 << 63
 
 LEASE_S: Final = 60.0
 """How long a room waits for its decode leg: as long as an edge searches for a decode worker."""
-
-REMEMBERED: Final = 65_536
-"""Bound on recorded rooms that were entered."""
 
 NOWHERE: Final = "2.2.2.2"
 """SGLang's FAKE_BOOTSTRAP_HOST: a leg of this host has no partner and transfers nothing. For probes only."""
@@ -119,7 +119,7 @@ class SglangHandoffs:
         self._host = host
         self._port = port
         self._rooms = Rooms()
-        self._entered: OrderedDict[tuple[str, int, int], None] = OrderedDict()
+        self._entered = UsedHandoffs()
 
     def open(self, request: GenerateRequest) -> tuple[dict[str, Any], Pinned]:
         """Fields of a prefill leg, and what its decode leg needs."""
@@ -136,12 +136,7 @@ class SglangHandoffs:
             raise Unusable(f"it names no room: {error}") from error
         if not room.host or room.host == NOWHERE or not room.port or not 0 < room.room < ROOMS:
             raise Unusable("it names no room")
-        key = (room.host, room.port, room.room)
-        if key in self._entered:
-            raise Unusable("it was already used")
-        self._entered[key] = None
-        if len(self._entered) > REMEMBERED:
-            self._entered.popitem(last=False)
+        self._entered.use((room.host, room.port, room.room))
         return _fields(room)
 
     def rehearse(self) -> dict[str, Any]:
@@ -185,7 +180,7 @@ class SglangEngine(SglangControl):
     def __init__(self, settings: SglangSettings) -> None:
         super().__init__()
         self._settings = settings
-        self.ranks = sglang_config.number(settings.options.native, "dp_size", 1)
+        self.ranks = number(settings.options.native, "data_parallel_size", 1)
         self._folder: Path | None = None
         self._context_length = 0
         self._deterministic = False
@@ -292,21 +287,16 @@ class SglangEngine(SglangControl):
         self, request: GenerateRequest, emit: Emit, transfer: Transfer | None = None, *, rank: int = 0
     ) -> None:
         """See `Engine.submit`."""
-        self._needs("generate" if self._speech is None else "transcription")
+        self._require("generate" if self._speech is None else "transcription")
         if self._process is not None and self._process.failure:
             raise EngineDied(f"SGLang died: {self._process.failure}")
         self._check_supported(request)
         tokens = hashing.unpack_tokens(request.tokens).tolist()
         wanted = request.sampling
-        if not tokens:
-            raise RequestRejected("the prompt is empty")
-        if len(tokens) + wanted.max_tokens > self._context_length or len(tokens) >= self._input_max:
-            raise RequestRejected(
-                f"{len(tokens)} prompt + {wanted.max_tokens} new tokens exceed the context of "
-                f"{self._context_length}"
-            )
-        if fault := sampling.unknown_processor(wanted.processors, self._settings.options.logits_processors):
-            raise RequestRejected(fault)
+        check_length(len(tokens), wanted.max_tokens, self._context_length)
+        if len(tokens) >= self._input_max:
+            raise RequestRejected(f"{len(tokens)} prompt tokens; at most {self._input_max - 1} are possible")
+        check_processors(wanted.processors, self._settings.options.logits_processors)
         self._loras.check(request.lora_name)
         if self._speech is not None:
             self._speech.check(request.media)
@@ -387,7 +377,7 @@ class SglangEngine(SglangControl):
 
     async def release(self, request: str, params: bytes) -> None:
         """See `Engine.release`. A prefill leg that no other meets would wait for minutes."""
-        self._needs("handoff")
+        self._require("handoff")
         self.abort(request)
 
     def _made(

@@ -8,24 +8,14 @@ import contextlib
 import multiprocessing
 import os
 import time
-from collections.abc import Sequence
 from typing import Any, Final
 
-from headwater.engines import kv_socket, native_arguments
+from headwater.engines import kv_socket
 from headwater.engines import process as engine_process
 from headwater.engines.engine import Engine, EngineDied
-from headwater.engines.launcher import (
-    HANDOFF_HOST,
-    HANDOFF_PORT,
-    EngineLauncher,
-    EngineSettings,
-    Follower,
-    MeetingPlace,
-    PortRange,
-    SidePorts,
-    WorkerSpec,
-)
+from headwater.engines.launcher import EngineLauncher, EngineSettings, Follower, WorkerSpec
 from headwater.engines.model_files import ModelFiles
+from headwater.engines.native_arguments import has, number, value
 from headwater.engines.process import interruptible
 from headwater.engines.sglang import SglangOptions, config
 from headwater.engines.sglang.config import SglangSettings, keyword_arguments
@@ -44,45 +34,30 @@ class SglangLauncher(EngineLauncher[SglangOptions]):
     def gpus(self) -> int:
         """See `EngineLauncher.gpus`."""
         words = self.options.native
-        parts = config.number(words, "tp_size", 1) * config.number(words, "pp_size", 1)
+        parts = number(words, "tensor_parallel_size", 1) * number(words, "pipeline_parallel_size", 1)
         # With it the ranks share the GPUs of the tensor-parallel parts.
-        shared = native_arguments.has(words, "enable_dp_attention")
-        needed = parts * (1 if shared else config.number(words, "dp_size", 1))
+        shared = has(words, "enable_dp_attention")
+        needed = parts * (1 if shared else number(words, "data_parallel_size", 1))
         # A worker that spans hosts has its share of them on each.
-        return self.options.gpus_per_worker or max(1, needed // config.number(words, "nnodes", 1))
-
-    def check(self, workers: Sequence[WorkerSpec]) -> None:
-        """See `EngineLauncher.check`."""
-        self.releases.check(config.installed(), allow="vulnerable" in self.options.allow)
+        return self.options.gpus_per_worker or max(1, needed // number(words, "nnodes", 1))
 
     def known_block_size(self, worker: WorkerSpec) -> int:
         """See `EngineLauncher.known_block_size`: what it takes on a CPU is known once it runs there."""
-        return worker.block_size or config.number(self.options.native, "page_size", 0)
+        return worker.block_size or number(self.options.native, "page_size", 0)
 
-    def side_ports(self, roles: Sequence[Role]) -> SidePorts:
-        """See `EngineLauncher.side_ports`: the bootstrap servers of prefill workers, which find free ones themselves."""
-        port = self.options.handoff_port if "prefill" in roles else 0
-        return SidePorts(1, port, self.options.handoff_host) if port else SidePorts()
+    def side_ports(self, role: Role) -> int:
+        """See `EngineLauncher.side_ports`: a prefill worker's bootstrap server, which finds a free port itself unless one is given."""
+        return int(role == "prefill" and self.options.handoff_port > 0)
 
-    def ports(self, workers: Sequence[WorkerSpec]) -> list[PortRange]:
-        """See `EngineLauncher.ports`: bootstrap servers."""
-        return [
-            PortRange(HANDOFF_PORT, worker.name, worker.side_port)
-            for worker in workers
-            if worker.side_port and worker.role == "prefill"
-        ]
-
-    def meeting_place(self, role: Role) -> MeetingPlace | None:
-        """See `EngineLauncher.meeting_place`: a prefill worker's bootstrap server, and NIXL."""
-        return (
-            MeetingPlace(HANDOFF_HOST, self.options.handoff_host) if role in ("prefill", "decode") else None
-        )
+    def is_met(self, role: Role) -> bool:
+        """See `EngineLauncher.is_met`: at a prefill worker's bootstrap server, and by NIXL."""
+        return role in ("prefill", "decode")
 
     def follower(self) -> Follower | None:
         """See `EngineLauncher.follower`."""
-        if not config.is_follower(self.options.native):
+        if number(self.options.native, "node_rank", 0) == 0:
             return None
-        leader = config.value(self.options.native, "dist_init_addr") or ""
+        leader = value(self.options.native, "dist_init_addr") or ""
         return Follower("follower", leader=leader, ends_with_it=True)
 
     def node_arguments(self, nodes: int, rank: int, leader: str, port: int) -> list[str]:

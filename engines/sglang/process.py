@@ -38,8 +38,8 @@ from headwater.engines.engine import (
     start_failure,
 )
 from headwater.engines.kv_events import KvTranslator, MediaSentinels
-from headwater.engines.kv_socket import KvSocket, reachable
 from headwater.engines.media import PROBE_ID
+from headwater.engines.ranked import EngineRank
 from headwater.engines.sglang import config
 
 VARIABLE: Final = "HEADWATER_EMBEDDINGS_FOLDER"
@@ -208,10 +208,7 @@ class SglangProcess:
         self._fail(f"its message loop ended: {error!r}")
 
     def _on_signal(self) -> None:
-        self._fail(self._first_cause() or "one of its processes failed")
-
-    def _first_cause(self) -> str:
-        return engine_process.read(self._failure_file, self._watched())
+        self._fail(engine_process.read(self._failure_file, self._watched()) or "one of its processes failed")
 
     def _watched(self) -> Sequence[Any]:
         """The processes that SGLang itself watches."""
@@ -359,35 +356,28 @@ async def _gone(pids: list[int], within_s: float) -> None:
         await asyncio.sleep(POLL_S)
 
 
-# One data-parallel rank: its events, cached blocks and load. There is at least one.
+# Data-parallel ranks. There is at least one.
 
 
-class SglangRank:
-    """The state of one rank. `running` are its requests. `reader` reads the loads that the scheduler publishes."""
+class SglangRank(EngineRank):
+    """One rank. `reader` reads the loads that the schedulers publish, of their last steps."""
 
     def __init__(
         self,
         number: int,
-        endpoint: str,
-        replay: str,
+        endpoints: tuple[str, str],
+        translator: KvTranslator,
+        total_blocks: int,
         page_size: int,
-        total_tokens: int,
         reader: Any,
-        sentinels: MediaSentinels,
     ) -> None:
-        self.number = number
-        self.translator = KvTranslator(page_size, sentinels=sentinels)
-        self.socket = KvSocket(endpoint, replay, self.translator)
-        self.idle = EngineLoad(0, 0, 0, total_tokens // page_size)
-        self.running: set[str] = set()
+        super().__init__(number, endpoints, translator, total_blocks)
         self._page_size = page_size
         self._reader = reader
         self._unread = False
 
-    def load(self) -> EngineLoad:
-        """Current load. The scheduler publishes its last step's: without running requests the load is zero."""
-        if not self.running:
-            return self.idle
+    def busy_load(self) -> EngineLoad:
+        """See `EngineRank.busy_load`."""
         try:
             found = self._reader.read(self.number) if self._reader is not None else None
         except Exception as error:  # its file is SGLang's own
@@ -413,15 +403,15 @@ def of_engine(
     """The ranks of a started engine. `config` is that of its KV events, `sentinels` are the media of its requests."""
     from sglang.srt.disaggregation.kv_events import ZmqEventPublisher
 
+    offset = ZmqEventPublisher.offset_endpoint_port
     return [
         SglangRank(
             number,
-            reachable(ZmqEventPublisher.offset_endpoint_port(config["endpoint"], number)),
-            reachable(ZmqEventPublisher.offset_endpoint_port(config["replay_endpoint"], number)),
+            (offset(config["endpoint"], number), offset(config["replay_endpoint"], number)),
+            KvTranslator(page_size, sentinels=sentinels),
+            total_tokens // page_size,
             page_size,
-            total_tokens,
             reader,
-            sentinels,
         )
         for number in range(count)
     ]

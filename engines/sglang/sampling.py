@@ -10,7 +10,7 @@ model's feature extractor.
 
 import asyncio
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headwater.engines.engine import (
+    AnswerStream,
     Emit,
     EngineUnavailable,
     Finish,
@@ -47,7 +48,7 @@ def answer(sampling: Sampling, *, random_seed: Callable[[], int] | None = None) 
     """Sampling parameters for an answer.
 
     `random_seed` is given where SGLang samples by seeds: it then uses one and the same for all requests without one.
-    Raises `RequestRejected` for an invalid guide.
+    Raises `RequestRejected` for an invalid guide, and for more than one logits processor.
     """
     made: dict[str, Any] = {
         "max_new_tokens": sampling.max_tokens,
@@ -74,6 +75,8 @@ def answer(sampling: Sampling, *, random_seed: Callable[[], int] | None = None) 
         made["sampling_seed"] = random_seed() if sampling.seed is None else sampling.seed
     if sampling.guide is not None:
         made |= _guided(sampling.guide)
+    if len(sampling.processors) > 1:
+        raise RequestRejected("SGLang applies one logits processor to a request, not several")
     for given in sampling.processors.values():
         made["custom_params"] = {ARGUMENTS: json.dumps(given)}
     return made
@@ -105,16 +108,6 @@ def _guided(guide: Guide) -> dict[str, Any]:
             return {"regex": guide_text(guide)}
         case "grammar":
             return {"ebnf": guide_text(guide)}
-
-
-def unknown_processor(wanted: Iterable[str], known: Mapping[str, str]) -> str:
-    """Why these logits processors are not available, or empty."""
-    names = list(wanted)
-    for name in names:
-        if name not in known:
-            there = ", ".join(sorted(known)) or "none"
-            return f"no logits processor {name!r} here; known are: {there}"
-    return "SGLang applies one logits processor to a request, not several" if len(names) > 1 else ""
 
 
 def pickled(place: str) -> str:
@@ -170,26 +163,17 @@ TEXT_MAX: Final = 1_000
 """Characters of an error that are passed on: some contain the whole value."""
 
 
-class Stream:
-    """Passes steps on, up to and including the final one. A prefill leg's tokens are discarded."""
+class Stream(AnswerStream):
+    """One request, which SGLang knows as `rid`."""
 
     def __init__(self, request: GenerateRequest, rid: str, emit: Emit) -> None:
+        super().__init__(request, emit)
         self.request = request
         self.rid = rid
-        self.ended = False
-        self._emit = emit
-        self._prefill = request.leg == "prefill"
         self._reported_cached = False
         self._reported_prompt = False
         # With `ignore_eos` SGLang ignores these as well.
         self._stops = frozenset(request.sampling.stop_token_ids if request.sampling.ignore_eos else ())
-
-    def send(self, step: Step) -> None:
-        """Emit one step, none after the final one."""
-        if self.ended:
-            return
-        self.ended = bool(step.finish)
-        self._emit(step._replace(tokens=(), logprobs=()) if self._prefill else step)
 
     def take(self, chunk: dict[str, Any]) -> None:
         """Emit the step of one chunk. Its token ids are those since the last chunk."""
@@ -270,12 +254,7 @@ KEPT: Final[frozenset[Capability]] = frozenset(
 
 def is_whisper(folder: str) -> bool:
     """Return whether a model's folder is that of a Whisper."""
-    try:
-        document = json.loads((Path(folder) / "config.json").read_text())
-    except (OSError, ValueError):
-        # SGLang reports what is wrong with files that it needs.
-        return False
-    return isinstance(document, dict) and document.get("model_type") == WHISPER
+    return _json(Path(folder, "config.json")).get("model_type") == WHISPER
 
 
 def speech_settings(

@@ -1,38 +1,31 @@
 """The engine of SGLang's diffusion runtime. It generates one image or video at a time; requests wait by priority.
 
-SGLang cannot stop what it generates: a request that is cancelled keeps its turn until SGLang has ended it. It has no KV cache
-and no tokens: calls that concern these are rejected, and values empty.
+SGLang cannot stop what it generates: a request that is cancelled keeps its turn until SGLang has ended it.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Annotated, Any, ClassVar, Final
+from collections.abc import Awaitable, Callable
+from typing import Annotated, ClassVar, Final
 
 import msgspec
 import structlog
 
 from headwater.engines.engine import (
-    Emit,
     EmitFile,
     Engine,
-    EngineBase,
     EngineDied,
     EngineError,
     EngineInfo,
-    EngineLoad,
     EngineStartFailed,
     EngineUnavailable,
     FileStep,
-    KvEvent,
     RequestRejected,
-    Transfer,
 )
-from headwater.engines.file_turns import PriorityTurns
+from headwater.engines.file_engine import FileEngine, read_options
 from headwater.engines.launcher import SGLANG_DIFFUSION_BROKER, PipelineLauncher, Releases, WorkerSpec
 from headwater.engines.model_files import ModelFiles, pipeline_folder
 from headwater.engines.sglang_diffusion.client import DiffusionClient, DiffusionServer, ModelDefaults
-from headwater.schemas.events import BlocksStored
-from headwater.schemas.inference import FileRequest, GenerateRequest, ImageRequest, VideoRequest
+from headwater.schemas.inference import FileRequest, ImageRequest, VideoRequest
 from headwater.schemas.tables import Capability, ImageGenerationSupport, VideoGenerationSupport
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
@@ -67,23 +60,11 @@ class SglangDiffusionOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=
     inputs_max: Count = 1
 
 
-def read_options(options: dict[str, Any]) -> SglangDiffusionOptions:
-    """Raises `EngineUnavailable` naming the option at fault."""
-    try:
-        return msgspec.convert(options, SglangDiffusionOptions)
-    except msgspec.ValidationError as error:
-        raise EngineUnavailable(f"--engine-options of the sglang_diffusion engine: {error}") from error
-
-
 # The engine.
 
 RELEASES: Final = Releases(
     "SGLang", vulnerabilities=(SGLANG_DIFFUSION_BROKER,), flag="the option allow_vulnerable"
 )
-
-BLOCK_SIZE: Final = 16
-TOTAL_BLOCKS: Final = 4_096
-"""Not used, but the events by which a worker joins its pool have sizes of a KV cache."""
 
 IMAGE_TASKS: Final[dict[str, tuple[Capability, ...]]] = {
     "T2I": ("image_generation",),
@@ -101,26 +82,20 @@ ALIVE_S: Final = 5.0
 _log = structlog.get_logger("headwater.sglang_diffusion")
 
 
-class SglangDiffusionEngine(EngineBase):
+class SglangDiffusionEngine(FileEngine):
     """SGLang's diffusion server as an `Engine`. `model` is what SGLang loads, a folder or a name; `name` is that of the model for clients."""
 
     name = "sglang_diffusion"
-    capabilities: frozenset[Capability] = frozenset({"priority", "seed"})
-    possible: ClassVar[frozenset[Capability]] = frozenset(
-        {"image_generation", "image_edits", "video_generation"}
-    )
     packages: ClassVar[tuple[str, ...]] = ("httpx",)
     remark: ClassVar[str] = (
         "images or videos from text, and edits of images, by SGLang's diffusion server, which may be in another environment"
     )
 
     def __init__(self, model: str, name: str, context_length: int, options: SglangDiffusionOptions) -> None:
-        self._model = name
-        self._context_length = context_length
+        super().__init__(name, context_length)
         self._options = options
         self._server = DiffusionServer(options.python, model, options.args)
         self._client: DiffusionClient | None = None
-        self._turns = PriorityTurns()
         self._works: set[asyncio.Task[None]] = set()
 
     async def start(self) -> EngineInfo:
@@ -148,16 +123,7 @@ class SglangDiffusionEngine(EngineBase):
             raise EngineUnavailable(
                 f"SGLang's pipeline makes no images, and no videos from text; its tasks: {tasks}"
             )
-        return EngineInfo(
-            self._model,
-            BLOCK_SIZE,
-            TOTAL_BLOCKS,
-            1,
-            self._context_length,
-            version=version,
-            image_generation=images,
-            video_generation=videos,
-        )
+        return self._info(version, images, videos)
 
     async def _wait_until_ready(self, client: DiffusionClient) -> None:
         try:
@@ -259,29 +225,6 @@ class SglangDiffusionEngine(EngineBase):
         except EngineError as error:
             _log.warning("sglang_video_not_forgotten", reason=str(error))
 
-    def submit(self, request: GenerateRequest, emit: Emit, transfer: Transfer | None = None) -> None:
-        """See `Engine.submit`: there are no tokens."""
-        self._reject("generate")
-
-    def abort(self, request: str) -> None:
-        """See `Engine.abort`: there is nothing to abort, as nothing is submitted."""
-
-    async def kv_events(self) -> AsyncIterator[list[KvEvent]]:
-        """See `Engine.kv_events`: never any."""
-        await asyncio.Event().wait()
-        yield []
-
-    def held_blocks(self) -> list[BlocksStored]:
-        """See `Engine.held_blocks`."""
-        return []
-
-    def load(self) -> EngineLoad:
-        """See `Engine.load`."""
-        return EngineLoad(self._turns.running, self._turns.waiting, 0, TOTAL_BLOCKS)
-
-    async def clear_kv(self) -> None:
-        """See `Engine.clear_kv`."""
-
     async def check(self) -> None:
         """See `Engine.check`."""
         self._server.check()
@@ -358,4 +301,5 @@ class SglangDiffusionLauncher(PipelineLauncher):
     def make(self, worker: WorkerSpec, files: ModelFiles) -> Engine:
         """See `EngineLauncher.make`."""
         folder = str(pipeline_folder(worker.model))
-        return SglangDiffusionEngine(folder, files.name, files.context_length, read_options(self.options))
+        options = read_options(self.options, SglangDiffusionOptions, self.entry.name)
+        return SglangDiffusionEngine(folder, files.name, files.context_length, options)

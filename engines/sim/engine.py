@@ -9,9 +9,9 @@ also drops the cache. Vectors depend only on the tokens and on what the media sh
 """
 
 import asyncio
-from abc import abstractmethod
 from collections.abc import AsyncIterator
 from functools import partial
+from typing import ClassVar
 
 import numpy as np
 
@@ -32,9 +32,11 @@ from headwater.engines.engine import (
     Step,
     Transfer,
     check_adapter,
+    check_length,
     check_loaded,
     check_sleep,
 )
+from headwater.engines.kv_events import PendingKvEvents
 from headwater.engines.launcher import EngineLauncher, WorkerSpec
 from headwater.engines.media import check_media
 from headwater.engines.model_files import ModelFiles
@@ -61,12 +63,53 @@ DIMENSIONS = 64
 TOKEN_BYTES = 4
 
 
-class SimControl(EngineBase):
-    """Base of `SimEngine`, which owns the scheduler and the cache."""
+LINGER_S = 60.0
+"""How long an embedding that was given stays if no request uses it."""
 
-    def __init__(self, settings: SimSettings, clock: Clock) -> None:
+
+class SimEngine(EngineBase):
+    """See `headwater.engines.engine.Engine`."""
+
+    name = "sim"
+    capabilities: frozenset[Capability] = frozenset(
+        {
+            "generate",
+            "seed",
+            "cache_salt",
+            "embed",
+            "handoff",
+            "lora",
+            "sleep",
+            "pause",
+            "kv_events",
+            "kv_dump",
+            "clear_kv",
+        }
+    )
+
+    possible: ClassVar[frozenset[Capability]] = frozenset(
+        {"images", "videos", "audio", "image_embeddings", "encode"}
+    )
+
+    def __init__(self, settings: SimSettings, clock: Clock, handoff: SimHandoff | None = None) -> None:
         self._settings = settings
         self._clock = clock
+        if settings.split_only:
+            self.capabilities |= {"split_only"}
+        self.capabilities |= settings.media.capabilities
+        if settings.media.images is not None and settings.reads_embeddings:
+            self.capabilities |= {"image_embeddings"}
+        self._handoff = handoff or SimHandoff(settings.model, clock)
+        self.choreography = self._handoff.choreography
+        self.notices_fetches = self._handoff.is_shared
+        self._fetches: dict[str, asyncio.Task[None]] = {}
+        self._cache = PagedCache(settings.total_blocks)
+        self._images = ImageStore(settings.embedding_tokens, clock.monotonic_s, LINGER_S)
+        self._scheduler: SimScheduler[SimSequence] = SimScheduler(settings.limits, self._cache, self._images)
+        self._by_id: dict[str, SimSequence] = {}
+        self._work = asyncio.Event()
+        self._events = PendingKvEvents()
+        self._loop: asyncio.Task[None] | None = None
         self._pooling = 0
         """Pooling requests that have not ended."""
         self._pooling_turn = asyncio.Lock()
@@ -78,22 +121,159 @@ class SimControl(EngineBase):
         self._drained = asyncio.Event()
         self._still = asyncio.Event()
 
-    @property
-    def _admits(self) -> bool:
-        """May the scheduler start waiting requests?"""
-        return self._paused is None and not self._asleep
+    async def start(self) -> EngineInfo:
+        """See `Engine.start`."""
+        settings = self._settings
+        self._loop = asyncio.create_task(self._run(), name="sim-engine")
+        return EngineInfo(
+            settings.model,
+            settings.block_size,
+            settings.total_blocks,
+            settings.sequences_max,
+            settings.context_length,
+            pairs_with=f"sim/{settings.model}",
+            lora_slots=settings.lora_slots,
+            lora_rank_max=settings.lora_rank_max,
+            tasks=("embed",),
+            media=settings.media,
+            image_embeddings=EmbeddingSupport(width=EMBEDDING_WIDTH, dtype="float32", merge=1)
+            if settings.accepts_embeddings and settings.media.images is not None
+            else None,
+        )
 
-    @abstractmethod
-    def _busy(self) -> int:
-        """Number of requests that were started and did not end."""
+    def submit(self, request: GenerateRequest, emit: Emit, transfer: Transfer | None = None) -> None:
+        """See `Engine.submit`."""
+        self._check_supported(request)
+        if self._loop is not None and self._loop.done():
+            raise EngineDied(f"the simulated scheduler ended: {self._loop}")
+        if self._settings.split_only and request.leg == "decode" and transfer is None and request.edge:
+            raise SplitOnly(self.name)
+        check_loaded(request.lora_name, self._loras)
+        tokens: list[int] = hashing.unpack_tokens(request.tokens).tolist()
+        need = len(tokens) + request.sampling.max_tokens
+        check_length(len(tokens), request.sampling.max_tokens, self._settings.context_length)
+        if -(-need // self._settings.block_size) > self._settings.total_blocks:
+            raise RequestRejected(f"{need} tokens do not fit the KV cache of this worker")
+        check_media(tokens, request.media, self._settings.media)
+        seed = seed_of(request, self._contents(request.media)) + hashing.seed(request.lora_name)
+        low, high = self._settings.answer_tokens
+        answer = low + hashing.chain_plain([seed & 0xFFFFFFFF], 1, 7)[0] % (high - low + 1)
+        sequence = SimSequence.create(
+            request, emit, tokens, seed, answer, self._settings.block_size, self._clock.monotonic_s()
+        )
+        self._by_id[request.request] = sequence
+        if transfer is not None and request.leg == "decode":
+            fetch = asyncio.get_running_loop().create_task(self._fetch(sequence, transfer))
+            self._fetches[request.request] = fetch
+            fetch.add_done_callback(lambda _: self._fetches.pop(request.request, None))
+            return
+        self._scheduler.waiting.append(sequence)
+        self._work.set()
+        if request.leg == "prefill" and self.choreography == "room":
+            # Both legs run concurrently: the other engine waits in the room that this one opens now.
+            asyncio.get_running_loop().call_soon(emit, Step((), pinned=self._pin(sequence, ())))
 
-    @abstractmethod
-    def _abort_all(self) -> None:
-        """Abort all requests."""
+    def _contents(self, media: tuple[PromptMedia, ...]) -> list[int]:
+        """Return what the media of a prompt show: of their values, or of images' embeddings if these were put here."""
+        found = []
+        for item in media:
+            content = content_of(embedding_of(item)) if item.data else self._images.content(item.id)
+            if content is None or content < 0:
+                # Real engines end on such a request.
+                raise RequestRejected(
+                    f"{item.kind} {item.id} came without its data, and its embedding is not here"
+                )
+            found.append(content)
+        return found
 
-    @abstractmethod
+    def holds_embedding(self, item: PromptMedia) -> bool:
+        """See `Engine.holds_embedding`. Those that it computed itself do not count: nothing says for how long they are there."""
+        content = self._images.content(item.id)
+        return content is not None and content >= 0
+
+    async def put_embedding(self, item: PromptMedia, image: EncodedImage) -> None:
+        """See `Engine.put_embedding`."""
+        if not self._settings.reads_embeddings:
+            self._reject("image_embeddings")
+        FORM.check(item, image)
+        if not self._images.keep(item.id, item.tokens, content_of(image.values)):
+            raise NoRoomForImage(f"the embeddings of {len(self._images)} images are in use")
+
+    def _pin(self, sequence: SimSequence, first_tokens: tuple[int, ...]) -> Pinned:
+        return self._handoff.pin(sequence.request, partial(self._let_go, sequence), first_tokens)
+
+    def _let_go(self, sequence: SimSequence) -> None:
+        """Release the blocks of a prefill leg."""
+        if sequence.ended:
+            self._scheduler.release(sequence)
+
+    async def _fetch(self, sequence: SimSequence, transfer: Transfer) -> None:
+        """Wait for the KV of a prompt that another engine computed, then continue from it."""
+        try:
+            fetched = await self._handoff.fetch(sequence.request, transfer)
+        except KvGone as error:
+            self._finish(sequence, Step((), "error", detail=str(error)))
+            return
+        if sequence.ended:
+            return
+        sequence.arrived, sequence.spoiled, sequence.cached_before = fetched
+        self._scheduler.waiting.append(sequence)
+        self._work.set()
+        if transfer.first_tokens:
+            sequence.append(transfer.first_tokens)
+            self._emit(sequence, transfer.first_tokens, -1)
+
+    async def release(self, request: str, params: bytes) -> None:
+        """See `Engine.release`."""
+        self._handoff.release(params)
+
+    def abort(self, request: str) -> None:
+        """See `Engine.abort`."""
+        sequence = self._by_id.get(request)
+        if sequence is not None:
+            asyncio.get_running_loop().call_soon(self._finish, sequence, Step((), "abort"))
+
+    def kv_events(self) -> AsyncIterator[list[KvEvent]]:
+        """See `Engine.kv_events`."""
+        return self._events.batches()
+
+    def held_blocks(self) -> list[BlocksStored]:
+        """See `Engine.held_blocks`."""
+        self._cache.take_events()
+        self._events.take()
+        return self.cached_blocks()
+
+    def cached_blocks(self) -> list[BlocksStored]:
+        """The blocks of `held_blocks`, without removing pending events."""
+        return [event for event in self._cache.held() if isinstance(event, BlocksStored)]
+
+    def load(self) -> EngineLoad:
+        """See `Engine.load`."""
+        return EngineLoad(
+            len(self._scheduler.running) + self._pooling,
+            len(self._scheduler.waiting),
+            self._cache.used,
+            self._settings.total_blocks,
+        )
+
     async def clear_kv(self) -> None:
         """See `Engine.clear_kv`."""
+        self._cache.clear()
+        self._publish_events()
+
+    async def check(self) -> None:
+        """See `Engine.check`."""
+        if self._loop is not None and self._loop.done():
+            raise EngineDied(f"the simulated scheduler ended: {self._loop}")
+
+    async def stop(self) -> None:
+        """See `Engine.stop`. Remaining requests are aborted."""
+        self._abort_all()
+        self._handoff.stop()
+        ending = [*self._fetches.values(), *([self._loop] if self._loop is not None else [])]
+        for task in ending:
+            task.cancel()
+        await asyncio.gather(*ending, return_exceptions=True)
 
     async def load_lora(self, adapter: LoraAdapter) -> None:
         """See `Engine.load_lora`. The folder is not read."""
@@ -177,217 +357,10 @@ class SimControl(EngineBase):
         vector = np.random.default_rng([state, *shown]).standard_normal(request.dimensions or DIMENSIONS)
         return (vector / np.linalg.norm(vector)).astype("<f4").tobytes()
 
-
-# The engine.
-
-LINGER_S = 60.0
-"""How long an embedding that was given stays if no request uses it."""
-
-
-class SimEngine(SimControl):
-    """See `headwater.engines.engine.Engine`."""
-
-    name = "sim"
-    capabilities: frozenset[Capability] = frozenset(
-        {
-            "generate",
-            "seed",
-            "cache_salt",
-            "embed",
-            "handoff",
-            "lora",
-            "sleep",
-            "pause",
-            "kv_events",
-            "kv_dump",
-            "clear_kv",
-        }
-    )
-
-    def __init__(self, settings: SimSettings, clock: Clock, handoff: SimHandoff | None = None) -> None:
-        super().__init__(settings, clock)
-        if settings.split_only:
-            self.capabilities |= {"split_only"}
-        self.capabilities |= settings.media.capabilities
-        if settings.media.images is not None and settings.reads_embeddings:
-            self.capabilities |= {"image_embeddings"}
-        self._handoff = handoff or SimHandoff(settings.model, clock)
-        self.choreography = self._handoff.choreography
-        self.notices_fetches = self._handoff.is_shared
-        self._fetches: dict[str, asyncio.Task[None]] = {}
-        self._cache = PagedCache(settings.total_blocks)
-        self._images = ImageStore(settings.embedding_tokens, clock.monotonic_s, LINGER_S)
-        self._scheduler: SimScheduler[SimSequence] = SimScheduler(settings.limits, self._cache, self._images)
-        self._by_id: dict[str, SimSequence] = {}
-        self._work = asyncio.Event()
-        self._events: list[KvEvent] = []
-        self._event_ready = asyncio.Event()
-        self._loop: asyncio.Task[None] | None = None
-
-    async def start(self) -> EngineInfo:
-        """See `Engine.start`."""
-        settings = self._settings
-        self._loop = asyncio.create_task(self._run(), name="sim-engine")
-        return EngineInfo(
-            settings.model,
-            settings.block_size,
-            settings.total_blocks,
-            settings.sequences_max,
-            settings.context_length,
-            pairs_with=f"sim/{settings.model}",
-            lora_slots=settings.lora_slots,
-            lora_rank_max=settings.lora_rank_max,
-            tasks=("embed",),
-            media=settings.media,
-            image_embeddings=EmbeddingSupport(width=EMBEDDING_WIDTH, dtype="float32", merge=1)
-            if settings.accepts_embeddings and settings.media.images is not None
-            else None,
-        )
-
-    def submit(self, request: GenerateRequest, emit: Emit, transfer: Transfer | None = None) -> None:
-        """See `Engine.submit`."""
-        self._check_supported(request)
-        if self._loop is not None and self._loop.done():
-            raise EngineDied(f"the simulated scheduler ended: {self._loop}")
-        if self._settings.split_only and request.leg == "decode" and transfer is None and request.edge:
-            raise SplitOnly(self.name)
-        check_loaded(request.lora_name, self._loras)
-        tokens: list[int] = hashing.unpack_tokens(request.tokens).tolist()
-        need = len(tokens) + request.sampling.max_tokens
-        if not tokens:
-            raise RequestRejected("the prompt is empty")
-        if need > self._settings.context_length:
-            raise RequestRejected(
-                f"{len(tokens)} prompt + {request.sampling.max_tokens} new tokens exceed the context of "
-                f"{self._settings.context_length}"
-            )
-        if -(-need // self._settings.block_size) > self._settings.total_blocks:
-            raise RequestRejected(f"{need} tokens do not fit the KV cache of this worker")
-        check_media(tokens, request.media, self._settings.media)
-        seed = seed_of(request, self._contents(request.media)) + hashing.seed(request.lora_name)
-        low, high = self._settings.answer_tokens
-        answer = low + hashing.chain_plain([seed & 0xFFFFFFFF], 1, 7)[0] % (high - low + 1)
-        sequence = SimSequence.create(
-            request, emit, tokens, seed, answer, self._settings.block_size, self._clock.monotonic_s()
-        )
-        self._by_id[request.request] = sequence
-        if transfer is not None and request.leg == "decode":
-            fetch = asyncio.get_running_loop().create_task(self._fetch(sequence, transfer))
-            self._fetches[request.request] = fetch
-            fetch.add_done_callback(lambda _: self._fetches.pop(request.request, None))
-            return
-        self._scheduler.waiting.append(sequence)
-        self._work.set()
-        if request.leg == "prefill" and self.choreography == "room":
-            # Both legs run concurrently: the other engine waits in the room that this one opens now.
-            asyncio.get_running_loop().call_soon(emit, Step((), pinned=self._pin(sequence, ())))
-
-    def _contents(self, media: tuple[PromptMedia, ...]) -> list[int]:
-        """Return what the media of a prompt show: of their values, or of images' embeddings if these were put here."""
-        found = []
-        for item in media:
-            content = content_of(embedding_of(item)) if item.data else self._images.content(item.id)
-            if content is None or content < 0:
-                # Real engines end on such a request.
-                raise RequestRejected(
-                    f"{item.kind} {item.id} came without its data, and its embedding is not here"
-                )
-            found.append(content)
-        return found
-
-    def holds_embedding(self, item: PromptMedia) -> bool:
-        """See `Engine.holds_embedding`. Those that it computed itself do not count: nothing says for how long they are there."""
-        content = self._images.content(item.id)
-        return content is not None and content >= 0
-
-    async def put_embedding(self, item: PromptMedia, image: EncodedImage) -> None:
-        """See `Engine.put_embedding`."""
-        if not self._settings.reads_embeddings:
-            self._reject("image_embeddings")
-        FORM.check(item, image)
-        if not self._images.keep(item.id, item.tokens, content_of(image.values)):
-            raise NoRoomForImage(f"the embeddings of {len(self._images)} images are in use")
-
-    def _pin(self, sequence: SimSequence, first_tokens: tuple[int, ...]) -> Pinned:
-        return self._handoff.pin(sequence.request, partial(self._let_go, sequence), first_tokens)
-
-    def _let_go(self, sequence: SimSequence) -> None:
-        """Release the blocks of a prefill leg."""
-        if sequence.ended:
-            self._scheduler.release(sequence)
-
-    async def _fetch(self, sequence: SimSequence, transfer: Transfer) -> None:
-        """Wait for the KV of a prompt that another engine computed, then continue from it."""
-        try:
-            fetched = await self._handoff.fetch(sequence.request, transfer)
-        except KvGone as error:
-            self._finish(sequence, Step((), "error", detail=str(error)))
-            return
-        if sequence.ended:
-            return
-        sequence.arrived, sequence.spoiled, sequence.cached_before = fetched
-        self._scheduler.waiting.append(sequence)
-        self._work.set()
-        if transfer.first_tokens:
-            sequence.append(transfer.first_tokens)
-            self._emit(sequence, transfer.first_tokens, -1)
-
-    async def release(self, request: str, params: bytes) -> None:
-        """See `Engine.release`."""
-        self._handoff.release(params)
-
-    def abort(self, request: str) -> None:
-        """See `Engine.abort`."""
-        sequence = self._by_id.get(request)
-        if sequence is not None:
-            asyncio.get_running_loop().call_soon(self._finish, sequence, Step((), "abort"))
-
-    async def kv_events(self) -> AsyncIterator[list[KvEvent]]:
-        """See `Engine.kv_events`."""
-        while True:
-            await self._event_ready.wait()
-            self._event_ready.clear()
-            events, self._events = self._events, []
-            if events:
-                yield events
-
-    def held_blocks(self) -> list[BlocksStored]:
-        """See `Engine.held_blocks`."""
-        self._cache.take_events()
-        self._events = []
-        return self.cached_blocks()
-
-    def cached_blocks(self) -> list[BlocksStored]:
-        """The blocks of `held_blocks`, without removing pending events."""
-        return [event for event in self._cache.held() if isinstance(event, BlocksStored)]
-
-    def load(self) -> EngineLoad:
-        """See `Engine.load`."""
-        return EngineLoad(
-            len(self._scheduler.running) + self._pooling,
-            len(self._scheduler.waiting),
-            self._cache.used,
-            self._settings.total_blocks,
-        )
-
-    async def clear_kv(self) -> None:
-        """See `Engine.clear_kv`."""
-        self._cache.clear()
-        self._publish_events()
-
-    async def check(self) -> None:
-        """See `Engine.check`."""
-        if self._loop is not None and self._loop.done():
-            raise EngineDied(f"the simulated scheduler ended: {self._loop}")
-
-    async def stop(self) -> None:
-        """See `Engine.stop`. Remaining requests are aborted."""
-        self._abort_all()
-        self._handoff.stop()
-        ending = [*self._fetches.values(), *([self._loop] if self._loop is not None else [])]
-        for task in ending:
-            task.cancel()
-        await asyncio.gather(*ending, return_exceptions=True)
+    @property
+    def _admits(self) -> bool:
+        """May the scheduler start waiting requests?"""
+        return self._paused is None and not self._asleep
 
     def _busy(self) -> int:
         return len(self._scheduler.running)
@@ -486,10 +459,7 @@ class SimEngine(SimControl):
         sequence.emit(step)
 
     def _publish_events(self) -> None:
-        events = self._cache.take_events()
-        if events:
-            self._events += events
-            self._event_ready.set()
+        self._events.add(self._cache.take_events())
 
 
 __all__ = ["SimEngine", "SimSettings"]

@@ -5,6 +5,7 @@ import secrets
 import threading
 from collections.abc import AsyncIterator, Mapping
 from functools import partial
+from hashlib import sha256
 from typing import Any, Final
 
 import structlog
@@ -20,6 +21,10 @@ from headwater.engines.engine import (
     RequestRejected,
     Step,
     Transfer,
+    Unusable,
+    UsedHandoffs,
+    check_length,
+    check_loaded,
     start_failure,
 )
 from headwater.engines.process import interruptible
@@ -96,7 +101,7 @@ class TensorRtEngine(TensorRtControl):
         transceiver = self._arguments.get("cache_transceiver_config") or {}
         self._transfer_s = int(transceiver.get("kv_transfer_timeout_ms") or TRANSFER_TIMEOUT_MS) / 1000
         self._legs: dict[str, Leg] = {}
-        self._used_handoffs: dict[bytes, None] = {}
+        self._used_handoffs = UsedHandoffs()
         self._tasks: list[asyncio.Task[None]] = []
         self._watchdog: Watchdog | None = None
         self._failure = ""
@@ -210,7 +215,7 @@ class TensorRtEngine(TensorRtControl):
         if self._failure:
             raise EngineDied(self._failure)
         self._check_supported(request)
-        self._check_lora(request.lora_name)
+        check_loaded(request.lora_name, self._loras)
         tokens: list[int] = hashing.unpack_tokens(request.tokens).tolist()
         self._check_length(len(tokens), request.sampling.max_tokens)
         params = sampling_params(
@@ -228,11 +233,7 @@ class TensorRtEngine(TensorRtControl):
         leg.task.add_done_callback(partial(self._remove, leg))
 
     def _check_length(self, prompt: int, answer: int) -> None:
-        context = self._info.context_length
-        if not prompt:
-            raise RequestRejected("the prompt is empty")
-        if prompt + answer > context:
-            raise RequestRejected(f"{prompt} prompt + {answer} new tokens exceed the context of {context}")
+        check_length(prompt, answer, self._info.context_length)
         limit = int(self._arguments.get("max_num_tokens") or 8192)
         if prompt > limit and not self._arguments.get("enable_chunked_prefill"):
             raise RequestRejected(
@@ -241,7 +242,7 @@ class TensorRtEngine(TensorRtControl):
 
     def _remove(self, leg: Leg, task: "asyncio.Task[None]") -> None:
         self._legs.pop(leg.request.request, None)
-        leg.finish(Step((), "abort"))
+        leg.send(Step((), "abort"))
 
     async def _serve(self, leg: Leg, inputs: Any, params: Any) -> None:
         rank = self._ranks[leg.rank]
@@ -253,10 +254,10 @@ class TensorRtEngine(TensorRtControl):
             try:
                 leg.handle = self._begin(leg, inputs, params)
             except (ValueError, TypeError, NotImplementedError) as error:
-                leg.finish(Step((), "rejected", detail=str(error)))
+                leg.send(Step((), "rejected", detail=str(error)))
                 return
-            except EngineError as error:
-                leg.finish(Step((), "error", detail=str(error)))
+            except Unusable as error:
+                leg.send(Step((), "error", detail=f"the hand-off is invalid: {error}"))
                 return
             try:
                 await self._follow(leg)
@@ -290,7 +291,7 @@ class TensorRtEngine(TensorRtControl):
         )
 
     def _disaggregated(self, leg: Leg) -> Any:
-        """Return how this leg takes part in a hand-off, None if it does not. Raises `EngineError` for one that is unusable."""
+        """Return how this leg takes part in a hand-off, None if it does not. Raises `Unusable`."""
         request, mode = leg.request, self._settings.options.handoff
         if request.leg == "prefill":
             number = operations.new_request_id()
@@ -303,11 +304,7 @@ class TensorRtEngine(TensorRtControl):
         if leg.transfer is None:
             return None
         params_of = operations.unpack(request, leg.transfer)
-        if leg.transfer.params in self._used_handoffs:
-            raise EngineError("its hand-off was already used")
-        self._used_handoffs[leg.transfer.params] = None
-        while len(self._used_handoffs) > operations.USED_MAX:
-            del self._used_handoffs[next(iter(self._used_handoffs))]
+        self._used_handoffs.use(sha256(leg.transfer.params).digest())
         return operations.for_decode(self._api, mode, params_of)
 
     async def _follow(self, leg: Leg) -> None:
@@ -320,7 +317,7 @@ class TensorRtEngine(TensorRtControl):
             try:
                 result = await waiting
             except StopAsyncIteration:
-                leg.finish(Step((), "error", detail="TensorRT-LLM ended the request without a reason"))
+                leg.send(Step((), "error", detail="TensorRT-LLM ended the request without a reason"))
                 return
             try:
                 await leg.score_prompt(result)
@@ -342,7 +339,7 @@ class TensorRtEngine(TensorRtControl):
         limit.cancel()
         if not waiting.done():
             leg.late = True
-            leg.finish(Step((), "error", detail=f"its KV did not arrive within {self._transfer_s:g} s"))
+            leg.send(Step((), "error", detail=f"its KV did not arrive within {self._transfer_s:g} s"))
 
     def abort(self, request: str) -> None:
         """See `Engine.abort`. The last step comes at once; a decode leg is aborted when its KV has come."""
@@ -419,7 +416,7 @@ class TensorRtEngine(TensorRtControl):
             _log.error("engine_died", engine=self.name, reason=reason)
         self._failure = self._failure or reason
         for leg in list(self._legs.values()):
-            leg.finish(Step((), "died", detail=self._failure))
+            leg.send(Step((), "died", detail=self._failure))
 
     def _busy(self) -> int:
         return sum(leg.handle is not None or self._open.is_set() for leg in self._legs.values())

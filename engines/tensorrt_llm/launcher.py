@@ -24,7 +24,7 @@ class TensorRtLauncher(EngineLauncher[TensorRtOptions]):
 
     def check(self, workers: Sequence[WorkerSpec]) -> None:
         """See `EngineLauncher.check`."""
-        self.releases.check(self.releases.installed(), allow="vulnerable" in self.options.allow)
+        super().check(workers)
         for worker in workers:
             settings = EngineSettings(worker, self.options)
             config.check(settings, arguments(settings))

@@ -13,6 +13,7 @@ import msgspec
 import structlog
 
 from headwater.engines.engine import (
+    AnswerStream,
     Emit,
     EngineBase,
     EngineError,
@@ -22,10 +23,11 @@ from headwater.engines.engine import (
     Pinned,
     Step,
     Transfer,
+    Unusable,
     check_adapter,
-    check_loaded,
     check_sleep,
-    digest_of,
+    seal,
+    unseal,
 )
 from headwater.engines.tensorrt_llm import HandoffMode
 from headwater.engines.tensorrt_llm.polling import RankState
@@ -40,17 +42,13 @@ CHOREOGRAPHIES: dict[HandoffMode, Choreography] = {
     "opaque": "opaque",
 }
 
-USED_MAX = 4_096
-"""Hand-offs that are remembered as used; the oldest is forgotten first."""
-
 GLOBAL_ID_MIN = 1 << 40
 """Smaller ids are TensorRT-LLM's own, of requests within one engine."""
 
 
 class HandoffParams(msgspec.Struct, frozen=True):
-    """What a decode leg needs. `digest` names the prompt: TensorRT-LLM would continue any other from the same KV."""
+    """What a decode leg needs. On the way it is sealed to its prompt: TensorRT-LLM would continue any other from the same KV."""
 
-    digest: bytes
     first_tokens: list[int] = []
     ctx_request_id: int | None = None
     opaque_state: bytes | None = None
@@ -70,38 +68,30 @@ def new_request_id() -> int:
 
 def pack(request: GenerateRequest, given: Any) -> bytes:
     """The parameters that a finished prefill leg returned."""
-    return msgspec.msgpack.encode(
-        HandoffParams(
-            digest_of(request),
-            list(given.first_gen_tokens or ()),
-            given.ctx_request_id,
-            given.opaque_state,
-            given.draft_tokens,
-            given.disagg_request_id,
-            given.ctx_dp_rank,
-            given.ctx_info_endpoint,
-        )
+    params = HandoffParams(
+        list(given.first_gen_tokens or ()),
+        given.ctx_request_id,
+        given.opaque_state,
+        given.draft_tokens,
+        given.disagg_request_id,
+        given.ctx_dp_rank,
+        given.ctx_info_endpoint,
     )
+    return seal(msgspec.msgpack.encode(params), request)
 
 
 def pack_meeting(request: GenerateRequest, request_id: int, endpoint: str | None, rank: int) -> bytes:
     """The parameters of a prefill leg that has just started, for a decode leg that starts now as well."""
-    return msgspec.msgpack.encode(
-        HandoffParams(
-            digest_of(request), disagg_request_id=request_id, ctx_dp_rank=rank, ctx_info_endpoint=endpoint
-        )
-    )
+    params = HandoffParams(disagg_request_id=request_id, ctx_dp_rank=rank, ctx_info_endpoint=endpoint)
+    return seal(msgspec.msgpack.encode(params), request)
 
 
 def unpack(request: GenerateRequest, transfer: Transfer) -> HandoffParams:
-    """The parameters for this decode leg. Raises `EngineError` if they are not readable, or another prompt's."""
+    """The parameters for this decode leg. Raises `Unusable` if they are damaged, or another prompt's."""
     try:
-        params = msgspec.msgpack.decode(transfer.params, type=HandoffParams)
+        return msgspec.msgpack.decode(unseal(transfer.params, request), type=HandoffParams)
     except msgspec.DecodeError as error:
-        raise EngineError(f"its hand-off cannot be read: {error}") from error
-    if params.digest != digest_of(request):
-        raise EngineError("its hand-off belongs to another prompt")
-    return params
+        raise Unusable(f"it cannot be read: {error}") from error
 
 
 def for_prefill(api: Any, mode: HandoffMode, request_id: int) -> Any:
@@ -148,6 +138,7 @@ class TensorRtControl(EngineBase):
     possible: ClassVar[frozenset[Capability]] = frozenset(
         {
             "generate",
+            "images",
             "logprobs",
             "prompt_logprobs",
             "logit_bias",
@@ -228,13 +219,6 @@ class TensorRtControl(EngineBase):
         """
         self._require("handoff")
 
-    def _check_lora(self, name: str) -> None:
-        check_loaded(name, self._loras)
-
-    def _require(self, capability: Capability) -> None:
-        if capability not in self.capabilities:
-            self._reject(capability)
-
     @abstractmethod
     def _busy(self) -> int:
         """Number of requests that it runs."""
@@ -248,20 +232,19 @@ LEASE_SHARE: Final = 0.8
 """The lease's share of the time for which TensorRT-LLM keeps the KV: at a claim in the last moment it would be gone."""
 
 
-class Leg:
+class Leg(AnswerStream):
     """A whole request, or one leg of it. `sent` tokens were emitted; `late`: its KV did not come in time."""
 
     def __init__(self, request: GenerateRequest, emit: Emit, rank: int, transfer: Transfer | None) -> None:
+        super().__init__(request, emit)
         self.request = request
         self.rank = rank
         self.transfer = transfer
         self.handle: Any = None
         self.task: asyncio.Task[None] | None = None
         self.sent = 0
-        self.ended = False
         self.done = False
         self.late = False
-        self._emit = emit
         self._outputs = 0
         self._is_pinned = False
         self._stopping = False
@@ -290,13 +273,11 @@ class Leg:
     def pin(self, params: bytes, keep_s: float) -> None:
         """Announce the KV of a prefill leg that has just started."""
         self._is_pinned = True
-        asyncio.get_running_loop().call_soon(
-            self._emit, Step((), pinned=Pinned(params, keep_s * LEASE_SHARE))
-        )
+        asyncio.get_running_loop().call_soon(self.send, Step((), pinned=Pinned(params, keep_s * LEASE_SHARE)))
 
     def abort(self) -> None:
         """End it now; TensorRT-LLM is to follow once that is safe."""
-        self.finish(Step((), "abort"))
+        self.send(Step((), "abort"))
         if self.handle is None:
             return
         self._stopping = True
@@ -306,14 +287,8 @@ class Leg:
 
     def fail(self, detail: str) -> None:
         """End it now with an error; TensorRT-LLM is to follow."""
-        self.finish(Step((), "error", detail=detail))
+        self.send(Step((), "error", detail=detail))
         self._stopping = True
-
-    def finish(self, step: Step) -> None:
-        """Emit the last step, unless there was one."""
-        if not self.ended:
-            self.ended = True
-            self._emit(step)
 
     def take(self, result: Any, keep_s: float, *, as_opaque: bool) -> None:
         """One output: the tokens of a choice are cumulative. `done` once it is the last."""
@@ -326,9 +301,9 @@ class Leg:
         cached = getattr(result, "cached_tokens", None)
         # Of a decode leg it counts its own cache, and not what it fetched.
         known = -1 if self.sent or cached is None or self.transfer is not None else int(cached)
-        if self.request.leg == "prefill":
+        if self.is_prefill:
             if self.done:
-                self.finish(self._prefilled(output, keep_s, known, as_opaque=as_opaque))
+                self.send(self._prefilled(output, keep_s, known, as_opaque=as_opaque))
             return
         tokens = tuple(output.token_ids[self.sent :])
         count = self.request.sampling.logprobs
@@ -338,9 +313,9 @@ class Leg:
         if tokens:
             self._prompt_logprobs = ()
         if self.done:
-            self.finish(_ended(step, reason))
-        elif tokens and not self.ended:
-            self._emit(step)
+            self.send(_ended(step, reason))
+        elif tokens:
+            self.send(step)
 
     def _prefilled(self, output: Any, keep_s: float, cached: int, *, as_opaque: bool) -> Step:
         if output.finish_reason not in ("stop", "length"):

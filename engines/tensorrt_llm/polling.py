@@ -26,6 +26,7 @@ import structlog
 
 from headwater.engines import logs
 from headwater.engines.engine import EngineUnavailable, KvEvent
+from headwater.engines.kv_events import PendingKvEvents
 from headwater.engines.tensorrt_llm.config import PYTHONS
 from headwater.engines.tensorrt_llm.sampling import BlockImages, TensorRtImages
 from headwater.schemas import hashing
@@ -224,12 +225,11 @@ class RankState:
         self.translator = EventTranslator(block_size, images)
         self.used_blocks = 0
         self.total_blocks = 0
-        self._events: list[KvEvent] = []
-        self._ready = asyncio.Event()
+        self._events = PendingKvEvents()
 
     def take_event(self, event: dict[str, Any]) -> None:
         """One event of TensorRT-LLM."""
-        self._offer(self.translator.translate(event))
+        self._events.add(self.translator.translate(event))
 
     def take_stats(self, stats: dict[str, Any]) -> None:
         """The statistics of one iteration."""
@@ -240,25 +240,15 @@ class RankState:
     def clear(self) -> None:
         """All blocks are gone."""
         self.translator.forget()
-        self._offer([BlocksCleared()])
+        self._events.add([BlocksCleared()])
 
-    def _offer(self, events: list[KvEvent]) -> None:
-        if events:
-            self._events += events
-            self._ready.set()
-
-    async def events(self) -> AsyncIterator[list[KvEvent]]:
+    def events(self) -> AsyncIterator[list[KvEvent]]:
         """Our events as they come. One reader."""
-        while True:
-            await self._ready.wait()
-            self._ready.clear()
-            events, self._events = self._events, []
-            if events:
-                yield events
+        return self._events.batches()
 
     def held(self) -> list[BlocksStored]:
         """All blocks; pending events are dropped, as their result is included."""
-        self._events = []
+        self._events.take()
         return self.translator.held()
 
 

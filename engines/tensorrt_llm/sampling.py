@@ -19,7 +19,14 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import structlog
 
-from headwater.engines.engine import EngineError, RequestRejected, decode_guide, guide_choices, guide_text
+from headwater.engines.engine import (
+    EngineError,
+    RequestRejected,
+    check_processors,
+    decode_guide,
+    guide_choices,
+    guide_text,
+)
 from headwater.engines.media import (
     PROBES,
     black_image,
@@ -157,6 +164,7 @@ def sampling_params(
     bias = bias_of(sampling, settings.files.vocabulary)
     if bias is not None:
         wanted["embedding_bias"] = api.from_numpy(bias)
+    check_processors(sampling.processors, processors)
     applied = [_processor(name, given, processors) for name, given in sampling.processors.items()]
     if sampling.bad_words:
         applied.append(BannedSequences(banned_sequences(sampling.bad_words, tokenizer), prompt))
@@ -166,11 +174,6 @@ def sampling_params(
 
 
 def _processor(name: str, arguments: dict[str, Any], known: Mapping[str, str]) -> Any:
-    if name not in known:
-        names = ", ".join(sorted(known)) or "none"
-        raise RequestRejected(
-            f"no logits processor {name!r} here; known are: {names}", param="logits_processors"
-        )
     module, _, attribute = known[name].partition(":")
     made = getattr(importlib.import_module(module), attribute)
     try:

@@ -13,7 +13,8 @@ from importlib.util import find_spec
 from typing import Literal
 
 from headwater.engines.transfer.local import SharedMemory, SharedTransfer
-from headwater.engines.transfer.port import OpenTransfer, TensorTransfer, TransferUnavailable
+from headwater.engines.transfer.port import TransferUnavailable
+from headwater.engines.transfer.slab import OpenTransfer, TensorTransfer
 from headwater.schemas.clock import SystemClock
 from headwater.schemas.media import LEASE_BYTES, MediaTransport
 

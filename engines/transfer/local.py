@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 import numpy as np
 
 from headwater.engines.transfer.port import HostMemory, Memory, PeerGone, ReadTimedOut, TransferFailed
-from headwater.engines.transfer.slab import SlabTransfer, run_copy
+from headwater.engines.transfer.slab import TensorTransfer, run_copy
 from headwater.schemas.clock import Clock
 from headwater.schemas.media import LocalPlace, Offer, Place, SharedPlace
 
@@ -93,8 +93,8 @@ class LocalFabric:
         into.view(offset, nbytes)[:] = slab.view(place.offset, nbytes)
 
 
-class LocalTransfer(SlabTransfer):
-    """See `Transfer`. Host memory only; arguments as `SlabTransfer`, after the fabric."""
+class LocalTransfer(TensorTransfer):
+    """See `TensorTransfer`. Host memory only; the fabric is its first argument."""
 
     def __init__(
         self, fabric: LocalFabric, owner: str, epoch: int, memory: Memory, *args: Any, **options: Any
@@ -161,20 +161,13 @@ class SharedMemory(HostMemory):
             self.fd = -1
 
 
-class SharedTransfer(SlabTransfer):
-    """A slab that other processes of this machine read. Arguments as `SlabTransfer`."""
+class SharedTransfer(TensorTransfer):
+    """A slab in `SharedMemory`, which other processes of this machine read."""
 
-    def __init__(
-        self,
-        owner: str,
-        epoch: int,
-        memory: SharedMemory,
-        clock: Clock,
-        new_lease: Callable[[], bytes],
-        **options: Any,
-    ) -> None:
-        super().__init__(owner, epoch, memory, clock, new_lease, **options)
-        self._shared = memory
+    @property
+    def _shared(self) -> SharedMemory:
+        assert isinstance(self._memory, SharedMemory)
+        return self._memory
 
     def _place(self, offset: int) -> SharedPlace:
         return SharedPlace(self._shared.name, os.getpid(), self._shared.fd, offset)
@@ -191,9 +184,6 @@ class SharedTransfer(SlabTransfer):
         assert isinstance(offer.place, SharedPlace)
         read = partial(_read, offer.place, self._memory.view(offset, offer.nbytes))
         await run_copy(offer.nbytes, read)
-
-    async def _copy(self, nbytes: int, work: Callable[[], T]) -> T:
-        return await run_copy(nbytes, work)
 
     async def _end(self) -> None:
         self._shared.close()

@@ -28,7 +28,7 @@ from headwater.engines.transfer.port import (
     TransferFailed,
     TransferUnavailable,
 )
-from headwater.engines.transfer.slab import SlabTransfer, run_copy
+from headwater.engines.transfer.slab import TensorTransfer
 from headwater.schemas.clock import Clock
 from headwater.schemas.media import DIGEST_BYTES, NixlPlace, Offer, Place
 
@@ -404,8 +404,8 @@ def _settle(future: "asyncio.Future[Any]", result: Any) -> None:
 # The transfer.
 
 
-class NixlTransfer(SlabTransfer):
-    """A slab that other processes read by NIXL. Arguments as `SlabTransfer`; call `start` first."""
+class NixlTransfer(TensorTransfer):
+    """A slab that other processes read by NIXL. Call `start` first."""
 
     def __init__(
         self,
@@ -447,9 +447,6 @@ class NixlTransfer(SlabTransfer):
     async def _fetch(self, offer: Offer, offset: int, within_s: float) -> None:
         assert isinstance(offer.place, NixlPlace)
         await self._nixl.read(offer.place, offset, offer.nbytes, within_s)
-
-    async def _copy(self, nbytes: int, work: Callable[[], T]) -> T:
-        return await run_copy(nbytes, work)
 
     async def _end(self) -> None:
         await self._nixl.close()

@@ -1,7 +1,4 @@
-"""The `TensorTransfer` port (offer a tensor, read one, the errors of both), checksums, and the memory that tensors are in.
-
-`NixlTransfer` moves bytes between processes and machines, `LocalTransfer` within one process and under injected
-faults; one contract suite (tests/contract/transfer/test_transfer.py) runs over both.
+"""What all transfers of tensors share: their errors, checksums, and the memory that tensors are in. See `TensorTransfer` for offers and reads.
 
 The checksum, XXH3-64, reads 15 GB/s where a transfer moves 8; zlib's crc32, with 2.3, would take three times as long as the transfer itself. It
 detects accidents, not forgery.
@@ -12,8 +9,6 @@ Tests cover `HostMemory` and `TensorMemory` over a CPU tensor; CUDA memory diffe
 
 import math
 import mmap
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
 from typing import Any, ClassVar, Final, Literal, NamedTuple, Protocol, cast, get_args
 
 import numpy as np
@@ -21,7 +16,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from headwater.engines.engine import EngineError
-from headwater.schemas.media import ClaimReply, DType, LeaseId, MemoryKind, Offer, OfferClaim, OfferReleased
+from headwater.schemas.media import ClaimReply, DType, MemoryKind, Offer, OfferClaim, OfferReleased
 
 Remedy = Literal["offer", "elsewhere", "later"]
 
@@ -85,7 +80,7 @@ class TransferClosed(TransferError):
 
 
 class Control(Protocol):
-    """A reader's channel to the owner of an offer, implemented over the bus; see `TensorTransfer.read`."""
+    """A reader's channel to the owner of an offer, implemented over the bus."""
 
     async def claim(self, offer: Offer, claim: OfferClaim) -> ClaimReply:
         """Deliver `claim` to the owner's `answer` and return the reply. Raises `PeerGone` without a reply."""
@@ -109,61 +104,6 @@ class Stats(NamedTuple):
     claimed: int
     quarantined: int
     ended: dict[str, int]
-
-
-class TensorTransfer(Protocol):
-    """One slab of registered memory, its offers, and reads into it. Used from one event loop only."""
-
-    async def offer(self, array: Any, *, ttl_s: float, dtype: DType | None = None) -> Offer:
-        """Copy `array` into the slab and lease it to the first reader that claims it within `ttl_s`.
-
-        A numpy array, or a torch tensor where the slab is one. `dtype` gives the element type where the array
-        cannot (bfloat16 as the uint16 of its bits). Raises `SlabFull`, `TransferClosed`; ValueError for an
-        array that is empty or of another type.
-        """
-        ...
-
-    def answer(self, claim: OfferClaim) -> ClaimReply:
-        """Owner: grant or reject a claim on an offer. A repeated claim is rejected."""
-        ...
-
-    def released(self, message: OfferReleased) -> bool:
-        """Owner: a reader finished. False, without effect, for messages of others than the lease's reader."""
-        ...
-
-    def withdraw(self, lease: LeaseId) -> None:
-        """Owner: withdraw an offer. If it is claimed its memory is quarantined; unknown leases are ignored."""
-        ...
-
-    async def read(self, offer: Offer, control: Control, *, attempt: int = 1) -> Any:
-        """Claim, read and verify an offer; returns a copy: numpy, or torch where the slab is a tensor.
-
-        The block to read into is allocated before the claim, so a full slab consumes no offer. The owner is notified
-        of every end. bfloat16 is returned as uint16 where the slab is host memory. Raises `SlabFull`, `OfferExpired`,
-        `OfferConsumed`, `OfferVoid`, `PeerGone`, `ReadTimedOut`, `ChecksumMismatch`, `TransferFailed`,
-        `TransferClosed`, and errors of `control.claim`. After none of them may the same offer be claimed again.
-        """
-        ...
-
-    def borrow(self, offer: Offer, control: Control, *, attempt: int = 1) -> AbstractAsyncContextManager[Any]:
-        """Read like `read`, without the copy: the array is in the slab, and must not be used after the block.
-
-        Faster for large tensors, whose copy costs more than their transfer; for callers that copy them at once, for
-        example to a GPU.
-        """
-        ...
-
-    def stats(self) -> Stats:
-        """Current use of the slab."""
-        ...
-
-    async def close(self, *, drain_s: float = 0.0) -> None:
-        """Reject new claims, wait up to `drain_s` for readers, then end. Idempotent."""
-        ...
-
-
-OpenTransfer = Callable[[], Awaitable[TensorTransfer]]
-"""Makes this process's slab. Raises `TransferUnavailable`."""
 
 
 # XXH3-64, and a copy that computes it.

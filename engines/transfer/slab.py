@@ -1,6 +1,7 @@
-"""The common part of all `TensorTransfer` implementations: leases, claims, checksums, and buffers after each kind of end.
+"""Offers of tensors and reads of them (`TensorTransfer`): leases, claims, checksums, and buffers after each kind of end.
 
-An implementation adds the read of bytes from another slab into a block of this one.
+`NixlTransfer` moves the bytes between processes and machines, `SharedTransfer` on one machine, `LocalTransfer` within one process and under
+injected faults; one contract suite (tests/contract/transfer/test_transfer.py) runs over them.
 
 The slab's buffer is registered once, because registering costs as much as moving megabytes; its parts are allocated here. No bytes
 are accessed: the same allocator serves host and device memory.
@@ -18,7 +19,7 @@ import heapq
 from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections import Counter, OrderedDict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from itertools import count
@@ -340,8 +341,11 @@ REFUSED: Final[dict[Refusal, tuple[type[TransferError], str]]] = {
 _log = structlog.get_logger("headwater.transfer")
 
 
-class SlabTransfer(ABC):
-    """See `headwater.engines.transfer.port.Transfer`. `owner` and `epoch` are those of the actor that it serves."""
+class TensorTransfer(ABC):
+    """One slab of registered memory, its offers, and reads into it. Used from one event loop only.
+
+    `owner` and `epoch` are those of the actor that it serves.
+    """
 
     def __init__(
         self,
@@ -362,7 +366,12 @@ class SlabTransfer(ABC):
         self._ledger = TransferLedger(Slab(memory.nbytes), epoch, clock, new_lease, **times)
 
     async def offer(self, array: Any, *, ttl_s: float, dtype: DType | None = None) -> Offer:
-        """See `Transfer.offer`."""
+        """Copy `array` into the slab and lease it to the first reader that claims it within `ttl_s`.
+
+        A numpy array, or a torch tensor where the slab is one. `dtype` gives the element type where the array
+        cannot (bfloat16 as the uint16 of its bits). Raises `SlabFull`, `TransferClosed`; ValueError for an
+        array that is empty or of another type.
+        """
         self._check_open()
         form = form_of(array, dtype)
         hold = self._ledger.take(form.nbytes)
@@ -380,7 +389,7 @@ class SlabTransfer(ABC):
         )
 
     def answer(self, claim: OfferClaim) -> ClaimReply:
-        """See `Transfer.answer`."""
+        """Owner: grant or reject a claim on an offer. A repeated claim is rejected."""
         hold = self._ledger.claim(claim)
         if not isinstance(hold, Hold):
             return ClaimRefused(claim.lease, hold)
@@ -389,25 +398,35 @@ class SlabTransfer(ABC):
         return ClaimGranted(claim.lease, int(self._ledger.claim_s * 1000), metadata)
 
     def released(self, message: OfferReleased) -> bool:
-        """See `Transfer.released`."""
+        """Owner: a reader finished. False, without effect, for messages of others than the lease's reader."""
         known = self._ledger.release(message)
         if known and not self._ledger.claimed():
             self._expect_reader(0.0)
         return known
 
     def withdraw(self, lease: LeaseId) -> None:
-        """See `Transfer.withdraw`."""
+        """Owner: withdraw an offer. If it is claimed its memory is quarantined; unknown leases are ignored."""
         self._ledger.withdraw(lease)
 
     async def read(self, offer: Offer, control: Control, *, attempt: int = 1) -> Any:
-        """See `Transfer.read`."""
+        """Claim, read and verify an offer; returns a copy: numpy, or torch where the slab is a tensor.
+
+        The block to read into is allocated before the claim, so a full slab consumes no offer. The owner is notified
+        of every end. bfloat16 is returned as uint16 where the slab is host memory. Raises `SlabFull`, `OfferExpired`,
+        `OfferConsumed`, `OfferVoid`, `PeerGone`, `ReadTimedOut`, `ChecksumMismatch`, `TransferFailed`,
+        `TransferClosed`, and errors of `control.claim`. After none of them may the same offer be claimed again.
+        """
         hold, array = await self._receive(offer, control, attempt, self._memory.get)
         self._ledger.give_back(hold)
         return array
 
     @asynccontextmanager
     async def borrow(self, offer: Offer, control: Control, *, attempt: int = 1) -> AsyncIterator[Any]:
-        """See `Transfer.borrow`."""
+        """Read like `read`, without the copy: the array is in the slab, and must not be used after the block.
+
+        Faster for large tensors, whose copy costs more than their transfer; for callers that copy them at once, for
+        example to a GPU.
+        """
         hold, array = await self._receive(offer, control, attempt, self._memory.lend)
         try:
             yield array
@@ -469,11 +488,11 @@ class SlabTransfer(ABC):
         return hold, array
 
     def stats(self) -> Stats:
-        """See `Transfer.stats`."""
+        """Current use of the slab."""
         return self._ledger.stats()
 
     async def close(self, *, drain_s: float = 0.0) -> None:
-        """See `Transfer.close`."""
+        """Reject new claims, wait up to `drain_s` for readers, then end. Idempotent."""
         self._ledger.closing = True
         until_s = self._clock.monotonic_s() + drain_s
         while self._ledger.claimed() and self._clock.monotonic_s() < until_s:
@@ -515,13 +534,17 @@ class SlabTransfer(ABC):
     async def _fetch(self, offer: Offer, offset: int, within_s: float) -> None:
         """Read the offer's bytes into `offset` of the slab. Raises `PeerGone`, `ReadTimedOut`, `TransferFailed`."""
 
-    @abstractmethod
     async def _copy(self, nbytes: int, work: Callable[[], T]) -> T:
         """Run a copy of `nbytes` between slab and array; returns only when it has ended, cancelled or not."""
+        return await run_copy(nbytes, work)
 
     @abstractmethod
     async def _end(self) -> None:
         """Close the transport. Idempotent."""
+
+
+OpenTransfer = Callable[[], Awaitable[TensorTransfer]]
+"""Makes this process's slab. Raises `TransferUnavailable`."""
 
 
 async def run_copy(nbytes: int, work: Callable[[], T]) -> T:

@@ -10,10 +10,10 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Final, NamedTuple, get_args
+from typing import Any, Final, NamedTuple
 
 from headwater.engines import logs, native_arguments, process
-from headwater.engines.engine import EngineUnavailable, RequestRejected
+from headwater.engines.engine import TOKEN_CAPABILITIES, EngineUnavailable, RequestRejected
 from headwater.engines.launcher import EngineSettings, PortRange, Releases, Vulnerability, release
 from headwater.engines.native_arguments import check_agreement, has, name_of, number, value
 from headwater.engines.vllm import VllmOptions, handoff
@@ -104,7 +104,15 @@ def keyword_arguments(settings: VllmSettings, events: str, replay: str, *, cpu: 
     Raises `EngineUnavailable` naming the invalid argument.
     """
     given = parse(settings.options.native)
-    _agree(settings, given)
+    worker = settings.worker
+    check_agreement(
+        "vLLM",
+        given,
+        {
+            "--block-size": (worker.block_size, "block_size"),
+            "--max-model-len": (worker.max_model_len, "max_model_len"),
+        },
+    )
     # Prefix caching stays vLLM's default: on, except for models that it would crash or make wrong, as encoders that attend to both sides.
     arguments: dict[str, Any] = {
         # Headwater logs its own; vLLM's would be printed every ten seconds.
@@ -115,7 +123,7 @@ def keyword_arguments(settings: VllmSettings, events: str, replay: str, *, cpu: 
     # decides what compiles all later ones, whatever each of them was checked with.
     arguments["structured_outputs_config"] = {"backend": "guidance"}
     transfer = transfer_config(settings, cpu=cpu)
-    if endpoint := settings.worker.traces.announced("vllm", settings.worker.name).endpoint:
+    if endpoint := worker.traces.announced("vllm", worker.name).endpoint:
         arguments["otlp_traces_endpoint"] = endpoint
     if transfer is not None:
         from vllm.config.kv_transfer import KVTransferConfig
@@ -125,7 +133,7 @@ def keyword_arguments(settings: VllmSettings, events: str, replay: str, *, cpu: 
         arguments
         | given
         | {
-            "model": settings.worker.model,
+            "model": worker.model,
             "kv_events_config": _kv_events(given.get("kv_events_config"), events, replay),
         }
     )
@@ -146,16 +154,6 @@ def shared_arguments(settings: VllmSettings, *, cpu: bool) -> dict[str, Any]:
         arguments["enforce_eager"] = True
         arguments["kv_cache_memory_bytes"] = CPU_KV_CACHE_MIB * MIB
     return arguments
-
-
-def _agree(settings: VllmSettings, given: Mapping[str, Any]) -> None:
-    """Raise if a setting and the corresponding native argument differ."""
-    worker = settings.worker
-    pairs = (
-        ("--block-size", worker.block_size, "block_size", 1),
-        ("--max-model-len", worker.max_model_len, "max_model_len", 1),
-    )
-    check_agreement("vLLM", pairs, given)
 
 
 def _kv_events(theirs: Any, events: str, replay: str) -> Any:
@@ -226,8 +224,8 @@ GENERATES: frozenset[Capability] = frozenset(
     {"generate", "logprobs", "prompt_logprobs", "allowed_tokens", "seed", "cache_salt"}
 )
 
-POSSIBLE: Final[frozenset[Capability]] = frozenset(get_args(Capability))
-"""What it has depends on its arguments: no capability is out of reach."""
+POSSIBLE: Final = TOKEN_CAPABILITIES - {"split_only"}
+"""What an engine can do with some arguments."""
 
 
 def capabilities(
@@ -264,14 +262,10 @@ def capabilities(
         found.add("sleep")
     if hasattr(engine, "pause_generation"):
         found.add("pause")
-    if _profiles(config):
+    profiler = getattr(config, "profiler_config", None)
+    if profiler and profiler.profiler:
         found.add("profile")
     return frozenset(found)
-
-
-def _profiles(config: Any) -> bool:
-    profiler = getattr(config, "profiler_config", None)
-    return bool(profiler and profiler.profiler)
 
 
 # Validation before anything is loaded. Every error names the flag and the fix. Pure.

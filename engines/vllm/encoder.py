@@ -2,8 +2,6 @@
 
 import asyncio
 import itertools
-import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,13 +10,7 @@ from msgspec.structs import replace
 
 from headwater.engines import embeddings as embedding_files
 from headwater.engines import process
-from headwater.engines.embeddings import (
-    EmbeddingStore,
-    ImageEncoder,
-    ModelEmbeddings,
-    encoded_image,
-    tensor_of,
-)
+from headwater.engines.embeddings import EmbeddingInput, ImageEncoder, ModelEmbeddings, encoded_image
 from headwater.engines.engine import (
     EncodedImage,
     EngineError,
@@ -173,47 +165,23 @@ def fields_resolver(model_config: Any) -> Any:
 GIVEN_ID: Final = "1" * 32
 
 
-class EmbeddingInput:
-    """Up to `mib` MiB of embeddings for one engine."""
+class VllmEmbeddings(EmbeddingInput):
+    """Embeddings for one engine, in files that its processes load."""
 
     def __init__(self, mib: int) -> None:
-        self._folder = embedding_files.make_folder()
+        folder = embedding_files.make_folder()
+        super().__init__(embedding_files.FileShelf(folder), folder, mib)
         self.taken: EmbeddingSupport | None = None
         """The embeddings of images that the engine takes in place of them, once verified; None if it needs the images too."""
-        self.form: ModelEmbeddings | None = None
-        """What the engine computes of images itself, and can be given, once verified."""
-        self.store = EmbeddingStore(embedding_files.FileShelf(self._folder), mib << 20, time.monotonic)
 
     def arguments(self) -> dict[str, Any]:
         """Arguments of AsyncEngineArgs."""
-        return {"ec_transfer_config": transfer_config("ec_consumer", self._folder)}
-
-    @property
-    def encoded(self) -> int:
-        """Images that the engine has encoded itself."""
-        return embedding_files.counted(self._folder, embedding_files.ENCODED)
+        return {"ec_transfer_config": transfer_config("ec_consumer", self.folder)}
 
     @property
     def loaded(self) -> int:
         """Embeddings that the engine has loaded."""
-        return embedding_files.counted(self._folder, embedding_files.LOADED)
-
-    async def put(self, item: PromptMedia, image: EncodedImage) -> None:
-        """See `Engine.put_embedding`. vLLM loads what it is given unseen, and ends on what does not fit its prompt."""
-        if self.form is None:
-            raise EngineError("this vLLM takes no embeddings of media")
-        self.form.check(item, image)
-        await self.store.put(item, tensor_of(image), image.fields)
-
-    def fields_of(self, media: Sequence[PromptMedia]) -> list[dict[str, Any]] | None:
-        """Return what the model needs of the items besides their embeddings; None if it needs the pixels of any of them."""
-        found = []
-        for item in media:
-            fields = self.store.fields(item)
-            if not fields:
-                return None
-            found.append(msgspec.json.decode(fields))
-        return found
+        return embedding_files.counted(self.folder, embedding_files.LOADED)
 
     async def verify(self, engine: Any, support: MediaSupport) -> None:
         """Have the engine encode an item of media, give it the result under another name, and see that it does not encode that again.
@@ -225,7 +193,7 @@ class EmbeddingInput:
             return
         await _generate_one(engine, support, probe)
         try:
-            tensor = embedding_files.take(self._folder, probe.id)
+            tensor = embedding_files.take(self.folder, probe.id)
         except FileNotFoundError:
             raise EngineUnavailable(
                 "this vLLM did not call its encoder cache connector: it cannot take the embeddings of encode workers"
@@ -234,11 +202,11 @@ class EmbeddingInput:
         self.form = form_of(probe, tensor, self.taken)
         encoded = self.encoded
         given = replace(probe, id=GIVEN_ID)
-        embedding_files.write(self._folder, given.id, tensor)
+        embedding_files.write(self.folder, given.id, tensor)
         try:
             await _generate_one(engine, support, given)
         finally:
-            embedding_files.path_of(self._folder, given.id).unlink()
+            embedding_files.path_of(self.folder, given.id).unlink()
         if self.encoded != encoded or not self.loaded:
             raise EngineUnavailable(
                 "this vLLM encodes an item again although it was given its embedding: it cannot use encode workers"

@@ -1,7 +1,7 @@
 """vLLM's AsyncLLM as an `Engine`: tokens in, tokens out."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,18 +9,19 @@ from typing import Any
 import structlog
 
 from headwater.engines import process
-from headwater.engines.embeddings import EmbeddingGone
 from headwater.engines.engine import (
+    AnswerStream,
     Emit,
     EncodedImage,
     EngineInfo,
     EngineLoad,
     EngineUnavailable,
     Finish,
-    RequestRejected,
     Step,
     Transfer,
     Unusable,
+    check_length,
+    check_processors,
     seal,
     unseal,
 )
@@ -30,7 +31,7 @@ from headwater.engines.process import freeze_heap, interruptible
 from headwater.engines.ranked import default_sampling
 from headwater.engines.vllm import handoff, sampling
 from headwater.engines.vllm.config import VllmSettings, capabilities, pooling_of
-from headwater.engines.vllm.encoder import EmbeddingInput
+from headwater.engines.vllm.encoder import VllmEmbeddings
 from headwater.engines.vllm.launch import check_alive, death_of, import_vllm, launch, of_engine, shut_down
 from headwater.engines.vllm.media import (
     media_prompt,
@@ -119,7 +120,7 @@ class VllmEngine(VllmControl):
         self.ranks = number(settings.options.native, "data_parallel_size", 1)
         self._folder: Path | None = None
         self._handoffs: handoff.VllmHandoffs | None = None
-        self._embeddings: EmbeddingInput | None = None
+        self._embeddings: VllmEmbeddings | None = None
         self._speech: SpeechSupport | None = None
 
     async def start(self) -> EngineInfo:
@@ -128,7 +129,7 @@ class VllmEngine(VllmControl):
         self._folder = process.take("engine")
         own, processors = self._settings.worker, self._settings.options.logits_processors
         if own.reads_embeddings:
-            self._embeddings = EmbeddingInput(own.embeddings_mib)
+            self._embeddings = VllmEmbeddings(own.embeddings_mib)
         with interruptible():
             version = import_vllm(self._folder)
             loggers = stat_loggers(self._record, prometheus=own.exports_metrics)
@@ -213,23 +214,16 @@ class VllmEngine(VllmControl):
         self, request: GenerateRequest, emit: Emit, transfer: Transfer | None = None, *, rank: int = 0
     ) -> None:
         """See `Engine.submit`."""
-        self._needs("generate" if self._speech is None else "transcription")
+        self._require("generate" if self._speech is None else "transcription")
         check_alive(self._engine, self._failure_file)
         self._check_supported(request)
         tokens = hashing.unpack_tokens(request.tokens)
         wanted = request.sampling
-        if not len(tokens):
-            raise RequestRejected("the prompt is empty")
-        if len(tokens) + wanted.max_tokens > self._context_length:
-            raise RequestRejected(
-                f"{len(tokens)} prompt + {wanted.max_tokens} new tokens exceed the context of "
-                f"{self._context_length}"
-            )
-        if fault := sampling.unknown_processor(wanted.processors, self._settings.options.logits_processors):
-            raise RequestRejected(fault)
+        check_length(len(tokens), wanted.max_tokens, self._context_length)
+        check_processors(wanted.processors, self._settings.options.logits_processors)
         prompt = self._prompt(request, tokens.tolist())
         lora = self._loras.request(request.lora_name)
-        stream = _Stream(emit, prefill=request.leg == "prefill")
+        stream = AnswerStream(request, emit)
         loop = asyncio.get_running_loop()
         try:
             params = self._params(request, transfer, rank)
@@ -245,21 +239,15 @@ class VllmEngine(VllmControl):
         if self._embeddings is not None:
             store = self._embeddings.store
             pinned = store.pin(request.media)
-            task.add_done_callback(lambda _: store.unpin(pinned, was_cancelled=not stream.is_whole))
+            # What ended otherwise the engine may still have.
+            task.add_done_callback(
+                lambda _: store.unpin(pinned, was_cancelled=stream.finish not in ("stop", "length"))
+            )
         task.add_done_callback(partial(self._ended, request.request, rank, stream))
 
-    def _fields_of(self, media: Sequence[PromptMedia]) -> list[dict[str, Any]] | None:
-        """Return the fields of images that came without pixels, from their stored embeddings; None if all came with pixels."""
-        if self._embeddings is None or not media or any(item.data for item in media):
-            return None
-        found = self._embeddings.fields_of(media)
-        if found is None:
-            raise EmbeddingGone("an image's embedding was here when it was asked for, and is no longer")
-        return found
-
     def holds_embedding(self, item: PromptMedia) -> bool:
-        """See `Engine.holds_embedding`. Without fields the model needs the pixels too."""
-        return self._embeddings is not None and bool(self._embeddings.store.fields(item))
+        """See `Engine.holds_embedding`."""
+        return self._embeddings is not None and self._embeddings.holds(item)
 
     async def put_embedding(self, item: PromptMedia, image: EncodedImage) -> None:
         """See `Engine.put_embedding`."""
@@ -271,7 +259,8 @@ class VllmEngine(VllmControl):
         """A prompt as vLLM takes it. Raises `RequestRejected`."""
         if self._speech is not None:
             return speech_prompt(tokens, request, self._speech)
-        prompt = media_prompt(tokens, request.media, self._media, self._fields_of(request.media))
+        fields = self._embeddings.fields_of(request.media) if self._embeddings is not None else None
+        prompt = media_prompt(tokens, request.media, self._media, fields)
         if request.cache_salt:
             prompt["cache_salt"] = request.cache_salt
         return prompt
@@ -290,13 +279,13 @@ class VllmEngine(VllmControl):
         cold = self._ranks[rank].translator.cold
         if self._handoffs is not None and request.leg == "prefill":
             wanted = request.sampling.prompt_logprobs
-            return sampling.prefill(self._handoffs.hand_over(), prompt_logprobs=wanted, report_hits=cold)
+            return sampling.prefill(dict(handoff.PREFILL), prompt_logprobs=wanted, report_hits=cold)
         fetch = None
         if self._handoffs is not None and request.leg == "decode" and transfer is not None:
             fetch = self._handoffs.fetch(unseal(transfer.params, request))
         return sampling.answer(request.sampling, fetch=fetch, report_hits=cold)
 
-    def _ended(self, request: str, rank: int, stream: "_Stream", task: asyncio.Task[None]) -> None:
+    def _ended(self, request: str, rank: int, stream: AnswerStream, task: asyncio.Task[None]) -> None:
         """Emit exactly one final step, whatever happened, also before the task's first step."""
         self._tasks.pop(request, None)
         self._ranks[rank].running.discard(request)
@@ -314,7 +303,7 @@ class VllmEngine(VllmControl):
         params: Any,
         lora: Any,
         rank: int,
-        stream: "_Stream",
+        stream: AnswerStream,
     ) -> None:
         tokens = prompt.get("prompt_token_ids", ())
         reported_cached = scored = False
@@ -344,7 +333,7 @@ class VllmEngine(VllmControl):
                     )
                 logprobs = sampling.logprobs(answer, request.sampling.logprobs or 0)
                 pinned = None
-                if stream.prefill and self._handoffs is not None and finish in ("stop", "length"):
+                if stream.is_prefill and self._handoffs is not None and finish in ("stop", "length"):
                     pinned = self._handoffs.pinned(output.kv_transfer_params)
                     pinned = pinned and pinned._replace(params=seal(pinned.params, request))
                 if not scored:
@@ -385,21 +374,3 @@ class VllmEngine(VllmControl):
 def _logprobs_max(configured: int) -> int:
     """Maximum alternatives per token that a request may have; vLLM's -1 is no bound."""
     return LOGPROBS_MAX if configured < 0 else min(configured, LOGPROBS_MAX)
-
-
-class _Stream:
-    """Passes steps on, up to and including the final one. A prefill leg's tokens are discarded."""
-
-    def __init__(self, emit: Emit, *, prefill: bool) -> None:
-        self._emit = emit
-        self.prefill = prefill
-        self.ended = False
-        self.is_whole = False
-        """It ended as the engine said: it has nothing more to do with the request."""
-
-    def send(self, step: Step) -> None:
-        if self.ended:
-            return
-        self.ended = bool(step.finish)
-        self.is_whole = step.finish in ("stop", "length")
-        self._emit(step._replace(tokens=(), logprobs=()) if self.prefill else step)

@@ -11,13 +11,12 @@ the worker ensures that no other engine receives them. On the way they are seale
 """
 
 import json
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 
-from headwater.engines.engine import EngineUnavailable, Pinned, Unusable
+from headwater.engines.engine import EngineUnavailable, Pinned, Unusable, UsedHandoffs
 from headwater.engines.model_files import model_digest
 from headwater.schemas.names import host_port
 
@@ -190,9 +189,6 @@ LEASE_S = 30
 MARGIN = 1 / 3
 """Part of the lease reserved for the transport to the other engine, which renews it from then on."""
 
-REMEMBERED = 65_536
-"""Bound on recorded used hand-offs."""
-
 PREFILL: dict[str, Any] = {
     "do_remote_decode": True,
     "do_remote_prefill": False,
@@ -221,13 +217,10 @@ class VllmHandoffs:
 
     def __init__(self, config: Any) -> None:
         extra = getattr(config.kv_transfer_config, "kv_connector_extra_config", None) or {}
-        lease = float(_nixl(config, "kv_lease_duration") or extra.get("kv_lease_duration") or LEASE_S)
+        own = (handoff_options(config) or {}).get("kv_lease_duration")
+        lease = float(own or extra.get("kv_lease_duration") or LEASE_S)
         self.lease_s = lease * (1 - MARGIN)
-        self._seen: OrderedDict[tuple[str, str], None] = OrderedDict()
-
-    def hand_over(self) -> dict[str, Any]:
-        """Parameters of a prefill leg."""
-        return dict(PREFILL)
+        self._used = UsedHandoffs()
 
     def pinned(self, returned: dict[str, Any] | None) -> Pinned | None:
         """The KV pinned by a prefill leg, None if it cannot be fetched."""
@@ -243,12 +236,7 @@ class VllmHandoffs:
     def fetch(self, params: bytes) -> dict[str, Any]:
         """Parameters of the decode leg. Raises `Unusable`: incomplete, or used before."""
         checked = _checked(params)
-        key = (checked.remote_engine_id, checked.remote_request_id)
-        if key in self._seen:
-            raise Unusable("it was already used")
-        self._seen[key] = None
-        if len(self._seen) > REMEMBERED:
-            self._seen.popitem(last=False)
+        self._used.use((checked.remote_engine_id, checked.remote_request_id))
         whole: dict[str, Any] = msgspec.json.decode(params)
         # With it vLLM reports the prefill's cached tokens as the decode's own, which were all fetched.
         whole.pop("remote_prefill_cached_tokens", None)
@@ -279,7 +267,3 @@ def pairs_with(config: Any, name: str, version: str) -> str:
     model, cache = config.model_config, config.cache_config
     dtype = str(model.dtype).removeprefix("torch.")
     return f"vllm/{version}/{name}-{model_digest(str(model.model))}/{dtype}/{cache.cache_dtype}"
-
-
-def _nixl(config: Any, key: str) -> Any:
-    return (handoff_options(config) or {}).get(key)

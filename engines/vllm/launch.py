@@ -15,8 +15,8 @@ from headwater.engines import kv_socket, native_arguments
 from headwater.engines import process as engine_process
 from headwater.engines.engine import EngineDied, EngineLoad, EngineUnavailable, start_failure
 from headwater.engines.kv_events import KvTranslator
-from headwater.engines.kv_socket import KvSocket, reachable
 from headwater.engines.process import EngineInterrupted, interruptible, with_stack_room
+from headwater.engines.ranked import EngineRank
 from headwater.engines.vllm import config
 from headwater.engines.vllm.config import VllmSettings, environment, keyword_arguments, shared_arguments
 from headwater.engines.vllm.handoff import CONNECTORS
@@ -124,29 +124,25 @@ def death_of(engine: Any, failure_file: str) -> str:
     return f"vLLM's engine core died: {engine_process.read(failure_file, processes) or engine.dead_error}"
 
 
-# One data-parallel rank: its events, cached blocks and load. There is at least one.
+# Data-parallel ranks. There is at least one.
 
 
-class EngineRank:
-    """The state of one rank. `running` are its requests."""
+class VllmRank(EngineRank):
+    """One rank; `last` is the load that it reported last."""
 
-    def __init__(self, number: int, endpoint: str, replay: str, block_size: int, total_blocks: int) -> None:
-        self.number = number
-        self.translator = KvTranslator(block_size)
-        self.socket = KvSocket(endpoint, replay, self.translator)
-        self.idle = EngineLoad(0, 0, 0, total_blocks)
+    def __init__(
+        self, number: int, endpoints: tuple[str, str], translator: KvTranslator, total_blocks: int
+    ) -> None:
+        super().__init__(number, endpoints, translator, total_blocks)
         self.last = self.idle
-        self.running: set[str] = set()
 
-    def load(self) -> EngineLoad:
-        """Current load. Idle engines do not report, so without running requests the load is zero; and requests that are in no report yet count as running."""
-        if not self.running:
-            return self.idle
+    def busy_load(self) -> EngineLoad:
+        """See `EngineRank.busy_load`. Requests that are in no report yet count as running."""
         unreported = len(self.running) - self.last.running - self.last.waiting
         return self.last._replace(running=self.last.running + max(0, unreported))
 
 
-def of_engine(engine: Any, count: int) -> list[EngineRank]:
+def of_engine(engine: Any, count: int) -> list[VllmRank]:
     """The ranks of a started AsyncLLM, by its own numbers."""
     from vllm.distributed.kv_events import ZmqEventPublisher
 
@@ -157,16 +153,15 @@ def of_engine(engine: Any, count: int) -> list[EngineRank]:
     numbers = getattr(engine.engine_core, "engine_ranks_managed", None) or list(range(count))
     # The actual endpoints in newer releases: a port may have been 0.
     sources = engine.get_kv_event_sources() if hasattr(engine, "get_kv_event_sources") else {}
-    made: list[EngineRank] = []
+    native, offset = config.kv_events_config, ZmqEventPublisher.offset_endpoint_port
+    made: list[VllmRank] = []
     for number in numbers:
         source = sources.get(number)
         if source is not None:
-            at, replay = source.endpoint, source.replay_endpoint
+            endpoints = source.endpoint, source.replay_endpoint
         else:
-            native = config.kv_events_config
-            at = ZmqEventPublisher.offset_endpoint_port(native.endpoint, number)
-            replay = ZmqEventPublisher.offset_endpoint_port(native.replay_endpoint, number)
-        made.append(EngineRank(number, reachable(at), reachable(replay), block_size, total))
+            endpoints = offset(native.endpoint, number), offset(native.replay_endpoint, number)
+        made.append(VllmRank(number, endpoints, KvTranslator(block_size), total))
     return made
 
 

@@ -6,23 +6,12 @@ import msgspec
 import structlog
 
 from headwater.engines.engine import Engine, EngineUnavailable
-from headwater.engines.launcher import (
-    HANDOFF_HOST,
-    HANDOFF_PORT,
-    EngineLauncher,
-    EngineSettings,
-    Follower,
-    MeetingPlace,
-    PortRange,
-    SidePorts,
-    WorkerSpec,
-)
+from headwater.engines.launcher import EngineLauncher, EngineSettings, Follower, PortRange, WorkerSpec
 from headwater.engines.model_files import ModelFiles
-from headwater.engines.native_arguments import number, value
+from headwater.engines.native_arguments import has, number, value
 from headwater.engines.vllm import VllmOptions, config
 from headwater.engines.vllm.config import CPU_BLOCK_SIZE
 from headwater.schemas.events import Role
-from headwater.schemas.names import LOOPBACK
 from headwater.schemas.tables import ModelCard
 
 _log = structlog.get_logger("headwater.vllm")
@@ -53,49 +42,41 @@ class VllmLauncher(EngineLauncher[VllmOptions]):
         size = number(self.options.native, "data_parallel_size", 1)
         return max(1, number(self.options.native, "data_parallel_size_local", size))
 
-    def side_ports(self, roles: Sequence[Role]) -> SidePorts:
+    def side_ports(self, role: Role) -> int:
         """See `EngineLauncher.side_ports`: NIXL's side channels."""
-        if not self.options.handoff_port and not any(map(self._needs_nixl, roles)):
-            return SidePorts()
-        return SidePorts(self._ranks, self.options.handoff_port, self.options.handoff_host or LOOPBACK)
+        return self._ranks if self.is_met(role) else 0
 
-    def meeting_place(self, role: Role) -> MeetingPlace | None:
-        """See `EngineLauncher.meeting_place`: NIXL's side channels."""
-        return MeetingPlace(HANDOFF_HOST, self.options.handoff_host) if self._needs_nixl(role) else None
-
-    def _needs_nixl(self, role: Role) -> bool:
+    def is_met(self, role: Role) -> bool:
+        """See `EngineLauncher.is_met`: at NIXL's side channels."""
         if role == "encode":
             return False
+        words = self.options.native
         if self.options.connector:
             return "nixl" in self.options.connector
-        transfer = value(self.options.native, "kv_transfer_config") or ""
-        return role != "both" or "nixl" in transfer.lower()
+        return role != "both" or (has(words, "kv_transfer_config") and "nixl" in " ".join(words).lower())
 
     def ports(self, workers: Sequence[WorkerSpec]) -> list[PortRange]:
-        """See `EngineLauncher.ports`: side channels, and the sockets of native KV events."""
-        ranks, flag = self._ranks, "--kv-events-config"
-        found = [
-            PortRange(HANDOFF_PORT, worker.name, worker.side_port, ranks)
-            for worker in workers
-            if worker.side_port
-        ]
+        """See `EngineLauncher.ports`: the sockets of native KV events."""
+        flag = "--kv-events-config"
         text = value(self.options.native, "kv_events_config")
         if not text:
-            return found
+            return []
         try:
             events = msgspec.json.decode(text, type=dict[str, object])
         except (msgspec.DecodeError, msgspec.ValidationError) as error:
             raise EngineUnavailable(f"{flag} {text}: {error}. Give a JSON object") from error
         endpoints = [events.get(name) for name in ("endpoint", "replay_endpoint")]
-        for worker in workers:
-            for endpoint in endpoints:
-                if isinstance(endpoint, str):
-                    found += config.kv_event_ports(worker.name, endpoint, ranks, flag)
-        return found
+        return [
+            port
+            for worker in workers
+            for endpoint in endpoints
+            if isinstance(endpoint, str)
+            for port in config.kv_event_ports(worker.name, endpoint, self._ranks, flag)
+        ]
 
     def check(self, workers: Sequence[WorkerSpec]) -> None:
         """See `EngineLauncher.check`."""
-        self.releases.check(config.installed(), allow="vulnerable" in self.options.allow)
+        super().check(workers)
         for worker in workers:
             config.role(worker.role, self.options.connector, self.options.native)
 

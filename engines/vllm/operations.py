@@ -16,6 +16,7 @@ from headwater.engines.engine import (
     LoraAdapter,
     PauseMode,
     RequestRejected,
+    check_adapter,
     check_loaded,
     unseal,
 )
@@ -23,7 +24,7 @@ from headwater.engines.ranked import RankedEngineBase
 from headwater.engines.traits import EngineTraces
 from headwater.engines.vllm import config
 from headwater.engines.vllm.config import POSSIBLE, VllmPooling
-from headwater.engines.vllm.launch import EngineRank, check_alive
+from headwater.engines.vllm.launch import VllmRank, check_alive
 from headwater.engines.vllm.media import media_prompt
 from headwater.schemas import hashing
 from headwater.schemas.inference import EmbedRequest, GenerateRequest
@@ -70,13 +71,7 @@ class Loras:
             if at.content == content:
                 return
             raise EngineError(f"adapter {adapter.name!r} is loaded from other files: unload it first")
-        if adapter.rank > self.rank_max:
-            raise EngineError(
-                f"adapter {adapter.name!r} has rank {adapter.rank}, this engine supports up to {self.rank_max}: "
-                "start it with a larger max_lora_rank"
-            )
-        if len(self._loaded) >= self.slots:
-            raise EngineError(f"all {self.slots} LoRA slots are in use: {', '.join(sorted(self._loaded))}")
+        check_adapter(adapter, self._loaded, self.slots, self.rank_max, "--max-lora-rank")
         clash = [name for name in self._loaded if number(name) == number(adapter.name)]
         if clash:
             raise EngineError(f"adapter {adapter.name!r} has the same id as {clash[0]!r}: rename one of them")
@@ -127,7 +122,7 @@ RELEASE_PAUSE_S = 0.02
 _log = structlog.get_logger("headwater.vllm")
 
 
-class VllmControl(RankedEngineBase[EngineRank, Loras]):
+class VllmControl(RankedEngineBase[VllmRank, Loras]):
     """The optional part of the `Engine` protocol for vLLM: base of `VllmEngine`."""
 
     name = "vllm"
@@ -150,7 +145,7 @@ class VllmControl(RankedEngineBase[EngineRank, Loras]):
 
     async def release(self, request: str, params: bytes) -> None:
         """See `Engine.release`."""
-        self._needs("handoff")
+        self._require("handoff")
         whose = msgspec.json.decode(unseal(params)).get("remote_request_id", "")
         for _ in range(RELEASE_TRIES):
             try:
@@ -173,7 +168,7 @@ class VllmControl(RankedEngineBase[EngineRank, Loras]):
         """See `Engine.embed`. With `token_embed` each vector is the concatenation of those of all tokens."""
         from vllm import PoolingParams
 
-        self._needs("embed")
+        self._require("embed")
         segments = request.segments or (0,) * len(request.prompts)
         params = [self._pooling.params(request.task, request.dimensions, one) for one in segments]
         lora = self._loras.request(request.lora_name)
@@ -236,7 +231,7 @@ class VllmControl(RankedEngineBase[EngineRank, Loras]):
 
     async def wake(self) -> None:
         """See `Engine.wake`. After level 2 the weights are read from the disk again."""
-        self._needs("sleep")
+        self._require("sleep")
         try:
             if self._asleep == 2:
                 await self._engine.wake_up(tags=["weights"])
@@ -251,17 +246,17 @@ class VllmControl(RankedEngineBase[EngineRank, Loras]):
 
     async def pause(self, mode: PauseMode) -> None:
         """See `Engine.pause`. The cache is kept; requests that arrive wait."""
-        self._needs("pause")
+        self._require("pause")
         await self._engine.pause_generation(mode=mode, clear_cache=False)
 
     async def resume(self) -> None:
         """See `Engine.resume`."""
-        self._needs("pause")
+        self._require("pause")
         await self._engine.resume_generation()
 
     async def profile(self, *, on: bool) -> None:
         """See `Engine.profile`."""
-        self._needs("profile")
+        self._require("profile")
         try:
             await (self._engine.start_profile() if on else self._engine.stop_profile())
         except Exception as error:  # a profile that runs already, for one
@@ -269,7 +264,7 @@ class VllmControl(RankedEngineBase[EngineRank, Loras]):
 
     async def clear_kv(self) -> None:
         """See `Engine.clear_kv`. vLLM clears all or nothing: rejected while a request uses a block."""
-        self._needs("clear_kv")
+        self._require("clear_kv")
         async with self._clearing():
             if not await self._engine.reset_prefix_cache():
                 raise EngineError(

@@ -9,7 +9,6 @@ reason "error". Only the first two raise an exception: `vllm.exceptions.VLLMClie
 API's name of the field.
 """
 
-from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any, Final
 
@@ -109,15 +108,6 @@ def _structured(guide: Guide) -> Any:
             return StructuredOutputsParams(choice=choices)
         case "regex" | "grammar":
             return StructuredOutputsParams(**{guide.kind: guide_text(guide)})
-
-
-def unknown_processor(wanted: Iterable[str], known: Mapping[str, str]) -> str:
-    """Why these logits processors are not available, or empty."""
-    for name in wanted:
-        if name not in known:
-            names = ", ".join(sorted(known)) or "none"
-            return f"no logits processor {name!r} here; known are: {names}"
-    return ""
 
 
 def arguments(params: Any, name: str) -> dict[str, Any] | None:

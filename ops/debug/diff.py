@@ -76,7 +76,7 @@ def facts_of(state: RouterState) -> StateFacts:
     workers = {
         name: WorkerFacts(
             worker.epoch,
-            "draining" if worker.draining and worker.state == "ready" else worker.state,
+            worker.shown_state,
             worker.role,
             worker.engine,
             worker.loras,

@@ -42,14 +42,9 @@ class Fact(NamedTuple):
     words: tuple[str, ...] = ()
 
 
-def state_of(worker: Worker) -> str:
-    """Its state, in which draining shows however it was announced."""
-    return "draining" if worker.draining and worker.state == "ready" else worker.state
-
-
 WORKER: Final[dict[str, Fact]] = {
     "present": Fact("truth", FLEET, lambda _, worker: True, "is it in the pool?"),
-    "state": Fact("text", FLEET, lambda _, worker: state_of(worker), f"one of {', '.join(STATES)}", STATES),
+    "state": Fact("text", FLEET, lambda _, worker: worker.shown_state, f"one of {', '.join(STATES)}", STATES),
     "role": Fact("text", FLEET, lambda _, worker: worker.role, f"one of {', '.join(ROLES)}", ROLES),
     "engine": Fact("text", FLEET, lambda _, worker: worker.engine, "name of its engine"),
     "epoch": Fact("number", FLEET, lambda _, worker: worker.epoch, "number of its incarnation"),
@@ -156,7 +151,7 @@ class Totals:
             self.states[before] -= 1
         new: dict[str, Number] = {}
         if worker is not None:
-            now = self._state_of[name] = state_of(worker)
+            now = self._state_of[name] = worker.shown_state
             self.states[now] += 1
             new = self._known[name] = {fact: self._number(worker, fact) for fact in self._names}
         for fact in self._sums:

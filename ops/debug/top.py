@@ -157,7 +157,7 @@ class Present:
         cold = " (cold)" if worker.name in self.state.cold else ""
         return WorkerRow(
             worker.name,
-            ("draining" if worker.draining and worker.state == "ready" else worker.state) + cold,
+            worker.shown_state + cold,
             worker.role,
             worker.running,
             worker.waiting,

@@ -357,7 +357,7 @@ def processes_of(fleet: FleetFile, host: str) -> Iterator[HostProcess]:
     for engines in wanted.engines:
         launcher = plan.launcher_for(engines)
         # Ports that nobody chose are found where the worker starts, not here.
-        chosen = launcher.side_ports([role for _, role in plan.names(engines)]).first
+        chosen = engines.worker.handoff_port
         for worker in plan.plan(engines):
             here = worker if chosen else worker._replace(side_port=0)
             own, after = plan.apart(plan.of_worker(engines, here))

@@ -13,7 +13,8 @@ from headwater.actors.media.request import MediaCode, MediaError, MediaLimits, M
 from headwater.engines.sim.model import content_of, embedding_of, image_support
 from headwater.engines.sim.scheduler import image_offset
 from headwater.engines.transfer.local import LocalFabric, LocalTransfer, TransferFault
-from headwater.engines.transfer.port import HostMemory, TensorTransfer
+from headwater.engines.transfer.port import HostMemory
+from headwater.engines.transfer.slab import TensorTransfer
 from headwater.schemas.clock import Clock
 from headwater.schemas.media import LEASE_BYTES, PromptMedia
 from headwater.schemas.tables import count_image_tokens

@@ -103,7 +103,7 @@ async def run_engine(settings: EngineProcess, stop: asyncio.Event) -> int:
             one,
             served,
             drain_s=settings.drain_timeout,
-            profile=own.profile._replace(instance=name, embedding_format=own.embeddings.format),
+            profile=plan.profile_of(settings, name),
             lora=adapters_of(settings, worker),
             health=settings.health,
             open_transfer=partial(open_transfer, worker, own.embeddings.mib, traits.transport),

@@ -13,6 +13,7 @@ import structlog
 from headwater.actors.runtime.ports import Ports
 from headwater.actors.runtime.tables import CardTable, LeaseTable
 from headwater.actors.worker.model_card import Served, check_block_size
+from headwater.actors.worker.settings import WorkerProfile
 from headwater.engines import native_arguments, registry
 from headwater.engines.engine import Engine, EngineUnavailable
 from headwater.engines.launcher import EngineLauncher, PortRange, WorkerSpec, launcher_of
@@ -25,7 +26,7 @@ from headwater.ops.config.processes import (
     with_engine_options,
     with_own_common,
 )
-from headwater.ops.config.sections import NatsSettings, engine_traces
+from headwater.ops.config.sections import engine_traces
 from headwater.ops.config.setting import ConfigError
 from headwater.ops.config.sources import NATIVE
 from headwater.ops.config.worker import EngineOptions, FleetSettings
@@ -128,6 +129,12 @@ def spec_of(settings: EngineProcess, name: str, role: Role | None = None, side_p
     )
 
 
+def profile_of(settings: EngineProcess, name: str) -> WorkerProfile:
+    """Return what a worker tells the fleet of itself; `name` is that of its engine, whose ranks are workers of their own."""
+    own = settings.worker
+    return own.profile._replace(instance=name, embedding_format=own.embeddings.format)
+
+
 def gpus_needed(settings: EngineProcess) -> int:
     """GPUs of all these workers, if their engines use any."""
     return sum(launcher_for(settings, engine).gpus() for _, _, engine in _named(settings))
@@ -151,22 +158,20 @@ def plan(settings: EngineProcess, *, devices: Sequence[str] = ()) -> list[Worker
             "start fewer workers, or make --gpus-per-worker or the tensor-parallel size smaller"
         )
     first = [sum(needed[:number]) for number in range(len(found))]
-    sides: dict[str, int] = {}
-    for engine, launcher in launchers.items():
-        own = [(name, role) for name, role, its in found if its == engine]
-        roles = [role for _, role in own]
-        check_meeting_places(settings.nats, launcher, set(roles))
-        side = launcher.side_ports(roles)
-        if side.each:
-            port = side.first or free_range(len(own) * side.each, side.host)
-            sides |= {name: port + number * side.each for number, (name, _) in enumerate(own)}
+    check_meeting_places(
+        settings, sorted({role for _, role, engine in found if launchers[engine].is_met(role)})
+    )
+    sides = [launchers[engine].side_ports(role) for _, role, engine in found]
+    side_port = settings.worker.handoff_port
+    if any(sides) and not side_port:
+        side_port = free_range(sum(sides), settings.worker.handoff_host or LOOPBACK)
     metrics_port = settings.metrics.port
     return [
         WorkerPlan(
             name,
             role,
             metrics_port + number if metrics_port else 0,
-            sides.get(name, 0),
+            side_port + sum(sides[:number]) if sides[number] else 0,
             (*devices[first[number] :], *devices[: first[number]]),
             engine,
         )
@@ -175,13 +180,15 @@ def plan(settings: EngineProcess, *, devices: Sequence[str] = ()) -> list[Worker
 
 
 def of_worker(settings: EngineProcess, worker: WorkerPlan) -> EngineProcess:
-    """The settings of one worker's process."""
+    """The settings of one worker's process, without those that only others of its fleet use."""
+    is_met = launcher_for(settings, worker.engine).is_met(worker.role)
     return settings._replace(
         name=worker.name,
         fleet=FleetSettings(workers=1),
         worker=settings.worker._replace(
             profile=settings.worker.profile._replace(role=worker.role),
             engine=worker.engine,
+            handoff_host=settings.worker.handoff_host if is_met else "",
             handoff_port=worker.side_port,
             embeddings=settings.worker.embeddings._replace(
                 read=settings.worker.embeddings.read
@@ -235,6 +242,10 @@ def uses_gpus(settings: EngineProcess) -> bool:
 
 LEAST_PORT, MOST_PORT = 1024, 65535
 
+HANDOFF_HOST: Final = "--handoff-host"
+HANDOFF_PORT: Final = "--handoff-port"
+"""The flags that say where the engines of other workers reach those of this machine."""
+
 LOOK_S: Final = 5.0
 
 T = TypeVar("T")
@@ -249,36 +260,54 @@ def check_plan(settings: EngineProcess, workers: Sequence[WorkerPlan]) -> None:
     if own.chat_template:
         read_chat_template(own.chat_template)
     ranges: list[PortRange] = []
-    for engine in dict.fromkeys(worker.engine for worker in workers):
-        launcher = launcher_for(settings, engine)
+    launchers = {worker.engine: launcher_for(settings, worker.engine) for worker in workers}
+    for engine, launcher in launchers.items():
         specs = specs_of(settings, [worker for worker in workers if worker.engine == engine])
         launcher.check(specs)
         ranges += launcher.ports(specs)
-    metrics = ((worker.name, worker.metrics_port) for worker in workers)
-    check_ports([*ranges, *(PortRange("--metrics-port", name, port) for name, port in metrics if port)])
+    for worker in workers:
+        if worker.side_port:
+            size = launchers[worker.engine].side_ports(worker.role)
+            ranges.append(PortRange(HANDOFF_PORT, worker.name, worker.side_port, size))
+        if worker.metrics_port:
+            ranges.append(PortRange("--metrics-port", worker.name, worker.metrics_port))
+    check_ports(ranges)
+    check_handoff_settings(settings, workers)
 
 
-def check_meeting_places(nats: NatsSettings, launcher: EngineLauncher[Any], roles: Iterable[Role]) -> None:
-    """Check that workers elsewhere may reach the engines of workers of these roles. Raises `EngineUnavailable`."""
-    for role in sorted(roles):
-        place = launcher.meeting_place(role)
-        if place is None:
-            continue
-        flag, host = place
-        if host and host in WILDCARDS:
-            raise EngineUnavailable(
-                f"{flag} {host}: other workers are told this address: give one that they reach"
-            )
-        if host and not is_own(host):
-            raise EngineUnavailable(
-                f"{flag} {host}: it is no address of this machine, which has to listen there"
-            )
-        own = "" if host else address_towards_any(nats.address.split(","))
-        if own:
-            raise EngineUnavailable(
-                f"{flag} is missing: NATS is on another machine, so workers may be on others, and they fetch KV from a {role} worker at this "
-                f"address. Give {own}, from which NATS is reached, or {LOOPBACK} if all workers of the pool run on this machine"
-            )
+def check_handoff_settings(settings: EngineProcess, workers: Sequence[WorkerPlan]) -> None:
+    """Refuse an address or a port for hand-offs that none of these workers has a use for. Raises `EngineUnavailable`."""
+    own = settings.worker
+    kinds = list(dict.fromkeys((worker.engine, worker.role) for worker in workers))
+    launchers = [(launcher_for(settings, engine), role) for engine, role in kinds]
+    for flag, value, is_used in (
+        (HANDOFF_HOST, own.handoff_host, any(launcher.is_met(role) for launcher, role in launchers)),
+        (HANDOFF_PORT, own.handoff_port, any(launcher.side_ports(role) for launcher, role in launchers)),
+    ):
+        if value and kinds and not is_used:
+            who = " and ".join(f"{engine} workers with role {role}" for engine, role in kinds)
+            raise EngineUnavailable(f"{flag} {value} is not used by {who}: leave it out")
+
+
+def check_meeting_places(settings: EngineProcess, roles: Sequence[Role]) -> None:
+    """Check that workers elsewhere may reach the engines of workers of these roles, from which they fetch KV. Raises `EngineUnavailable`."""
+    host = settings.worker.handoff_host
+    if not roles:
+        return
+    if host and host in WILDCARDS:
+        raise EngineUnavailable(
+            f"{HANDOFF_HOST} {host}: other workers are told this address: give one that they reach"
+        )
+    if host and not is_own(host):
+        raise EngineUnavailable(
+            f"{HANDOFF_HOST} {host}: it is no address of this machine, which has to listen there"
+        )
+    own = "" if host else address_towards_any(settings.nats.address.split(","))
+    if own:
+        raise EngineUnavailable(
+            f"{HANDOFF_HOST} is missing: NATS is on another machine, so workers may be on others, and they fetch KV from a {roles[0]} worker at "
+            f"this address. Give {own}, from which NATS is reached, or {LOOPBACK} if all workers of the pool run on this machine"
+        )
 
 
 def specs_of(settings: EngineProcess, workers: Iterable[WorkerPlan]) -> list[WorkerSpec]:

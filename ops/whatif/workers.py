@@ -355,8 +355,7 @@ class VirtualEncoder:
 
     def take_events(self) -> list[KvEvent]:
         """Return what was kept and dropped since the last call."""
-        events = self._cache.events
-        return [events.get_nowait() for _ in range(events.qsize())]
+        return self._cache.events.take()
 
     def report(self) -> LoadReported:
         """The load report of this worker."""

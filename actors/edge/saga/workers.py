@@ -15,7 +15,8 @@ from headwater.actors.http.errors import ApiError, overloaded
 from headwater.actors.runtime.actor import Spawn
 from headwater.actors.runtime.ports import Bus, BusError, Message, NoResponder, Ports
 from headwater.actors.runtime.tables import LeaseTable
-from headwater.engines.transfer.port import TensorTransfer, TransferError
+from headwater.engines.transfer.port import TransferError
+from headwater.engines.transfer.slab import TensorTransfer
 from headwater.schemas import subjects
 from headwater.schemas.encode_requests import EncodeReply, EncodeRequest
 from headwater.schemas.events import EncodeLegs

@@ -7,7 +7,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from headwater.engines.conformance import control
-from headwater.engines.conformance.case import Check
+from headwater.engines.conformance.case import Check, checks_of
 from headwater.engines.engine import RequestRejected
 from headwater.engines.vllm.engine import VllmEngine
 from headwater.schemas import hashing
@@ -29,8 +29,8 @@ def has(case: EngineCase, *capabilities: str) -> None:
         pytest.skip(f"{case.engine.name} has no {', '.join(sorted(lacks))} here")
 
 
-GENERATING = [one for one in control.CHECKS if "embed" not in one.needs]
-POOLING = [one for one in control.CHECKS if not {"generate", "pause", "sleep"} & set(one.needs)]
+GENERATING = [one for one in checks_of(control) if not {"embed", "lora"} & set(one.needs)]
+POOLING = [one for one in checks_of(control) if not {"generate", "pause", "sleep"} & set(one.needs)]
 
 
 @parametrized(GENERATING, "one")

@@ -4,7 +4,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from headwater.engines.conformance import generation
-from headwater.engines.conformance.case import Check
+from headwater.engines.conformance.case import Check, checks_of
 from tests.support.engines import tiny_model
 from tests.support.ports.conformance import hold, parametrized
 from tests.support.ports.engines import EOS, EngineCase
@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(600
 CHAT = "<|im_start|>user\nSay hi.<|im_end|>\n<|im_start|>assistant\n"
 
 
-@parametrized(generation.CHECKS, "one")
+@parametrized(checks_of(generation), "one")
 async def test_generation(engine_case: EngineCase, one: Check) -> None:
     await hold(one, engine_case)
 

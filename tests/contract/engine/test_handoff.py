@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from headwater.engines.conformance import handoff
-from headwater.engines.conformance.case import Check
+from headwater.engines.conformance.case import Check, checks_of
 from headwater.engines.engine import EngineError, Pinned, Transfer, seal, unseal
 from headwater.schemas.inference import Leg
 from tests.support.ports.conformance import hold, parametrized
@@ -49,7 +49,7 @@ async def alone(case: EngineCase, prompt: list[int]) -> list[int]:
     return (await case.generate(prompt, max_tokens=TOKENS)).tokens
 
 
-@parametrized(handoff.CHECKS, "pair")
+@parametrized(checks_of(handoff), "pair")
 async def test_handoff(pair: Pair, one: Check) -> None:
     await hold(one, *pair)
 

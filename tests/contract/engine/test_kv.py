@@ -4,7 +4,7 @@ import pytest
 
 from headwater.engines.conformance import cache
 from headwater.engines.conformance.cache import stored_blocks
-from headwater.engines.conformance.case import Check
+from headwater.engines.conformance.case import Check, checks_of
 from tests.support.ports.conformance import hold, parametrized
 from tests.support.ports.engines import EngineCase, MakeEngine
 from tests.support.sglang import environment
@@ -14,7 +14,7 @@ __all__ = ["stored_blocks"]
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(600)]
 
 
-@parametrized(cache.CHECKS, "one")
+@parametrized(checks_of(cache), "one")
 async def test_cache(engine_case: EngineCase, one: Check) -> None:
     await hold(one, engine_case)
 
@@ -35,6 +35,6 @@ async def test_prompts_that_start_in_one_step_are_computed_once(engine_case: Eng
     assert sorted(answer.cached_tokens for answer in answers) == [0, 0, 3 * size, 3 * size]
 
 
-@parametrized(cache.CHECKS, "new")
+@parametrized(checks_of(cache), "new")
 async def test_small_cache(make_engine: MakeEngine, one: Check) -> None:
     await one.run(make_engine)

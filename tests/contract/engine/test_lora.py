@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from headwater.engines.conformance import control
-from headwater.engines.conformance.case import Check
+from headwater.engines.conformance.case import Check, checks_of
 from headwater.engines.engine import EngineError, LoraAdapter, RequestRejected
 from tests.support.engines import peft, tiny_model
 from tests.support.ports.conformance import hold, parametrized
@@ -18,13 +18,15 @@ pytestmark = [
 
 RANK = 4
 
+LORA = [one for one in checks_of(control) if "lora" in one.needs]
+
 
 def adapter(folder: Path, name: str, seed: int, rank: int = RANK) -> LoraAdapter:
     """An adapter for the small model."""
     return LoraAdapter(name, str(peft.make(folder / f"{name}-{seed}", tiny_model.ensure(), seed, rank)), rank)
 
 
-@parametrized(control.LORA_CHECKS, "one")
+@parametrized(LORA, "one")
 async def test_lora(full_case: EngineCase, one: Check) -> None:
     await hold(one, full_case)
 

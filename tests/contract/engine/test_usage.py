@@ -65,14 +65,6 @@ async def test_prompt_logprobs_are_those_of_the_prompt(engine_case: EngineCase) 
             assert score.logprob <= score.top[0][1]
 
 
-async def test_allowed_tokens_are_the_only_ones(engine_case: EngineCase) -> None:
-    """Whatever the model would say."""
-    if "allowed_tokens" not in engine_case.engine.capabilities:
-        pytest.skip("the engine does not know allowed tokens")
-    answer = await engine_case.generate(engine_case.prompt(1.5), max_tokens=8, allowed_token_ids=(55, 66))
-    assert set(answer.tokens) <= {55, 66}
-
-
 async def test_bad_words_do_not_occur(engine_case: EngineCase) -> None:
     """A greedy answer changes where its first token is forbidden."""
     if "bad_words" not in engine_case.engine.capabilities:

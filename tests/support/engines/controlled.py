@@ -79,8 +79,7 @@ class ControlledSim(SimEngine):
 
     def announce(self, events: list[KvEvent]) -> None:
         """KV events, as if a step had filled blocks."""
-        self._events += events
-        self._event_ready.set()
+        self._events.add(events)
 
     def submit(self, request: GenerateRequest, emit: Emit, transfer: Transfer | None = None) -> None:
         """See `Engine.submit`."""

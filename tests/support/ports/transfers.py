@@ -25,7 +25,8 @@ import numpy as np
 
 from headwater.engines.transfer.local import LocalFabric, LocalTransfer, SharedMemory, SharedTransfer
 from headwater.engines.transfer.nixl import NixlTransfer
-from headwater.engines.transfer.port import HostMemory, PeerGone, Stats, TensorTransfer
+from headwater.engines.transfer.port import HostMemory, PeerGone, Stats
+from headwater.engines.transfer.slab import TensorTransfer
 from headwater.ops.start.signals import die_with_parent
 from headwater.schemas.media import (
     ClaimGranted,

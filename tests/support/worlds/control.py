@@ -7,7 +7,6 @@ import msgspec
 
 from headwater.actors.runtime.ports import Ports
 from headwater.actors.worker.actor import WorkerActor
-from headwater.actors.worker.control_commands import LoraOperations
 from headwater.actors.worker.model_card import Served
 from headwater.actors.worker.settings import HealthSettings, WorkerProfile
 from headwater.events.memory import MemoryLog
@@ -96,7 +95,7 @@ async def start(
     *,
     health: HealthSettings | None = None,
     profile: WorkerProfile | None = None,
-    lora: LoraOperations | None = None,
+    lora: Any = None,
     log: Callable[[MemoryLog], Any] | None = None,
     prepare: Callable[[ControlledSim], None] = lambda _: None,
 ) -> Worker:

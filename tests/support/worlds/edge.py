@@ -15,7 +15,7 @@ from headwater.actors.edge.settings import AccessSettings
 from headwater.actors.media.intake import MediaIntake
 from headwater.actors.runtime.ports import Message, Ports, Subscription
 from headwater.actors.runtime.tables import ApiKeyTable
-from headwater.actors.worker.model_card import Served, publish_card
+from headwater.actors.worker.model_card import CardKeeper, Served
 from headwater.engines.engine import EngineInfo
 from headwater.engines.model_files import ModelFiles, byte_model_files, byte_tokenizer
 from headwater.engines.sim.engine import SimEngine, SimSettings
@@ -99,7 +99,7 @@ async def serve_model(
     files = files or byte_model_files(name)
     served = Served(name, files, tool_parser=tool_parser, reasoning_parser=reasoning_parser)
     info = EngineInfo(name, 16, 1000, 256, context, processors=PROCESSORS, **more)
-    return (await publish_card(world, served, engine, info)).pool
+    return (await CardKeeper(world, served, engine, info).publish()).pool
 
 
 class NoTasks:

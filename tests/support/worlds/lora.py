@@ -30,7 +30,7 @@ class Worker:
         self.told: list[tuple[str, ...]] = []
         """What the fleet was told of loaded adapters, each time."""
         self.status = WorkerStatus(name, WorkerProfile(), asyncio.Event())
-        self.status.publisher = self
+        self.status.publish = self.publish_status
         memory = RestartList(folder / f"{name}.json")
         usual = LoraSettings(files(folder / name, self.sources), restart_list=memory)
         loading = {name: settings.pop(name) for name in LoraLoading._fields if name in settings}
@@ -45,7 +45,7 @@ class Worker:
         return self
 
     def publish_status(self) -> None:
-        """See `StatusPublisher`."""
+        """Called when the status changes."""
         self.told.append(self.status.loras)
 
     def source(self, name: str, seed: int = 1, **config: Any) -> str:

@@ -24,7 +24,7 @@ def embedding(value: int) -> EncodedImage:
 
 def events(cache: EmbeddingCache) -> list[KvEvent]:
     """What is to be announced."""
-    return [cache.events.get_nowait() for _ in range(cache.events.qsize())]
+    return cache.events.take()
 
 
 def hashes(item: PromptMedia) -> list[int]:

@@ -9,7 +9,7 @@ import pytest
 from headwater.engines.embeddings import ModelEmbeddings, patches_per_token
 from headwater.engines.engine import EncodedImage, EngineError, EngineUnavailable
 from headwater.engines.sim.model import FORM, embedding_of
-from headwater.engines.vllm.encoder import EmbeddingInput, form_of
+from headwater.engines.vllm.encoder import VllmEmbeddings, form_of
 from headwater.schemas.media import PromptMedia
 from headwater.schemas.tables import EmbeddingSupport
 
@@ -52,7 +52,7 @@ WRONG = {
 async def test_an_embedding_that_is_not_the_engines_own_is_not_taken(wrong: str, tmp_path: Path) -> None:
     """By vLLM's store, which writes nothing."""
     image, message = WRONG[wrong]
-    given = EmbeddingInput(1)
+    given = VllmEmbeddings(1)
     try:
         with pytest.raises(EngineError, match="takes no embeddings"):
             await given.put(ITEM, embedding())
@@ -67,7 +67,7 @@ async def test_an_embedding_that_is_not_the_engines_own_is_not_taken(wrong: str,
 async def test_one_that_fits_is_taken() -> None:
     """With the fields that the model needs."""
     pytest.importorskip("safetensors.torch")
-    given = EmbeddingInput(1)
+    given = VllmEmbeddings(1)
     given.form = ModelEmbeddings(WIDTH, "float32", 4)
     try:
         await given.put(ITEM, embedding())

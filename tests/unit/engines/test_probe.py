@@ -51,21 +51,21 @@ def ignores_its_settings(folder: Path, item: PromptMedia, tensor: Any) -> None:
 
 
 @pytest.fixture
-def embeddings() -> Iterator[vllm_input.EmbeddingInput]:
+def embeddings() -> Iterator[vllm_input.VllmEmbeddings]:
     """Those of a vLLM."""
-    made = vllm_input.EmbeddingInput(1)
+    made = vllm_input.VllmEmbeddings(1)
     yield made
     made.store.close()
 
 
 async def verify_vllm(
-    made: vllm_input.EmbeddingInput, monkeypatch: pytest.MonkeyPatch, engine: Engine, tensor: Any
+    made: vllm_input.VllmEmbeddings, monkeypatch: pytest.MonkeyPatch, engine: Engine, tensor: Any
 ) -> None:
     """The proof, with this engine."""
 
     async def generate(_: object, support: MediaSupport, item: PromptMedia) -> None:
         assert support == SUPPORT
-        engine(made._folder, item, tensor)
+        engine(made.folder, item, tensor)
 
     monkeypatch.setattr(vllm_input, "_generate_one", generate)
     monkeypatch.setattr(vllm_input, "_taken", lambda *_: None)
@@ -74,13 +74,13 @@ async def verify_vllm(
 
 
 async def test_a_vllm_that_uses_an_embedding_is_a_reader(
-    embeddings: vllm_input.EmbeddingInput, monkeypatch: pytest.MonkeyPatch, torch: Any
+    embeddings: vllm_input.VllmEmbeddings, monkeypatch: pytest.MonkeyPatch, torch: Any
 ) -> None:
     """It takes what the probe's embedding looks like, and no file of the probe is left."""
     await verify_vllm(embeddings, monkeypatch, uses_what_it_is_given, torch.ones(4, 8))
     assert embeddings.form is not None
     assert (embeddings.form.width, embeddings.form.dtype) == (8, "float32")
-    assert not [one for one in os.listdir(embeddings._folder) if one.endswith(engine_embeddings.SUFFIX)]
+    assert not [one for one in os.listdir(embeddings.folder) if one.endswith(engine_embeddings.SUFFIX)]
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ async def test_a_vllm_that_uses_an_embedding_is_a_reader(
     [(encodes, "encodes an item again"), (ignores_its_settings, "did not call its encoder cache connector")],
 )
 async def test_a_vllm_that_does_not_is_none(
-    embeddings: vllm_input.EmbeddingInput,
+    embeddings: vllm_input.VllmEmbeddings,
     monkeypatch: pytest.MonkeyPatch,
     torch: Any,
     engine: Engine,

@@ -4,15 +4,21 @@ import asyncio
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from headwater.engines import embeddings as embedding_files
-from headwater.engines.embeddings import LINGER_S, PROMISED_S, EmbeddingGone, EmbeddingStore, StoreFull
+from headwater.engines.embeddings import (
+    LINGER_S,
+    PROMISED_S,
+    EmbeddingGone,
+    EmbeddingInput,
+    EmbeddingStore,
+    FileShelf,
+    StoreFull,
+)
 from headwater.engines.engine import EngineError
-from headwater.engines.vllm.engine import VllmEngine
 from headwater.schemas.media import PromptMedia
 
 ROWS, WIDTH = 5, 8
@@ -159,10 +165,8 @@ async def test_putting_one_again_changes_nothing(store: EmbeddingStore) -> None:
     assert store.nbytes == NBYTES
 
 
-def test_a_request_whose_embedding_went_is_tried_again() -> None:
+def test_a_request_whose_embedding_went_is_tried_again(tmp_path: Path) -> None:
     """VLLM's engine would end on an image with neither pixels nor embedding."""
-    engine = object.__new__(VllmEngine)
-    engine._embeddings = SimpleNamespace(fields_of=lambda media: None)  # type: ignore[assignment]
     with pytest.raises(EmbeddingGone) as raised:
-        engine._fields_of([image("a")])
+        EmbeddingInput(FileShelf(tmp_path), tmp_path, 1).fields_of([image("a")])
     assert raised.value.retryable

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from headwater.actors.worker.model_card import Served, publish_card
+from headwater.actors.worker.model_card import CardKeeper, Served
 from headwater.engines.sim.engine import SimEngine
 from headwater.events import writer
 from headwater.events.ports import Gap
@@ -138,9 +138,9 @@ async def test_a_card_with_another_tokenizer_is_named_in_the_log(stage: Stage) -
     engine = SimEngine(SETTINGS, ports.clock)
     info = await engine.start()
     with capture_logs() as logs:
-        await publish_card(ports, Served(MODEL, FILES, aliases=("alias",)), engine, info)
+        await CardKeeper(ports, Served(MODEL, FILES, aliases=("alias",)), engine, info).publish()
         assert not [one for one in logs if one["event"] == "tokenizer_differs"]
         files = FILES._replace(tokenizer=FILES.tokenizer + b" ")
-        card = await publish_card(ports, Served(MODEL, files), engine, info)
+        card = await CardKeeper(ports, Served(MODEL, files), engine, info).publish()
     [found] = [one for one in logs if one["event"] == "tokenizer_differs"]
     assert found["now"] == card.tokenizer != found["before"]

@@ -11,8 +11,8 @@ class Publisher:
         self.room = room
         self.published: list[str] = []
 
-    def publish_command(self, request: ControlRequest, reply: ControlReply) -> bool:
-        """See `CommandPublisher`."""
+    def __call__(self, request: ControlRequest, reply: ControlReply) -> bool:
+        """See `PublishCommand`."""
         if not self.room:
             return False
         self.room -= 1

@@ -9,7 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from headwater.actors.runtime.tables import CardTable, ModelCardChange
-from headwater.actors.worker.model_card import CARD_TTL_S, Served, publish_card
+from headwater.actors.worker.model_card import CARD_TTL_S, CardKeeper, Served
 from headwater.engines.sim.engine import SimEngine
 from headwater.events.ports import LogUnavailable
 from headwater.ops.sim.fleet import FILES, MODEL, POOL, SETTINGS
@@ -176,7 +176,7 @@ async def test_a_worker_that_has_loaded_waits_for_the_store(stage: Stage, what: 
     engine = SimEngine(SETTINGS, ports.clock)
     info = await engine.start()
     with capture_logs() as logs:
-        publishing = asyncio.create_task(publish_card(ports, Served(MODEL, FILES), engine, info))
+        publishing = asyncio.create_task(CardKeeper(ports, Served(MODEL, FILES), engine, info).publish())
         await asyncio.sleep(20)
         assert not publishing.done()
         store.has_leader = True

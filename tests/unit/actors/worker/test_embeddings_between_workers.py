@@ -19,7 +19,7 @@ from headwater.actors.worker.handoffs import Handoffs
 from headwater.actors.worker.inflight import Inflight, WorkerStatus
 from headwater.actors.worker.media import MediaCache
 from headwater.actors.worker.settings import WorkerProfile
-from headwater.engines.engine import EncodedImage, EngineBase, EngineError, EngineLoad, RequestRejected
+from headwater.engines.engine import EncodedImage, EngineError, EngineLoad, RequestRejected
 from headwater.engines.transfer.local import LocalFabric, LocalTransfer
 from headwater.engines.transfer.port import HostMemory
 from headwater.schemas import subjects
@@ -36,7 +36,7 @@ ITEM = PromptMedia("image", "a" * 32, 5, 4, (28, 28, 3))
 VALUES = np.arange(16, dtype=np.float32).reshape(4, 4)
 
 
-class Engine(EngineBase):
+class Engine:
     """Encodes and takes embeddings, as it is told."""
 
     name = "test"

@@ -15,12 +15,13 @@ from headwater.actors.worker.handoffs import Handoffs
 from headwater.actors.worker.incarnation import CommandAudit, Incarnation
 from headwater.actors.worker.inflight import Inflight, WorkerStatus
 from headwater.actors.worker.lora import LoraGate
+from headwater.actors.worker.model_card import Served
 from headwater.actors.worker.settings import WorkerProfile
 from headwater.engines.engine import KvEvent
 from headwater.engines.sim.engine import SimEngine
 from headwater.events.memory import MemoryLog
 from headwater.events.ports import AppendResult, Entry
-from headwater.ops.sim.fleet import NAMESPACE, POOL, SETTINGS
+from headwater.ops.sim.fleet import FILES, MODEL, NAMESPACE, POOL, SETTINGS
 from headwater.router.state import RouterState
 from headwater.schemas import subjects
 from headwater.schemas.events import (
@@ -101,6 +102,24 @@ async def test_a_life_begins_in_one_append(stage: Stage) -> None:
     assert events_of(records, RequestsHeld) == [RequestsHeld(("a", "b"))]
     assert {(one.batch.epoch, one.batch.seq) for one in records} == {(life.epoch, 1)}
     await engine.stop()
+
+
+@staged
+async def test_an_encode_worker_pairs_by_the_format_of_its_embeddings(stage: Stage) -> None:
+    """The one that its profile names, else its engine's name; other workers pair by their engine's KV."""
+    formats = {}
+    for name, profile in {
+        "named": WorkerProfile("encode", embedding_format="qwen2-vl"),
+        "unnamed": WorkerProfile("encode"),
+        "both": WorkerProfile(embedding_format="qwen2-vl"),
+    }.items():
+        process, world = stage.world(name)
+        engine = SimEngine(SETTINGS, process)
+        actor = WorkerActor(world, name, engine, Served(MODEL, FILES), profile=profile)
+        process.start(actor.run(), "actor")
+        await until(actor.ready.is_set)
+        formats[name] = events_of(await stage.records(), WorkerJoined)[-1].pairs_with
+    assert formats == {"named": "qwen2-vl", "unnamed": "sim", "both": f"sim/{SETTINGS.model}"}
 
 
 @staged

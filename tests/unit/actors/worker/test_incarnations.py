@@ -8,6 +8,7 @@ import msgspec
 
 from headwater.actors.worker.control import ANSWER_S, send_command
 from headwater.engines.engine import EngineError
+from headwater.engines.lora_cache import LoraError
 from headwater.schemas import subjects
 from headwater.schemas.control import ControlReply, ControlRequest
 from headwater.schemas.events import WorkerLeft
@@ -75,7 +76,7 @@ class Books:
     async def unload(self, name: str, *, forget: bool = False) -> None:
         self.forgotten = forget
         if name not in self.held:
-            raise LookupError(f"no adapter {name} is loaded")
+            raise LoraError(404, f"no adapter {name} is loaded")
         del self.held[name]
 
     async def list(self) -> Sequence[dict[str, Any]]:

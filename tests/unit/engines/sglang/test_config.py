@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 
 from headwater.engines.engine import EngineUnavailable
+from headwater.engines.launcher import launcher_of
+from headwater.engines.native_arguments import number
 from headwater.engines.sglang import (
     SglangOptions,
     signatures,
@@ -94,11 +96,10 @@ def test_native_kv_events() -> None:
 def test_arguments_are_found_in_all_spellings() -> None:
     """Without SGLang."""
     for words in (("--tp-size", "2"), ("--tp-size=2",), ("--tensor-parallel-size", "2")):
-        assert sglang_config.number(words, "tp_size", 1) == 2
-    assert sglang_config.number((), "tp_size", 1) == 1
-    assert sglang_config.value(("--model-path", "a"), "model_path") == "a"
+        assert number(words, "tensor_parallel_size", 1) == 2
+    assert number((), "tensor_parallel_size", 1) == 1
     with pytest.raises(EngineUnavailable, match="use an integer"):
-        sglang_config.number(("--dp-size", "x"), "dp_size", 1)
+        number(("--dp-size", "x"), "data_parallel_size", 1)
 
 
 @pytest.mark.parametrize(
@@ -169,35 +170,26 @@ def test_capabilities_follow_the_configuration() -> None:
         assert not found & OF_THE_MODEL
         return found | OF_THE_MODEL
 
-    assert of(everything) == POSSIBLE - {"handoff", "split_only", "embed"}
-    assert of(everything, LACKS["0.5.19"]) == POSSIBLE - {
-        "handoff",
-        "split_only",
-        "embed",
-        "lora",
-        "cache_salt",
-    }
-    assert of({**everything, "dp_size": 2}) == POSSIBLE - {"handoff", "split_only", "embed", "lora"}
-    assert of({**everything, "skip_tokenizer_init": True}) == POSSIBLE - {
-        "handoff",
-        "split_only",
-        "embed",
-        "guide",
-    }
-    assert of({**everything, "speculative_algorithm": "EAGLE"}) == POSSIBLE - {
-        "embed",
-        "logit_bias",
-        "processors",
-    }
+    whole = POSSIBLE - {"encode", "embed", "handoff", "split_only"}
+    assert of(everything) == whole
+    assert of(everything, LACKS["0.5.19"]) == whole - {"lora", "cache_salt"}
+    assert of({**everything, "dp_size": 2}) == whole - {"lora"}
+    assert of({**everything, "skip_tokenizer_init": True}) == whole - {"guide"}
+    assert of({**everything, "speculative_algorithm": "EAGLE"}) == whole - {"logit_bias", "processors"}
+    assert of({**everything, "disaggregation_mode": "decode"}) == whole | {"handoff", "split_only"}
     assert of({"disable_radix_cache": True}, generates=False) == {"embed", "pause", "profile", *OF_THE_MODEL}
     assert not of({}) & {"seed", "guide", "lora", "sleep", "priority", "thinking_budget"}
 
 
 def test_nodes_of_one_engine() -> None:
     """The first one is the worker; what several cannot do is named."""
-    assert not sglang_config.is_follower(("--nnodes", "2"))
-    assert not sglang_config.is_follower(("--nnodes", "2", "--node-rank=0"))
-    assert sglang_config.is_follower(("--nnodes", "2", "--node-rank", "1"))
+    first, second = (
+        ("--nnodes", "2", "--node-rank=0"),
+        ("--nnodes", "2", "--node-rank", "1", "--dist-init-addr", "h:1"),
+    )
+    for words, leader in ((("--nnodes", "2"), None), (first, None), (second, "h:1")):
+        follower = launcher_of("sglang", SglangOptions(words)).follower()
+        assert (follower and follower.leader) == leader
     nodes: dict[str, Any] = {"nnodes": 2, "dist_init_addr": "h:1"}
     assert made(**nodes, node_rank=1)["node_rank"] == 1
     with pytest.raises(EngineUnavailable, match="--nnodes 2 without --dist-init-addr"):

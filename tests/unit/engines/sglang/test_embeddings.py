@@ -44,7 +44,7 @@ def torch() -> Any:
 def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[SglangEmbeddings]:
     """Of an engine that has been found to take rows of eight numbers."""
     made = SglangEmbeddings(1)
-    monkeypatch.setattr(made, "_form", ModelEmbeddings(WIDTH, "float32", 4))
+    made.form = ModelEmbeddings(WIDTH, "float32", 4)
     yield made
     made.close()
     assert not made.folder.exists()

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from headwater.engines.engine import RequestRejected
+from headwater.engines.engine import RequestRejected, check_processors
 from headwater.engines.sglang import sampling
 from headwater.schemas.inference import Guide, GuideKind, Sampling, TokenLogprob
 
@@ -97,13 +97,15 @@ def test_arguments_of_a_processor_come_back() -> None:
 
 
 def test_processors_are_known_by_name_only() -> None:
-    """A pickled one is none of the names, as is a place that nobody has named."""
+    """A pickled one is none of the names, as is a place that nobody has named; SGLang applies one of them."""
     known = {"only": "m:A", "other": "m:B"}
-    assert sampling.unknown_processor([], known) == ""
-    assert sampling.unknown_processor(["only"], known) == ""
+    check_processors([], known)
+    check_processors(["only"], known)
     for wrong in ("m:A", json.dumps({"callable": "8004"})):
-        assert sampling.unknown_processor([wrong], known).endswith("known are: only, other")
-    assert "not several" in sampling.unknown_processor(["only", "other"], known)
+        with pytest.raises(RequestRejected, match=r"known are: only, other$"):
+            check_processors([wrong], known)
+    with pytest.raises(RequestRejected, match="not several"):
+        sampling.answer(Sampling(1, processors={"only": {}, "other": {}}))
 
 
 @pytest.mark.parametrize(

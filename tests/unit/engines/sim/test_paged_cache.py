@@ -153,15 +153,6 @@ def run(cache: PagedCache, names: list[int]) -> int:
     return hit
 
 
-def test_a_second_request_with_the_same_prompt_finds_it_cached() -> None:
-    """Blocks stay after their sequence ended, until room is needed."""
-    cache = PagedCache(8)
-    assert run(cache, PROMPTS[0]) == 0
-    assert run(cache, PROMPTS[0]) == 8
-    assert (cache.used, cache.available) == (0, 8)
-    assert run(cache, PROMPTS[1]) == 3, "the shared beginning"
-
-
 def test_the_least_recently_used_goes_first_and_its_tail_before_its_head() -> None:
     """Of two idle prompts the older loses its last blocks; the newer keeps everything."""
     cache = PagedCache(12)

@@ -3,12 +3,13 @@
 from pathlib import Path
 
 from headwater.engines.engine import EngineLoad
-from headwater.engines.vllm.launch import EngineRank
+from headwater.engines.kv_events import KvTranslator
+from headwater.engines.vllm.launch import VllmRank
 
 
 async def test_requests_that_are_in_no_report_yet_count_as_running(tmp_path: Path) -> None:
     """Without requests the load is zero, whatever the last report said."""
-    rank = EngineRank(0, f"ipc://{tmp_path}/events", f"ipc://{tmp_path}/replay", 16, 100)
+    rank = VllmRank(0, (f"ipc://{tmp_path}/events", f"ipc://{tmp_path}/replay"), KvTranslator(16), 100)
     try:
         rank.last = EngineLoad(1, 1, 5, 100)
         assert rank.load() == (0, 0, 0, 100)

@@ -19,6 +19,10 @@ def test_table_shows_what_the_classes_declare() -> None:
     kinds = dict(zip(heads, rows["generate"], strict=True))
     assert [kinds.pop(name, "-") for name in ("diffusers", "sglang_diffusion")] == ["-", "-"]
     assert set(kinds.values()) == {"yes", "(yes)"}
+    for capability, possible in (("handoff", "(yes)"), ("encode", "(yes)"), ("image_generation", "-")):
+        found = dict(zip(heads, rows[capability], strict=True))
+        assert (found["sglang"], found["vllm"]) == (possible, possible)
+    assert dict(zip(heads, rows["images"], strict=True))["tensorrt_llm"] == "(yes)"
     assert rows["echo"] == ["-", ECHO]
 
 

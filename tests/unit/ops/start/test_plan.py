@@ -16,7 +16,7 @@ from headwater.ops.config.processes import (
     with_settings,
 )
 from headwater.ops.config.setting import ConfigError
-from headwater.ops.config.worker import FleetSettings
+from headwater.ops.config.worker import EmbeddingOptions, FleetSettings
 from headwater.ops.start import plan as workers
 from headwater.ops.start.sockets import free_range
 from tests.support.processes.line import settings_of
@@ -148,6 +148,54 @@ def test_ports_are_counted_up_per_worker_and_rank() -> None:
         FleetSettings(1),
     )
     assert workers.names(one) == [("decode-0", "decode")]
+
+
+def test_a_worker_is_told_the_format_of_embeddings_that_the_settings_name() -> None:
+    """Its lease and its events have it: see the tests of an incarnation."""
+    profile = workers.profile_of(made({"worker.embeddings": EmbeddingOptions(format="qwen2-vl")}), "encode-0")
+    assert (profile.instance, profile.embedding_format) == ("encode-0", "qwen2-vl")
+
+
+@pytest.mark.parametrize(
+    ("values", "who"),
+    [
+        ({"worker.engine": "sglang", "worker.role": "decode"}, "sglang workers with role decode"),
+        ({"worker.engine": "sglang", "worker.role": "encode"}, "sglang workers with role encode"),
+        ({"worker.engine": "sglang"}, "sglang workers with role both"),
+        ({}, "vllm workers with role both"),
+        ({"fleet.encode_workers": 1}, "vllm workers with role encode"),
+        ({"worker.role": "prefill", "vllm.connector": "none"}, "vllm workers with role prefill"),
+    ],
+)
+def test_a_port_for_handoffs_that_no_worker_uses_is_refused(values: dict[str, Any], who: str) -> None:
+    """Whatever the engine and the role; an address is too, unless one of them fetches by it."""
+    port = made({"worker.handoff_port": 8998, **values})
+    with pytest.raises(EngineUnavailable, match=f"--handoff-port 8998 is not used by .*{who}: leave it out"):
+        workers.check_handoff_settings(port, workers.plan(port))
+    host = made({"worker.handoff_host": HERE, **values})
+    if "sglang workers with role decode" in who:
+        workers.check_handoff_settings(host, workers.plan(host))
+        return
+    with pytest.raises(EngineUnavailable, match=f"--handoff-host {HERE} is not used by .*{who}"):
+        workers.check_handoff_settings(host, workers.plan(host))
+
+
+@pytest.mark.parametrize(
+    ("values", "port_of_decode"),
+    [({"worker.engine": "sglang"}, 0), ({"worker.engine": "vllm"}, 8999)],
+)
+def test_a_process_gets_the_settings_of_handoffs_that_its_own_worker_uses(
+    values: dict[str, Any], port_of_decode: int
+) -> None:
+    """What another worker of the fleet uses would be refused there."""
+    roles = {"fleet.workers": 1, "fleet.prefill_workers": 1, "fleet.decode_workers": 1}
+    fleet = made({"worker.handoff_port": 8998, "worker.handoff_host": HERE, **roles, **values})
+    found = {}
+    for worker in workers.plan(fleet):
+        own = workers.of_worker(fleet, worker)
+        workers.check_handoff_settings(own, workers.plan(own))
+        found[worker.role] = (own.worker.handoff_host, own.worker.handoff_port)
+    assert found == {"both": ("", 0), "prefill": (HERE, 8998), "decode": (HERE, port_of_decode)}
 
 
 def test_prefill_workers_of_sglang_have_ports_of_their_own() -> None:

@@ -234,30 +234,27 @@ class SimBlobs:
 
     async def put(self, name: str, data: bytes | memoryview) -> str:
         """See `Blobs.put`."""
-        return await self._store.run_at_server(
-            self._process, REQUEST_S, lambda: self._store.blobs.put(name, data)
-        )
+        return await self._ask(lambda: self._store.blobs.put(name, data))
 
     async def read_into(self, name: str, into: memoryview, digest: str) -> bool:
         """See `Blobs.read_into`."""
-        return await self._store.run_at_server(
-            self._process, REQUEST_S, lambda: self._store.blobs.read_into(name, into, digest)
-        )
+        return await self._ask(lambda: self._store.blobs.read_into(name, into, digest))
 
     async def has(self, name: str) -> bool:
         """See `Blobs.has`."""
-        return await self._store.run_at_server(self._process, REQUEST_S, lambda: self._store.blobs.has(name))
+        return await self._ask(lambda: self._store.blobs.has(name))
 
     async def get(self, name: str) -> bytes | None:
         """See `Blobs.get`."""
-        return await self._store.run_at_server(self._process, REQUEST_S, lambda: self._store.blobs.get(name))
+        return await self._ask(lambda: self._store.blobs.get(name))
 
     async def names(self, prefix: str) -> list[str]:
         """See `Blobs.names`."""
-        return await self._store.run_at_server(
-            self._process, REQUEST_S, lambda: self._store.blobs.names(prefix)
-        )
+        return await self._ask(lambda: self._store.blobs.names(prefix))
 
     async def delete(self, name: str) -> None:
         """See `Blobs.delete`."""
-        await self._store.run_at_server(self._process, REQUEST_S, lambda: self._store.blobs.delete(name))
+        await self._ask(lambda: self._store.blobs.delete(name))
+
+    async def _ask(self, action: Callable[[], Awaitable[T]]) -> T:
+        return await self._store.run_at_server(self._process, REQUEST_S, action)

@@ -18,7 +18,7 @@ def reading(monkeypatch: pytest.MonkeyPatch, info: dict[str, Any]) -> Cursor:
     async def answer(*_: object) -> dict[str, Any]:
         return info
 
-    monkeypatch.setattr(cursor, "api", answer)
+    monkeypatch.setattr(cursor, "stream_info", answer)
     made = Cursor(cast(Client, None), "S")
     made.opened = 1
     return made

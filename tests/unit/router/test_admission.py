@@ -16,14 +16,14 @@ from headwater.router.admission import (
     saturated_workers,
     uncached_tokens,
 )
-from headwater.router.decide import DecisionContext, decide, prompt_of, recompute
+from headwater.router.decide import recompute
 from headwater.router.queue import BusyLimits
 from headwater.router.state import RouterState
 from headwater.schemas.events import BlocksStored, LoadReported, Role, WorkerChanged, WorkerDraining
-from headwater.schemas.routing import Decision, RouteQuery, RouteRefused, Weights
+from headwater.schemas.routing import Decision, RouteQuery, RouteRefused
 from tests.support.data.examples import joined, packed, record
 from tests.support.data.queries import changed, route_query
-from tests.support.data.story import BLOCK_SIZE
+from tests.support.data.story import BLOCK_SIZE, reply_on
 from tests.support.worlds.clock import WALL_NS
 
 
@@ -45,8 +45,7 @@ class Told:
 
     def choose(self, query: RouteQuery) -> Decision | RouteRefused:
         """As a router does."""
-        standing = DecisionContext(1, self.state.position, 0, WALL_NS, Weights(), False)
-        return decide(self.state.index, self.state.loads, self.state.cold, prompt_of(query), query, standing)
+        return reply_on(self.state, query, wall_ns=WALL_NS)
 
     def give(self, worker: str, tokens: int) -> None:
         """A request of so many tokens to one worker."""

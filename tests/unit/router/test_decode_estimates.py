@@ -5,7 +5,7 @@ import pytest
 from headwater.router.state import RouterState
 from headwater.schemas.events import LoadReported, WorkerJoined
 from headwater.schemas.hashing import tenant_digest
-from tests.support.data.examples import record
+from tests.support.data.story import tell
 from tests.unit.router.test_estimates import BLOCKS, MS_A_TOKEN, ask, fleet, give, of, took
 
 BASE_MS, REQUEST_MS, BLOCK_MS = 5.0, 2.0, 0.01
@@ -30,7 +30,7 @@ def steps(state: RouterState, worker: str, factor: float = 1.0) -> None:
             outputs=((10, 8),),
             answered=((1_600, 0),),
         )
-        state.apply(record(state.position + 1, told, writer=worker))
+        tell(state, told, writer=worker)
         running, used = max(1, after), blocks
 
 
@@ -46,7 +46,7 @@ def test_the_time_between_tokens_is_that_of_the_load_with_this_request() -> None
     steps(state, "w2", 3.0)
     for number in range(4):
         give(state, "w1", 160, name=f"busy-{number}")
-    state.apply(record(state.position + 1, LoadReported(4, 0, 300, BLOCKS), writer="w1"))
+    tell(state, LoadReported(4, 0, 300, BLOCKS), writer="w1")
     decision = ask(state)
     assert of(decision, "w1").itl_ms == pytest.approx(itl(5, 300 + 100), rel=0.05)
     assert of(decision, "w2").itl_ms == pytest.approx(3 * itl(1, 100), rel=0.1)
@@ -62,7 +62,7 @@ def test_a_worker_runs_no_more_requests_and_blocks_than_it_can() -> None:
     worker.max_running = 3
     for number in range(6):
         give(state, "w1", 16, name=f"busy-{number}")
-    state.apply(record(state.position + 1, LoadReported(3, 3, 980, BLOCKS), writer="w1"))
+    tell(state, LoadReported(3, 3, 980, BLOCKS), writer="w1")
     assert of(ask(state, 6_400), "w1").itl_ms == pytest.approx(itl(3, BLOCKS), rel=0.05)
 
 
@@ -87,7 +87,7 @@ def test_answers_are_expected_by_tenant_and_prompt() -> None:
     answered = ((1_600, blue), (1_600, red), (16, red))
     told = LoadReported(0, 0, 0, BLOCKS, outputs=answers, answered=answered)
     for _ in range(50):
-        state.apply(record(state.position + 1, told, writer="w1"))
+        tell(state, told, writer="w1")
     found = {name: ask(state, tenant=name) for name in ("blue", "red", "", "new")}
     assert {name: one.output_tokens for name, one in found.items()} == {"blue": 8, "red": 3, "": 5, "new": 5}
     assert [one.tenant for one in found.values()][:3] == [blue, red, 0]
@@ -125,5 +125,5 @@ def test_a_worker_that_restarts_keeps_what_is_known_of_its_steps() -> None:
     steps(state, "w1")
     before = ask(state)
     again = WorkerJoined("w1", 2, "m", "sim", "both", 16, BLOCKS, 256)
-    state.apply(record(state.position + 1, again, writer="w1", epoch=2))
+    tell(state, again, writer="w1", epoch=2)
     assert ask(state).chosen.itl_ms == before.chosen.itl_ms

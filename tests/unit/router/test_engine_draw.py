@@ -21,7 +21,7 @@ from headwater.schemas.events import (
 from headwater.schemas.routing import Decision, Draw, RouteQuery, RouteRefused
 from tests.support.data.examples import packed, record
 from tests.support.data.queries import changed
-from tests.support.data.story import fold
+from tests.support.data.story import fold, tell
 from tests.unit.router.test_policies import PROMPT, ask, reply
 
 ENGINES = {"v1": "vllm", "v2": "vllm", "s1": "sglang"}
@@ -246,5 +246,5 @@ def test_an_answer_continues_only_with_its_own_tokenizer() -> None:
         == "none of the 3 workers has the tokenizer of the answer so far, so none can continue it"
     )
     without = WorkerJoined("s1", 2, "m", ENGINES["s1"], "both", 16, 1_000, 256)
-    state.apply(record(state.position + 1, without))
+    tell(state, without)
     assert ask(state, "r-0-1", tokenizer="bb", hashes=packed(1)).worker == "s1"

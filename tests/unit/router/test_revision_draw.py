@@ -14,7 +14,7 @@ from headwater.router.state import RouterState
 from headwater.schemas.events import Event, Role, TrafficSplit, WorkerDraining, WorkerJoined
 from headwater.schemas.routing import Decision, Draw, RouteRefused
 from tests.support.data.examples import record
-from tests.support.data.story import fold
+from tests.support.data.story import fold, tell
 from tests.unit.router.test_policies import ask, reply
 
 REVISIONS = {"a1": "old", "a2": "old", "b1": "new"}
@@ -75,7 +75,7 @@ def test_a_split_that_was_overtaken_changes_nothing() -> None:
     state = fleet({"old": 1.0}, late)
     assert state.loads.shares("revision") == {"old": 1.0}
     for after, shares in ((4, {"new": 2.0}), (4, {"new": 3.0}), (0, {"new": 4.0})):
-        state.apply(record(state.position + 1, TrafficSplit("revision", shares, after)))
+        tell(state, TrafficSplit("revision", shares, after))
     assert state.loads.shares("revision") == {"new": 2.0}
     assert state.loads.splits["revision"].position == 6
 
@@ -89,7 +89,7 @@ def test_a_revision_without_a_worker_leaves_its_share_to_the_others(
     """The record says why."""
     state = fleet({"new": 1.0, "old": 1e-12}, *more)
     if not more:
-        state.apply(record(state.position + 1, WorkerDraining("b1", 1)))
+        tell(state, WorkerDraining("b1", 1))
         del state.loads.workers["b1"]
         reason = "no worker of revision new is in the pool"
     decision = ask(state, "r-0-1")
@@ -105,7 +105,7 @@ def test_revisions_without_a_share_serve_only_where_no_other_can() -> None:
     state = fleet({"old": 1.0, "new": 0.0}, third)
     assert counted(state, 50) == {"old": 50}
     for name in ("a1", "a2"):
-        state.apply(record(state.position + 1, WorkerDraining(name, 1)))
+        tell(state, WorkerDraining(name, 1))
     assert counted(state, 50) == {"third": 50}
 
 

@@ -16,8 +16,6 @@ from headwater.ops.whatif.run import RunResult, ServedRequest
 from headwater.ops.whatif.setup import Setup
 from headwater.schemas.routing import Weights
 
-Milliseconds = NDArray[np.float64]
-
 GOODPUT_TTFT_MS: Final = Weights().ttft_limit_ms
 """Limit of a request's time to first token in `goodput`."""
 

@@ -76,10 +76,6 @@ class VirtualLog:
         copied.unread.extend(reader.unread)
         return copied
 
-    def remove(self, reader: LogReader) -> None:
-        """Keep no more messages for a reader."""
-        self._readers.remove(reader)
-
     def send(self, worker: str, now_ns: int, *events: Event) -> None:
         """A worker publishes events, as one message."""
         self._sent.append(_batch(worker, now_ns, events))

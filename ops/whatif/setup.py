@@ -55,10 +55,6 @@ class SpeedProfile(NamedTuple):
             speed = later
         return speed
 
-    def all_speeds(self) -> tuple[float, ...]:
-        """Every speed that it has."""
-        return self.base, *(speed for _, speed in self.changes)
-
     def steps_until_change(self, now_ns: int, step_ns: int, steps: int) -> int:
         """Return how many of `steps` equal steps from now on begin before the speed changes, at least 1."""
         for from_ns, _ in self.changes:

@@ -264,10 +264,10 @@ class VirtualRun:
             self._routers.send(worker.shape.name, now_ns, *kv)
 
     def _step_ended(self, worker: SimWorker, now_ns: int) -> None:
-        outcome = worker.finish()
-        self._publish(worker, outcome.kv, now_ns)
+        done, kv = worker.finish()
+        self._publish(worker, kv, now_ns)
         self._report(worker, now_ns)
-        for job in outcome.done:
+        for job in done:
             if job.leg == "prefill":
                 self._start_handoff(job, now_ns)
             else:

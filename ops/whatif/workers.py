@@ -64,13 +64,6 @@ class WorkerShape(NamedTuple):
     embedding_tokens: int = 0
 
 
-class RequestOutcome(NamedTuple):
-    """The outcome of a step: requests that ended, and KV events for the log."""
-
-    done: list[SimulatedRequest]
-    kv: list[KvEvent]
-
-
 class _Stretch(NamedTuple):
     """`steps` equal steps of `step_ns`, begun at `began_ns`."""
 
@@ -176,8 +169,8 @@ class SimWorker:
         self.stretch = _Stretch(plan, now_ns, step_ns, steps)
         return True
 
-    def finish(self) -> RequestOutcome:
-        """End the steps in progress: their time has passed."""
+    def finish(self) -> tuple[list[SimulatedRequest], list[KvEvent]]:
+        """End the steps in progress, as their time has passed. Returns the requests that ended, and KV events for the log."""
         assert self.stretch is not None
         plan, _, step_ns, steps = self.stretch
         self._now_ns = now_ns = self.stretch.end_ns
@@ -214,7 +207,7 @@ class SimWorker:
                 done.append(job)
             else:
                 job.length += 1
-        return RequestOutcome(done, self.cache.take_events())
+        return done, self.cache.take_events()
 
     def _end(self, job: SimulatedRequest, now_ns: int) -> None:
         job.done_ns, job.ended = now_ns, True

@@ -2,11 +2,9 @@
 
 import asyncio
 from bisect import bisect_right
-from collections.abc import AsyncIterator, Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import AsyncIterator, Iterator, Sequence
 
 from headwater.events.ports import (
-    ATOMIC_MESSAGES_MAX,
     NOTHING,
     AppendResult,
     Bounds,
@@ -15,30 +13,21 @@ from headwater.events.ports import (
     Gap,
     LogRefused,
     Newest,
-    Record,
     Retention,
     Slice,
     Stored,
     StoredMessage,
-    Unreadable,
+    check_count,
     sha256,
     wrong_bytes,
 )
 from headwater.events.table import KeySize, TableEntry
 from headwater.schemas.clock import Clock
-from headwater.schemas.encoding import Sealed, UnreadableBatch, decode_batch
+from headwater.schemas.encoding import Sealed
 from headwater.schemas.subjects import matches
 
 SLICE_RECORDS_MAX = 256
 REPLACED = "the stream was replaced"
-
-
-class MemoryMessage(NamedTuple):
-    """One stored message."""
-
-    subject: str
-    stored_ns: int
-    data: bytes
 
 
 class MemoryLog:
@@ -47,54 +36,49 @@ class MemoryLog:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._first = 1
-        self._messages: list[MemoryMessage] = []
+        self._messages: list[StoredMessage] = []
         self._newest: dict[str, Newest] = {}
         self._grown = asyncio.Event()
         self._life = 1
 
     async def append(self, *entries: Entry, deadline_s: float = 5.0) -> AppendResult:
         """See `Log.append`."""
-        if not 1 <= len(entries) <= ATOMIC_MESSAGES_MAX:
-            raise ValueError(f"an append accepts 1 to {ATOMIC_MESSAGES_MAX} messages, got {len(entries)}")
+        check_count("an append", len(entries))
         for subject, message in entries:
-            known = self._newest.get(subject, NOTHING)
-            if known.epoch > message.epoch:
-                return Fenced(known.epoch)
-        fresh = [entry for entry in entries if not self._has(entry.subject, entry.message)]
-        for subject, message in fresh:
-            self._store(subject, message)
-        if fresh:
-            self._wake_readers()
-        return Stored(self._newest[entries[-1].subject].position, again=not fresh)
+            epoch = self._newest.get(subject, NOTHING).epoch
+            if epoch > message.epoch:
+                return Fenced(epoch)
+        return self._store(entries)
 
     async def ingest(
         self, subject: str, *messages: Sealed, fence: str, deadline_s: float = 5.0
     ) -> AppendResult:
         """See `Log.ingest`."""
-        if not 1 <= len(messages) <= ATOMIC_MESSAGES_MAX:
-            raise ValueError(f"an ingest accepts 1 to {ATOMIC_MESSAGES_MAX} messages, got {len(messages)}")
-        fenced = max(self._newest.get(one, NOTHING).epoch for one in (fence, subject))
-        if fenced > messages[-1].epoch:
-            return Fenced(fenced)
-        fresh = [message for message in messages if not self._has(subject, message)]
-        for message in fresh:
-            self._store(subject, message)
-        if fresh:
-            self._wake_readers()
-        return Stored(self._newest[subject].position, again=not fresh)
+        check_count("an ingest", len(messages))
+        epoch = max(self._newest.get(one, NOTHING).epoch for one in (fence, subject))
+        if epoch > messages[-1].epoch:
+            return Fenced(epoch)
+        return self._store([Entry(subject, message) for message in messages])
 
     async def newest(self, subject: str) -> Newest:
         """See `Log.newest`."""
         return self._newest.get(subject, NOTHING)
 
-    def _has(self, subject: str, message: Sealed) -> bool:
-        known = self._newest.get(subject, NOTHING)
-        return (known.writer, known.epoch) == (message.writer, message.epoch) and known.seq >= message.seq
-
-    def _store(self, subject: str, message: Sealed) -> None:
-        self._messages.append(MemoryMessage(subject, self._clock.wall_ns(), message.data))
-        position = self._first + len(self._messages) - 1
-        self._newest[subject] = Newest(position, message.writer, message.epoch, message.seq, message.digest)
+    def _store(self, entries: Sequence[Entry]) -> Stored:
+        """Store what is not stored yet."""
+        fresh = [
+            (subject, message)
+            for subject, message in entries
+            if not self._newest.get(subject, NOTHING).has(message)
+        ]
+        for subject, message in fresh:
+            position = self._first + len(self._messages)
+            stored_ns = self._clock.wall_ns()
+            self._messages.append(StoredMessage(position, subject, stored_ns, message.data))
+            self._newest[subject] = Newest.of(position, message)
+        if fresh:
+            self._wake_readers()
+        return Stored(self._newest[entries[-1].subject].position, again=not fresh)
 
     async def read(self, after: int, *, follow: bool) -> AsyncIterator[Slice]:
         """See `Log.read`."""
@@ -113,11 +97,11 @@ class MemoryLog:
                 gap = Gap(last + 1, after, "the log is shorter than the position asked for")
                 after = last
             stop = min(last, after + SLICE_RECORDS_MAX)
-            records, unreadable = self._decode(range(after + 1, stop + 1))
+            found = self._messages[after + 1 - self._first : stop + 1 - self._first]
             after = max(after, stop)
-            if records or unreadable or gap or not reported:
+            if found or gap or not reported:
                 reported = True
-                yield Slice(records, last - after, gap, tuple(unreadable))
+                yield Slice.decode(found, last - after, gap)
             elif not follow and after >= until:
                 return
             else:
@@ -125,44 +109,34 @@ class MemoryLog:
 
     async def scan(self, after: int, until: int, subjects: Sequence[str] = ()) -> AsyncIterator[Slice]:
         """See `Log.scan`."""
-        wanted = self._wanted(after, until, subjects)
-        for start in range(0, len(wanted), SLICE_RECORDS_MAX):
-            run = wanted[start : start + SLICE_RECORDS_MAX]
-            # Since the scan began, retention may have removed some.
-            records, unreadable = self._decode(one for one in run if one >= self._first)
-            yield Slice(records, len(wanted) - start - len(run), None, tuple(unreadable))
+        for found, lag in self._runs(after, until, subjects):
+            yield Slice.decode(found, lag)
 
     async def scan_raw(
         self, after: int, until: int, subjects: Sequence[str] = ()
     ) -> AsyncIterator[list[StoredMessage]]:
         """See `Log.scan_raw`."""
-        wanted = self._wanted(after, until, subjects)
+        for found, _ in self._runs(after, until, subjects):
+            yield found
+
+    def _runs(
+        self, after: int, until: int, subjects: Sequence[str]
+    ) -> Iterator[tuple[list[StoredMessage], int]]:
+        """Messages of a scan that are delivered together, and how many come after them."""
+        wanted = [
+            message
+            for message in self._messages
+            if after < message.position <= until
+            and (not subjects or any(matches(one, message.subject) for one in subjects))
+        ]
         for start in range(0, len(wanted), SLICE_RECORDS_MAX):
             run = wanted[start : start + SLICE_RECORDS_MAX]
-            yield [StoredMessage(one, *self.raw(one)) for one in run if one >= self._first]
-
-    def _wanted(self, after: int, until: int, subjects: Sequence[str]) -> list[int]:
-        last = self._first + len(self._messages) - 1
-        return [
-            position
-            for position in range(max(after + 1, self._first), min(until, last) + 1)
-            if not subjects or any(matches(one, self.raw(position).subject) for one in subjects)
-        ]
+            # Since the scan began, retention may have removed some.
+            yield [one for one in run if one.position >= self._first], len(wanted) - start - len(run)
 
     async def position_at(self, wall_ns: int) -> int:
         """See `Log.position_at`."""
         return self._first - 1 + bisect_right(self._messages, wall_ns, key=lambda one: one.stored_ns)
-
-    def _decode(self, positions: Iterable[int]) -> tuple[list[Record], list[Unreadable]]:
-        records: list[Record] = []
-        unreadable: list[Unreadable] = []
-        for position in positions:
-            subject, stored_ns, data = self._messages[position - self._first]
-            try:
-                records.append(Record(position, subject, stored_ns, decode_batch(data)))
-            except UnreadableBatch as error:
-                unreadable.append(Unreadable(position, subject, str(error)))
-        return records, unreadable
 
     async def bounds(self) -> Bounds:
         """See `Log.bounds`."""
@@ -200,8 +174,8 @@ class MemoryLog:
         at = position - self._first
         self._messages[at] = self._messages[at]._replace(data=data)
 
-    def raw(self, position: int) -> MemoryMessage:
-        """The stored bytes of a message."""
+    def raw(self, position: int) -> StoredMessage:
+        """A message as it is stored."""
         return self._messages[position - self._first]
 
     def _wake_readers(self) -> None:

@@ -18,13 +18,19 @@ Losing a fence is not an error: `Log.append` returns `Fenced`.
 """
 
 import hashlib
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
-from headwater.schemas.encoding import NO_DIGEST, Batch, LogEvent, Sealed
+from headwater.schemas.encoding import NO_DIGEST, Batch, LogEvent, Sealed, UnreadableBatch, decode_batch
 
 ATOMIC_MESSAGES_MAX: Final = 1_000
 """Messages of one `append`: the server's own bound."""
+
+
+def check_count(action: str, count: int) -> None:
+    """Raises `ValueError` for too few or too many messages of one call."""
+    if not 1 <= count <= ATOMIC_MESSAGES_MAX:
+        raise ValueError(f"{action} accepts 1 to {ATOMIC_MESSAGES_MAX} messages, got {count}")
 
 
 class Stored(NamedTuple):
@@ -94,6 +100,20 @@ class Slice(NamedTuple):
     gap: Gap | None = None
     unreadable: tuple[Unreadable, ...] = ()
 
+    @classmethod
+    def decode(
+        cls, messages: Iterable[tuple[int, str, int, bytes]], lag: int, gap: Gap | None = None
+    ) -> "Slice":
+        """The slice of some messages, with the fields of `StoredMessage`: each becomes a record, or is unreadable."""
+        records: list[Record] = []
+        unreadable: list[Unreadable] = []
+        for position, subject, stored_ns, data in messages:
+            try:
+                records.append(Record(position, subject, stored_ns, decode_batch(data)))
+            except UnreadableBatch as error:
+                unreadable.append(Unreadable(position, subject, str(error)))
+        return cls(records, lag, gap, tuple(unreadable))
+
     def events(self) -> Iterator[tuple[Record, Any]]:
         """Each event with its record."""
         for record in self.records:
@@ -109,6 +129,15 @@ class Newest(NamedTuple):
     epoch: int
     seq: int
     digest: bytes
+
+    @classmethod
+    def of(cls, position: int, message: Sealed) -> "Newest":
+        """Return it for a message that is stored at this position."""
+        return cls(position, message.writer, message.epoch, message.seq, message.digest)
+
+    def has(self, message: Sealed) -> bool:
+        """Is the message stored on this subject, too?"""
+        return (self.writer, self.epoch) == (message.writer, message.epoch) and self.seq >= message.seq
 
 
 NOTHING: Final = Newest(0, "", 0, 0, NO_DIGEST)

@@ -18,7 +18,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -154,24 +154,11 @@ UNFINISHED_S = 600.0
 _log = structlog.get_logger("headwater.snapshots")
 
 
-class SnapshotCache(Protocol):
-    """Arrays of one snapshot per pool. Calls block: make them in a thread. A broken cache raises nothing."""
+class SnapshotCache:
+    """Arrays of one snapshot per pool, in a file of `folder`. Processes may share it: files are replaced atomically.
 
-    def holds(self, pool: str, key: str) -> bool:
-        """Are the arrays with this key cached? They are verified by `read` only."""
-        ...
-
-    def read(self, pool: str, key: str, chunks: Sequence[Chunk], rooms: Sequence[memoryview]) -> bool:
-        """Fill `rooms` with the chunks, verified. False if anything is missing or wrong."""
-        ...
-
-    def write(self, pool: str, key: str, pieces: Sequence[memoryview]) -> None:
-        """Replace the pool's arrays by these pieces."""
-        ...
-
-
-class FolderCache:
-    """See `SnapshotCache`: a file per pool in `folder`. Processes may share it: files are replaced atomically."""
+    Calls block: make them in a thread. A broken cache raises nothing.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -181,7 +168,7 @@ class FolderCache:
         return self._folder / f"{token('pool', pool)}.snapshot"
 
     def holds(self, pool: str, key: str) -> bool:
-        """See `SnapshotCache.holds`."""
+        """Are the arrays with this key cached? They are verified by `read` only."""
         try:
             with self.path(pool).open("rb") as file:
                 return file.read(_HEAD_BYTES) == _head(key)
@@ -189,7 +176,7 @@ class FolderCache:
             return False
 
     def read(self, pool: str, key: str, chunks: Sequence[Chunk], rooms: Sequence[memoryview]) -> bool:
-        """See `SnapshotCache.read`. A file with wrong bytes is removed."""
+        """Fill `rooms` with the chunks, verified. False if anything is missing or wrong; a file with wrong bytes is removed."""
         path = self.path(pool)
         try:
             file = os.open(path, os.O_RDONLY)
@@ -228,7 +215,7 @@ class FolderCache:
         return False
 
     def write(self, pool: str, key: str, pieces: Sequence[memoryview]) -> None:
-        """See `SnapshotCache.write`. Synced before it is renamed; a full disk leaves the old file and a warning."""
+        """Replace the pool's arrays by these pieces. Synced before it is renamed; a full disk leaves the old file and a warning."""
         path = self.path(pool)
         made = ""
         try:
@@ -259,35 +246,6 @@ class FolderCache:
             path.unlink(missing_ok=True)
         except OSError as error:
             _log.warning("snapshot_cache_not_removed", path=str(path), reason=str(error))
-
-
-class MemoryCache:
-    """See `SnapshotCache`: in memory, for tests and the simulator."""
-
-    def __init__(self) -> None:
-        self.files: dict[str, tuple[str, bytes]] = {}
-
-    def holds(self, pool: str, key: str) -> bool:
-        """See `SnapshotCache.holds`."""
-        return pool in self.files and self.files[pool][0] == key
-
-    def read(self, pool: str, key: str, chunks: Sequence[Chunk], rooms: Sequence[memoryview]) -> bool:
-        """See `SnapshotCache.read`."""
-        if not self.holds(pool, key):
-            return False
-        data, at = memoryview(self.files[pool][1]), 0
-        for chunk, room in zip(chunks, rooms, strict=True):
-            piece = data[at : at + chunk.size]
-            if len(piece) != len(room) or sha256(piece) != chunk.digest:
-                del self.files[pool]
-                return False
-            room[:] = piece
-            at += chunk.size
-        return True
-
-    def write(self, pool: str, key: str, pieces: Sequence[memoryview]) -> None:
-        """See `SnapshotCache.write`."""
-        self.files[pool] = (key, b"".join(pieces))
 
 
 def _head(key: str) -> bytes:

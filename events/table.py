@@ -34,9 +34,6 @@ STREAM_SIZES: Final = StreamSizes()
 """The defaults."""
 
 
-"""Default bound of the table of stored responses."""
-
-
 KEY_BYTES: Final = 512
 """What a key costs besides its value: the server holds it in memory."""
 

@@ -24,7 +24,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from functools import partial
 from hashlib import blake2b
-from typing import Final, NamedTuple, overload
+from typing import Final, Literal, NamedTuple, get_args, overload
 
 import msgspec
 import numpy as np
@@ -218,23 +218,22 @@ def find_invalid_weight(weights: Mapping[str, float], workers: Sequence[Worker])
     return ""
 
 
-def weights_for(loads: Loads, wanted: Constraints) -> Mapping[str, float]:
-    """The weights by which a request draws its engine; empty where it draws none."""
-    is_image = "encode" in wanted.needs and wanted.pairs_with
-    drawn = wanted.pinned or wanted.engine or wanted.leg == "decode" or is_image
-    return {} if drawn else loads.engine_weights
+DrawnTrait = Literal["engine", "revision"]
+"""What a request may draw of its worker."""
 
 
-def revision_shares_for(loads: Loads, wanted: Constraints) -> Mapping[str, float]:
-    """The shares by which a request draws the revision of its worker; empty where it draws none."""
+def shares_for(loads: Loads, wanted: Constraints, trait: DrawnTrait) -> Mapping[str, float]:
+    """The weights by which a request draws its engine, or the shares by which it draws its revision; empty where it draws none."""
     is_image = "encode" in wanted.needs and wanted.pairs_with
-    drawn = wanted.pinned or wanted.revision or wanted.leg == "decode" or is_image
-    return {} if drawn else loads.shares("revision")
+    stated = wanted.engine if trait == "engine" else wanted.revision
+    if wanted.pinned or stated or wanted.leg == "decode" or is_image:
+        return {}
+    return loads.engine_weights if trait == "engine" else loads.shares("revision")
 
 
 def weighted_workers(loads: Loads, wanted: Constraints) -> list[Worker]:
     """The workers, by name, without those whose engine or revision may get no new request."""
-    weights, shares = weights_for(loads, wanted), revision_shares_for(loads, wanted)
+    weights, shares = (shares_for(loads, wanted, trait) for trait in get_args(DrawnTrait))
     workers = [worker for _, worker in sorted(loads.workers.items())]
     if weights:
         workers = [one for one in workers if weights.get(one.engine, 0.0) > 0]
@@ -262,29 +261,21 @@ def _arrival(name: str, key: str) -> float:
     return -math.log((int.from_bytes(digest, "little") + 0.5) / 2**64)
 
 
-def draw_engine(loads: Loads, wanted: Constraints, key: str, capable: Callable[[], Set[str]]) -> Draw | None:
-    """The draw for a request whose candidates run the engines `capable`, one at least; None where it draws none."""
-    weights = weights_for(loads, wanted)
-    if not weights:
-        return None
-    order, engines = order_by_draw(weights, key), capable()
-    used = next(engine for engine in order if engine in engines)
-    return _drawn(weights, order[0], used, lambda: _explain_no_engine(loads, wanted, order[0]))
-
-
-def draw_revision(
-    loads: Loads, wanted: Constraints, key: str, capable: Callable[[], Set[str]]
+def draw_trait(
+    loads: Loads, wanted: Constraints, key: str, trait: DrawnTrait, candidates: "Candidates"
 ) -> Draw | None:
-    """The draw for a request whose candidates are of the revisions `capable`, one at least; None where it draws none."""
-    shares = revision_shares_for(loads, wanted)
+    """The draw for a request with these candidates, one at least; None where it draws none.
+
+    Of the candidates, all run engines with a weight. Their revisions may have no share: those come last.
+    """
+    shares = shares_for(loads, wanted, trait)
     if not shares:
         return None
-    revisions = capable()
-    listed = order_by_draw(shares, key)
-    unlisted = order_by_draw(dict.fromkeys(sorted(revisions - shares.keys()), 1.0), key)
-    order = [*listed, *unlisted]
-    used = next(revision for revision in order if revision in revisions)
-    return _drawn(shares, order[0], used, lambda: _explain_no_revision(loads, wanted, order[0]))
+    capable = candidates.values(trait)
+    unlisted = dict.fromkeys(sorted(capable - shares.keys()), 1.0)
+    order = [*order_by_draw(shares, key), *order_by_draw(unlisted, key)]
+    used = next(name for name in order if name in capable)
+    return _drawn(shares, order[0], used, lambda: _explain_undrawn(loads, wanted, trait, order[0]))
 
 
 def draw_policy(loads: Loads, key: str, known: Set[str]) -> Draw | None:
@@ -301,25 +292,21 @@ def _drawn(weights: Mapping[str, float], drawn: str, used: str, explain: Callabl
     return Draw(tuple(sorted(weights.items())), drawn, used, "" if used == drawn else explain())
 
 
-def _explain_no_engine(loads: Loads, wanted: Constraints, engine: str) -> str:
-    workers = [worker for _, worker in sorted(loads.workers.items()) if worker.engine == engine]
-    return explain_no_worker(workers, wanted) if workers else f"no worker of {engine} is in the pool"
-
-
-def _explain_no_revision(loads: Loads, wanted: Constraints, revision: str) -> str:
-    workers = [worker for _, worker in sorted(loads.workers.items()) if worker.revision == revision]
+def _explain_undrawn(loads: Loads, wanted: Constraints, trait: DrawnTrait, drawn: str) -> str:
+    """Why no worker of the drawn engine or revision may take the request."""
+    workers = [worker for _, worker in sorted(loads.workers.items()) if getattr(worker, trait) == drawn]
     if not workers:
-        return f"no worker of revision {revision} is in the pool"
+        return f"no worker of {'revision ' if trait == 'revision' else ''}{drawn} is in the pool"
     reason = explain_no_worker(workers, wanted)
-    # With engine weights, the engine was drawn before: its workers are of other revisions.
-    return (
-        reason if not wanted.exclude and not loads.engine_weights else f"{reason}, or runs the drawn engine"
-    )
+    if trait == "revision" and (wanted.exclude or loads.engine_weights):
+        # With engine weights, the engine was drawn before: its workers are of other revisions.
+        return f"{reason}, or runs the drawn engine"
+    return reason
 
 
 def explain_weights(loads: Loads, wanted: Constraints) -> str:
     """Why no worker is left of a pool that has some: the weights name none of its engines, or the split gives its revisions nothing."""
-    engines, revisions = weights_for(loads, wanted), revision_shares_for(loads, wanted)
+    engines, revisions = (shares_for(loads, wanted, trait) for trait in get_args(DrawnTrait))
     count = len(loads.workers)
     if engines and not any(engines.get(one.engine, 0.0) > 0 for one in loads.workers.values()):
         weights = ", ".join(f"{engine}={weight:g}" for engine, weight in sorted(engines.items()))
@@ -405,25 +392,14 @@ class Candidates(Sequence[Candidate]):
         found: F64 = self._costs[self.rows, which]
         return found
 
-    def engines(self) -> set[str]:
-        """The engines that they run."""
-        return {self._workers[row].engine for row in self.rows.tolist()}
+    def values(self, trait: DrawnTrait) -> set[str]:
+        """Their engines, or their revisions."""
+        return {getattr(self._workers[row], trait) for row in self.rows.tolist()}
 
-    def of_engine(self, engine: str) -> "Candidates":
-        """Return the candidates that run an engine."""
-        return self.only(
-            np.array([self._workers[row].engine == engine for row in self.rows.tolist()], np.bool_)
-        )
-
-    def revisions(self) -> set[str]:
-        """Their revisions."""
-        return {self._workers[row].revision for row in self.rows.tolist()}
-
-    def of_revision(self, revision: str) -> "Candidates":
-        """Return the candidates of a revision."""
-        return self.only(
-            np.array([self._workers[row].revision == revision for row in self.rows.tolist()], np.bool_)
-        )
+    def having(self, trait: DrawnTrait, value: str) -> "Candidates":
+        """Return the candidates of an engine, or of a revision."""
+        rows = self.rows.tolist()
+        return self.only(np.array([getattr(self._workers[row], trait) == value for row in rows], np.bool_))
 
     def only(self, places: NDArray[np.bool_]) -> "Candidates":
         """Return the candidates at which `places` is true."""
@@ -462,8 +438,9 @@ def score_candidates(scoring: ScoringContext) -> Candidates:
     costs: F64 = np.empty((count, 5))
     excluded = _excluded(columns, wanted)
     split = scoring.context.algorithm > 1
-    shares = revision_shares_for(scoring.loads, wanted) if split else {}
-    allowed, changes = _allowed(columns, wanted, weights_for(scoring.loads, wanted), shares)
+    weighted = shares_for(scoring.loads, wanted, "engine")
+    shares = shares_for(scoring.loads, wanted, "revision") if split else {}
+    allowed, changes = _allowed(columns, wanted, weighted, shares)
     if excluded:
         allowed[excluded] = 0
     whole, legs, spare = cost.score_workers(

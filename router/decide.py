@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 from headwater.router import cost
 from headwater.router.candidates import (
     Candidates,
-    draw_engine,
     draw_policy,
-    draw_revision,
+    draw_trait,
     drawing_key,
     explain_no_worker,
     explain_weights,
@@ -227,10 +226,10 @@ def evaluate(
     candidates = score_candidates(scoring)
     if not candidates:
         return _refuse(loads, query)
-    draw = draw_engine(loads, query.constraints, key, candidates.engines)
-    offered = candidates if draw is None else candidates.of_engine(draw.used)
-    revision_draw = draw_revision(loads, query.constraints, key, offered.revisions) if splits else None
-    offered = offered if revision_draw is None else offered.of_revision(revision_draw.used)
+    draw = draw_trait(loads, query.constraints, key, "engine", candidates)
+    offered = candidates if draw is None else candidates.having("engine", draw.used)
+    revision_draw = draw_trait(loads, query.constraints, key, "revision", offered) if splits else None
+    offered = offered if revision_draw is None else offered.having("revision", revision_draw.used)
     try:
         choice = Choice(scoring, select_legs(scoring, offered), seed)
         chosen = policy(choice)

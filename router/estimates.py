@@ -26,7 +26,7 @@ predicted exactly, and no expectation exceeds the limit.
 
 import math
 from bisect import bisect_left
-from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
@@ -203,38 +203,33 @@ def count_in_row(outliers: int, observed: float, expected: float) -> int:
     return outliers + side if side * outliers > 0 else side
 
 
-class LengthClasses(Protocol):
-    """Classes by length, in ascending order of `kinds`: mean `tokens` and `ms` of each, and `counts` of their samples."""
-
-    kinds: list[int]
-    tokens: list[float]
-    ms: list[float]
-    counts: list[int]
-
-
-def place_sample(model: LengthClasses, tokens: int, ms: float) -> tuple[int, bool]:
-    """The index of the class of a length, and whether it is new: then it has this sample's values and counts none."""
-    kind = tokens.bit_length()
-    at = bisect_left(model.kinds, kind)
-    if at < len(model.kinds) and model.kinds[at] == kind:
-        return at, False
-    model.kinds.insert(at, kind)
-    model.tokens.insert(at, float(tokens))
-    model.ms.insert(at, ms)
-    model.counts.insert(at, 0)
-    return at, True
-
-
-class StepModel(msgspec.Struct):
-    """Classes by length: `kinds` in ascending order, mean `tokens` and `ms` of each, and `counts` of their samples.
-
-    `outliers`: how many of a class's latest samples in a row were above the mean by more than `OUTLIER`; negative: below.
-    """
+class LengthClasses(msgspec.Struct):
+    """Classes by length: `kinds` in ascending order, mean `tokens` and `ms` of each, and `counts` of their samples."""
 
     kinds: list[int] = []
     tokens: list[float] = []
     ms: list[float] = []
     counts: list[int] = []
+
+    def place(self, tokens: int, ms: float) -> tuple[int, bool]:
+        """The index of the class of a length, and whether it is new: then it has this sample's values and counts none."""
+        kind = tokens.bit_length()
+        at = bisect_left(self.kinds, kind)
+        if at < len(self.kinds) and self.kinds[at] == kind:
+            return at, False
+        self.kinds.insert(at, kind)
+        self.tokens.insert(at, float(tokens))
+        self.ms.insert(at, ms)
+        self.counts.insert(at, 0)
+        return at, True
+
+
+class StepModel(LengthClasses):
+    """The times of prompts.
+
+    `outliers`: how many of a class's latest samples in a row were above the mean by more than `OUTLIER`; negative: below.
+    """
+
     samples: int = 0
     outliers: list[int] = []
 
@@ -247,7 +242,7 @@ class StepModel(msgspec.Struct):
         """Add a sample: a prompt part of `tokens` tokens took `ms`. Samples without tokens or time are ignored."""
         if tokens <= 0 or ms <= 0:
             return
-        at, is_new = place_sample(self, tokens, ms)
+        at, is_new = self.place(tokens, ms)
         if is_new:
             self.outliers.insert(at, 0)
         known = self.ms[at]
@@ -288,13 +283,8 @@ STALL_FACTOR = 4.0
 """A time counts as at most this many times the mean of its class: a stall moves that by 38 % at most, and of what has become ten times slower, two thirds are known by ten samples."""
 
 
-class ImageTimes(msgspec.Struct):
-    """Classes of images by their tokens: `kinds` in ascending order, mean `tokens` and `ms` of each, and `counts` of their samples."""
-
-    kinds: list[int] = []
-    tokens: list[float] = []
-    ms: list[float] = []
-    counts: list[int] = []
+class ImageTimes(LengthClasses):
+    """The times of images."""
 
     def observe(self, tokens: int, ms: float) -> None:
         """Add a sample. Those without tokens or time are ignored."""
@@ -303,7 +293,7 @@ class ImageTimes(msgspec.Struct):
             ms = min(ms, STALL_FACTOR * self.ms[self.kinds.index(kind)])
         if tokens <= 0 or ms <= 0:
             return
-        at, _ = place_sample(self, tokens, ms)
+        at, _ = self.place(tokens, ms)
         count = self.counts[at] = min(self.counts[at] + 1, ENCODES_REMEMBERED)
         self.tokens[at] += (tokens - self.tokens[at]) / count
         self.ms[at] += (ms - self.ms[at]) / count

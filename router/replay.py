@@ -387,8 +387,10 @@ def of_drawn(judged: Evaluation) -> Candidates:
     """All candidates, or with draws those of the engine and of the revision that they used."""
     found, decision = judged.candidates, judged.decision
     if decision.draw is not None:
-        found = found.of_engine(decision.draw.used)
-    return found if decision.revision_draw is None else found.of_revision(decision.revision_draw.used)
+        found = found.having("engine", decision.draw.used)
+    if decision.revision_draw is not None:
+        found = found.having("revision", decision.revision_draw.used)
+    return found
 
 
 def _score(judged: Evaluation, choice: Decision) -> float | None:

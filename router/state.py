@@ -63,12 +63,12 @@ class RouterState:
     snapshot which the fold continues.
     """
 
-    def __init__(self, *, whole: bool = True, max_blocks: int = MAX_BLOCKS) -> None:
+    def __init__(self, *, whole: bool = True) -> None:
         self.position = 0
         self.log = ""
         self.chains = Chains(whole=whole)
         self.since = 0 if whole else -1
-        self.index = PrefixIndex(max_blocks)
+        self.index = PrefixIndex()
         self.loads = Loads()
         self.cold: set[str] = set()
         self.version = STATE_VERSION

@@ -5,28 +5,15 @@ the pools are known and by `*` where they are not; the namespace's other streams
 read. Reply subjects need no permission: the server does not check them.
 """
 
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, get_args
 
 from headwater.schemas import subjects
 from headwater.schemas.names import PROBE, token
 from headwater.schemas.subjects import ANY, EngineVerb, InboxKind, PoolKind
 
-Kind = Literal[
-    "edge", "router", "shadow", "worker", "operator", "admin", "console", "tracer", "picker", "observer"
-]
+Kind = InboxKind
 
-KINDS: Final[tuple[Kind, ...]] = (
-    "edge",
-    "router",
-    "shadow",
-    "worker",
-    "operator",
-    "admin",
-    "console",
-    "tracer",
-    "picker",
-    "observer",
-)
+KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 
 DUTIES: Final[dict[Kind, str]] = {
     "edge": "query routers and workers, write and read the request log, read leases, model cards and their files, "

@@ -10,7 +10,7 @@ here, the place that sets it, and a filter (docs/guides/add-a-routing-constraint
 The structs are on the wire by position: append fields, with defaults that mean "no constraint", and never reorder them.
 """
 
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 import msgspec
 
@@ -27,15 +27,8 @@ DEFAULT_POLICY: Final[PolicyName] = "kv"
 RequestedLeg = Literal["", "decode"]
 """The leg that a query asks for: any, or only decoding a prompt that another worker computed."""
 
-CLIENT_POLICIES: Final = (
-    "kv",
-    "slo",
-    "lmetric",
-    "round_robin",
-    "random",
-    "power_of_two",
-    "least_loaded",
-    "session",
+CLIENT_POLICIES: Final[tuple[PolicyName, ...]] = tuple(
+    [name for name in get_args(PolicyName) if name != "direct"]
 )
 """Policies that clients may request by default: none of these lets a client choose its worker."""
 

@@ -28,7 +28,7 @@ _INBOX_<ns>_<kind>.<name>.<part>.>        core NATS    replies to one connection
 """
 
 from hashlib import blake2b
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 from headwater.schemas.names import slug, token
 
@@ -39,7 +39,7 @@ InboxKind = Literal[
 LeaseKind = Literal["worker", "router", "edge", "shadow"]
 EngineVerb = Literal["generate", "cancel", "status", "embed", "encode", "file", "drain", "claim", "offer"]
 
-POOL_KINDS: Final[tuple[PoolKind, ...]] = ("fleet", "kv", "load", "route", "shadow")
+POOL_KINDS: Final[tuple[PoolKind, ...]] = get_args(PoolKind)
 
 
 class Wildcard(str):

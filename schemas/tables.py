@@ -551,9 +551,9 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     lease that is still free; 0 until the holder has determined it, before it serves anything. `incarnation` is unique to the
     holder. `stalled`: the log does not accept what the holder appends. `serves` is a worker's: nothing before it has joined its
     pool, and while it drains, is paused or sleeps. `reads_embeddings`: the worker takes media that an encode worker has encoded.
-    `encodes`: the kinds that an encode worker encodes. `revision`: what a worker runs (`WorkerJoined`). `embedding_format` names what that worker computes, and an encode worker's
-    `encodes`: the kinds that an encode worker encodes. `endpoint` is a worker's: where a gateway reaches the edge beside it, "" if none does. `embedding_format` names what that worker computes, and an encode worker's
-    what it computes itself: only with equal ones do they exchange embeddings.
+    `embedding_format` names what that one must compute, and of an encode worker what it computes: only with equal ones do they
+    exchange embeddings. `encodes`: the kinds that an encode worker encodes. `revision`: what a worker runs (`WorkerJoined`).
+    `endpoint` is a worker's: where a gateway reaches the edge beside it, "" if none does.
     """
 
     kind: str

@@ -24,6 +24,9 @@ WRONG_LAST_SEQUENCE: Final = 10071
 SUBJECT_BUSY: Final = 10164
 STREAM_NAME_IN_USE: Final = 10058
 INVALID_JSON: Final = 10025
+EXPECTED: Final = "Nats-Expected-Last-Subject-Sequence"
+"""Header of a publish that is accepted only if the newest message of its subject has this sequence."""
+
 ALREADY_THERE: Final = 10201
 """A message id of an atomic batch is a duplicate: an earlier attempt was stored."""
 
@@ -86,8 +89,8 @@ class Ack(NamedTuple):
     duplicate: bool
 
 
-class StoredMessage(NamedTuple):
-    """A message read back from a stream."""
+class LastMessage(NamedTuple):
+    """The newest message of a subject."""
 
     seq: int
     data: bytes
@@ -99,18 +102,21 @@ async def api(
     verb: str,
     body: dict[str, Any] | None = None,
     deadline_s: float = REQUEST_DEADLINE_S,
+    *,
+    domain: str = "",
 ) -> dict[str, Any]:
-    """Call `$JS.API.<verb>`. Raises `StreamMissing`, `LogRefused` or `LogUnavailable`."""
+    """Call `$JS.API.<verb>`, of this or of another JetStream domain, which leaf nodes connect.
+
+    Raises `StreamMissing`, `LogRefused` or `LogUnavailable`.
+    """
     data = msgspec.json.encode(body) if body else b""
-    return await request_json(client, f"$JS.API.{verb}", data, None, deadline_s)
+    prefix = f"$JS.{domain}.API" if domain else "$JS.API"
+    return await request_json(client, f"{prefix}.{verb}", data, None, deadline_s)
 
 
-async def domain_api(
-    client: Client, domain: str, verb: str, body: dict[str, Any] | None = None
-) -> dict[str, Any]:
-    """The same of another JetStream domain, which leaf nodes connect. Raises as `api` does."""
-    data = msgspec.json.encode(body) if body else b""
-    return await request_json(client, f"$JS.{domain}.API.{verb}", data, None, REQUEST_DEADLINE_S)
+async def stream_info(client: Client, stream: str) -> dict[str, Any]:
+    """A stream's configuration and state. Raises as `api` does."""
+    return await api(client, f"STREAM.INFO.{stream}")
 
 
 async def request_json(
@@ -178,20 +184,44 @@ async def publish(
 
 async def last_message(
     client: Client, stream: str, subject: str, deadline_s: float = REQUEST_DEADLINE_S
-) -> StoredMessage | None:
+) -> LastMessage | None:
     """The newest message of `subject`, read from the leader, so that it includes every acknowledged write."""
-    try:
-        answer = await api(client, f"STREAM.MSG.GET.{stream}", {"last_by_subj": subject}, deadline_s)
-    except LogRefused as error:
-        if error.code == MESSAGE_NOT_FOUND:
-            return None
-        raise
-    message = answer["message"]
-    return StoredMessage(
+    message = await _find_message(client, stream, {"last_by_subj": subject}, deadline_s)
+    if message is None:
+        return None
+    return LastMessage(
         int(message["seq"]),
         base64.b64decode(message.get("data", "")),
         base64.b64decode(message.get("hdrs", "")).decode("utf-8", "replace"),
     )
+
+
+class NextMessage(NamedTuple):
+    """The first message from some position on, which deleted positions do not hide, and when it was stored."""
+
+    seq: int
+    stored_ns: int
+
+
+async def next_message(client: Client, stream: str, seq: int, subject: str = ">") -> NextMessage | None:
+    """The first message of `subject` at this position or after it, from the leader; None if there is none."""
+    wanted = {"seq": seq, "next_by_subj": subject}
+    message = await _find_message(client, stream, wanted, REQUEST_DEADLINE_S)
+    return NextMessage(int(message["seq"]), parse_time_ns(message["time"])) if message is not None else None
+
+
+async def _find_message(
+    client: Client, stream: str, wanted: dict[str, Any], deadline_s: float
+) -> dict[str, Any] | None:
+    try:
+        message: dict[str, Any] = (await api(client, f"STREAM.MSG.GET.{stream}", wanted, deadline_s))[
+            "message"
+        ]
+    except LogRefused as error:
+        if error.code == MESSAGE_NOT_FOUND:
+            return None
+        raise
+    return message
 
 
 def parse_time_ns(text: str) -> int:

@@ -12,6 +12,7 @@ the server's default message limit of 1 MiB.
 
 import asyncio
 import base64
+import contextlib
 import secrets
 from collections.abc import AsyncGenerator, Callable
 from typing import Any, Final
@@ -21,12 +22,14 @@ import structlog
 from nats.aio.client import Client
 
 from headwater.events.jetstream.api import (
+    EXPECTED,
     REQUEST_DEADLINE_S,
     SUBJECT_BUSY,
     WRONG_LAST_SEQUENCE,
     api,
     last_message,
     publish,
+    stream_info,
 )
 from headwater.events.jetstream.cursor import PULL, Cursor, RawMessage
 from headwater.events.ports import LogError, LogRefused, LogUnavailable, StreamMissing, sha256, wrong_bytes
@@ -41,7 +44,6 @@ SIZES_S: Final = 30.0
 
 _log = structlog.get_logger("headwater.table")
 
-_EXPECTED = "Nats-Expected-Last-Subject-Sequence"
 _TTL = "Nats-TTL"
 _SIZE = "Nats-Msg-Size"
 _MARKERS = ("KV-Operation", "Nats-Marker-Reason")
@@ -82,7 +84,7 @@ class JetStreamTable:
 
     async def update(self, key: str, value: bytes, *, revision: int, ttl_s: int = 0) -> int | None:
         """See `Table.update`."""
-        headers = {_EXPECTED: str(revision)}
+        headers = {EXPECTED: str(revision)}
         if ttl_s:
             headers[_TTL] = f"{ttl_s}s"
         try:
@@ -156,7 +158,7 @@ class JetStreamTable:
             await asyncio.sleep(MISSING_S)
 
     async def _follow(
-        self, cursor: Cursor, known: dict[str, TableEntry], watched: "_Watched"
+        self, cursor: Cursor, known: dict[str, TableEntry], watched: _Watched
     ) -> AsyncGenerator[list[TableEntry], None]:
         present: dict[str, TableEntry] | None = None
         opened = 0
@@ -186,7 +188,7 @@ class JetStreamTable:
     async def _created(self) -> str:
         """Return when the bucket was made: another one of the same name has lost what was in this one. "" where that is not known."""
         try:
-            return str((await api(self._client, f"STREAM.INFO.{self._stream}"))["created"])
+            return str((await stream_info(self._client, self._stream))["created"])
         except LogError as error:
             _log.debug("bucket_not_identified", bucket=self._prefix, reason=str(error))
             return ""
@@ -248,11 +250,13 @@ class JetStreamBlobs:
         try:
             count = await self._write_chunks(nuid, view)
         except LogError:
-            await self._purge_if_possible(nuid)
+            # Where that fails, too, chunks without an entry remain. The original error is reported.
+            with contextlib.suppress(LogError):
+                await self._purge(nuid)
             raise
         digest = await _digest(view)
         await self._write(_Info(name, self._bucket, nuid, len(view), count, _spelled(digest)))
-        if before is not None and not before.deleted:
+        if before is not None:
             await self._purge(before.nuid)
         return digest
 
@@ -275,7 +279,7 @@ class JetStreamBlobs:
     async def get(self, name: str) -> bytes | None:
         """See `Blobs.get`."""
         info = await self._info(name)
-        if info is None or info.deleted:
+        if info is None:
             return None
         pieces: list[bytes] = []
         await self._read(info, pieces.append)
@@ -287,7 +291,7 @@ class JetStreamBlobs:
     async def read_into(self, name: str, into: memoryview, digest: str) -> bool:
         """See `Blobs.read_into`."""
         info = await self._info(name)
-        if info is None or info.deleted:
+        if info is None:
             return False
         at = 0
 
@@ -306,8 +310,7 @@ class JetStreamBlobs:
 
     async def has(self, name: str) -> bool:
         """See `Blobs.has`."""
-        info = await self._info(name)
-        return info is not None and not info.deleted
+        return await self._info(name) is not None
 
     async def _read(self, info: _Info, take: Callable[[bytes], None]) -> None:
         """Deliver the stored chunks. Raises `LogRefused` when they were deleted while being read."""
@@ -368,7 +371,7 @@ class JetStreamBlobs:
         deleted ones would fill the server's memory.
         """
         info = await self._info(name)
-        if info is None or info.deleted:
+        if info is None:
             return
         marker = await self._write(_Info(name, self._bucket, info.nuid, 0, 0, deleted=True))
         await self._purge(info.nuid)
@@ -383,8 +386,10 @@ class JetStreamBlobs:
         return subjects.object_meta(self._bucket, base64.urlsafe_b64encode(name.encode()).decode())
 
     async def _info(self, name: str) -> _Info | None:
+        """The entry of an object; None where there is none, or it was deleted."""
         last = await last_message(self._client, self._stream, self._entry(name))
-        return msgspec.json.decode(last.data, type=_Info) if last else None
+        info = msgspec.json.decode(last.data, type=_Info) if last else None
+        return None if info is None or info.deleted else info
 
     async def _write(self, info: _Info) -> int:
         headers = {"Nats-Rollup": "sub"}
@@ -393,13 +398,6 @@ class JetStreamBlobs:
 
     async def _purge(self, nuid: str) -> None:
         await api(self._client, f"STREAM.PURGE.{self._stream}", {"filter": self._chunks(nuid)})
-
-    async def _purge_if_possible(self, nuid: str) -> None:
-        try:
-            await self._purge(nuid)
-        except LogError:
-            # Report the original error; what remains are chunks without an entry.
-            pass
 
 
 async def _digest(view: memoryview) -> str:

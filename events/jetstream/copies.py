@@ -24,7 +24,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
-from headwater.events.jetstream.api import SECOND_NS, api, domain_api, error_of, parse_time_ns
+from headwater.events.jetstream.api import SECOND_NS, api, error_of, parse_time_ns, stream_info
 from headwater.events.jetstream.stream_spec import (
     Mirror,
     StreamSpec,
@@ -84,7 +84,7 @@ def status_of(info: Mapping[str, Any]) -> MirrorStatus | None:
 async def site_of(client: Client, ns: str) -> str:
     """The site whose mirror this namespace is here; empty for a namespace of these servers. Raises `LogUnavailable`."""
     try:
-        info = await api(client, f"STREAM.INFO.{subjects.table_stream(subjects.lease_bucket(ns))}")
+        info = await stream_info(client, subjects.table_stream(subjects.lease_bucket(ns)))
     except StreamMissing:
         return ""
     mirror = mirror_of(info["config"])
@@ -122,7 +122,7 @@ async def site_streams(client: Client, site: str) -> dict[str, SiteStream]:
     found: dict[str, SiteStream] = {}
     while True:
         try:
-            page = await domain_api(client, site, "STREAM.LIST", {"offset": len(found)})
+            page = await api(client, "STREAM.LIST", {"offset": len(found)}, domain=site)
         except LogUnavailable as error:
             raise LogUnavailable(
                 f"site {site} does not answer ({error}): its servers must be leaf nodes of these, with the JetStream domain {site}. "
@@ -190,7 +190,7 @@ async def ensure_mirror(
         mirror = Mirror(mirror.site)
     wanted = mirrored(origin, mirror)
     try:
-        info = await api(client, f"STREAM.INFO.{wanted.name}")
+        info = await stream_info(client, wanted.name)
     except StreamMissing:
         await api(client, f"STREAM.CREATE.{wanted.name}", wanted.config())
         return "created"
@@ -219,7 +219,7 @@ async def ensure_mirror(
 
 async def promote(client: Client, original: StreamSpec) -> bool:
     """Make a mirror the original: from now on it takes writes, and copies nothing. False where it is no mirror. Raises `LogRefused`."""
-    info = await api(client, f"STREAM.INFO.{original.name}")
+    info = await stream_info(client, original.name)
     config: dict[str, Any] = info["config"]
     if mirror_of(config) is None:
         return False

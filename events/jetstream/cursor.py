@@ -19,21 +19,17 @@ from nats.aio.client import Client
 from nats.aio.subscription import Subscription
 from nats.errors import Error as NatsError
 
-from headwater.events.jetstream.api import MESSAGE_NOT_FOUND, SECOND_NS, api, parse_time_ns
+from headwater.events.jetstream.api import SECOND_NS, api, next_message, parse_time_ns, stream_info
 from headwater.events.jetstream.connection import Connection
 from headwater.events.ports import (
     Bounds,
     Gap,
     LogError,
-    LogRefused,
     LogUnavailable,
-    Record,
     Retention,
     Slice,
     StoredMessage,
-    Unreadable,
 )
-from headwater.schemas.encoding import UnreadableBatch, decode_batch
 from headwater.schemas.subjects import matches
 
 PULL = 256
@@ -202,7 +198,7 @@ class Cursor:
         await self._ask_more()
 
     async def _check_identity(self, after: int) -> None:
-        info = await api(self._client, f"STREAM.INFO.{self._stream}")
+        info = await stream_info(self._client, self._stream)
         created = str(info["created"])
         before, self._created = self._created or created, created
         if created != before:
@@ -377,7 +373,7 @@ class JetStreamReader:
         """See `Log.scan`."""
         async with aclosing(self._scan(after, until, subjects)) as runs:
             async for run in runs:
-                yield _decoded(run, None)
+                yield Slice.decode(map(_stored, run), run[-1].pending)
 
     async def scan_raw(
         self, after: int, until: int, subjects: Sequence[str] = ()
@@ -385,7 +381,7 @@ class JetStreamReader:
         """See `Log.scan_raw`."""
         async with aclosing(self._scan(after, until, subjects)) as runs:
             async for run in runs:
-                yield [StoredMessage(one.position, one.subject, one.stored_ns, one.data) for one in run]
+                yield [_stored(one) for one in run]
 
     async def _scan(
         self, after: int, until: int, subjects: Sequence[str]
@@ -420,17 +416,9 @@ class JetStreamReader:
         low -= 1
         while low < high:
             middle = (low + high + 1) // 2
-            # `next_by_subj` skips deleted positions.
-            wanted = {"seq": middle, "next_by_subj": ">"}
-            try:
-                found = (await api(self._client, f"STREAM.MSG.GET.{self._stream}", wanted))["message"]
-            except LogRefused as error:
-                if error.code != MESSAGE_NOT_FOUND:
-                    raise
-                high = middle - 1
-                continue
-            if parse_time_ns(found["time"]) <= wall_ns:
-                low = min(int(found["seq"]), high)
+            found = await next_message(self._client, self._stream, middle)
+            if found is not None and found.stored_ns <= wall_ns:
+                low = min(found.seq, high)
             else:
                 high = middle - 1
         return low
@@ -455,26 +443,15 @@ class JetStreamReader:
         """
         try:
             last = (await self.bounds()).last
-            wanted = {"seq": after + 1, "next_by_subj": ">"}
-            answer = await api(self._client, f"STREAM.MSG.GET.{self._stream}", wanted)
+            found = await next_message(self._client, self._stream, after + 1)
         except LogUnavailable:
             return after
-        except LogRefused as error:
-            if error.code != MESSAGE_NOT_FOUND:
-                raise
-            return max(after, last)
-        return int(answer["message"]["seq"]) - 1
+        return max(after, last) if found is None else found.seq - 1
 
     async def _has_message(self, after: int, until: int, subject: str) -> bool:
         """Whether the leader has a message of `subject` after position `after` and up to `until`."""
-        wanted = {"seq": after + 1, "next_by_subj": subject}
-        try:
-            answer = await api(self._client, f"STREAM.MSG.GET.{self._stream}", wanted)
-        except LogRefused as error:
-            if error.code != MESSAGE_NOT_FOUND:
-                raise
-            return False
-        return int(answer["message"]["seq"]) <= until
+        found = await next_message(self._client, self._stream, after + 1, subject)
+        return found is not None and found.seq <= until
 
     async def _bounds(self, *, follow: bool) -> Bounds:
         """Bounds; with `follow`, waits for an unreachable server."""
@@ -488,28 +465,22 @@ class JetStreamReader:
 
     async def bounds(self) -> Bounds:
         """See `Log.bounds`. Raises `StreamMissing` when the stream does not exist."""
-        return bounds_of((await api(self._client, f"STREAM.INFO.{self._stream}"))["state"])
+        return bounds_of((await stream_info(self._client, self._stream))["state"])
 
     async def identity(self) -> str:
         """See `Log.identity`: when the stream was created. Raises `StreamMissing`."""
-        return str((await api(self._client, f"STREAM.INFO.{self._stream}"))["created"])
+        return str((await stream_info(self._client, self._stream))["created"])
 
     async def retention(self, after: int) -> Retention:
         """See `Log.retention`. Raises `StreamMissing` when the stream does not exist."""
-        info = await api(self._client, f"STREAM.INFO.{self._stream}")
+        info = await stream_info(self._client, self._stream)
         config, bounds = info["config"], bounds_of(info["state"])
         next_age_s = 0.0
         if after < bounds.last:
-            # `next_by_subj` skips deleted positions.
-            body = {"seq": max(after + 1, bounds.first), "next_by_subj": ">"}
-            try:
-                answer = await api(self._client, f"STREAM.MSG.GET.{self._stream}", body)
-            except LogRefused as error:
-                if error.code != MESSAGE_NOT_FOUND:
-                    raise
-            else:
-                age_ns = parse_time_ns(info["ts"]) - parse_time_ns(answer["message"]["time"])
-                next_age_s = max(age_ns / SECOND_NS, 0.0)
+            first = max(after + 1, bounds.first)
+            found = await next_message(self._client, self._stream, first)
+            if found is not None:
+                next_age_s = max((parse_time_ns(info["ts"]) - found.stored_ns) / SECOND_NS, 0.0)
         return Retention(
             *bounds,
             bytes=int(info["state"]["bytes"]),
@@ -553,17 +524,8 @@ def slices(raw: list[RawMessage], after: int) -> Iterator[Slice]:
         first = run[0].position
         gap = Gap(after + 1, first - 1, PURGED) if first > after + 1 else None
         after = run[-1].position
-        yield _decoded(run, gap)
+        yield Slice.decode(map(_stored, run), run[-1].pending, gap)
 
 
-def _decoded(run: list[RawMessage], gap: Gap | None) -> Slice:
-    records: list[Record] = []
-    unreadable: list[Unreadable] = []
-    for message in run:
-        try:
-            batch = decode_batch(message.data)
-        except UnreadableBatch as error:
-            unreadable.append(Unreadable(message.position, message.subject, str(error)))
-            continue
-        records.append(Record(message.position, message.subject, message.stored_ns, batch))
-    return Slice(records, run[-1].pending, gap, tuple(unreadable))
+def _stored(raw: RawMessage) -> StoredMessage:
+    return StoredMessage(raw.position, raw.subject, raw.stored_ns, raw.data)

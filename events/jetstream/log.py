@@ -27,21 +27,21 @@ from nats.errors import Error as NatsError
 
 from headwater.events.jetstream.api import (
     ALREADY_THERE,
+    EXPECTED,
     SUBJECT_BUSY,
     WRONG_LAST_SEQUENCE,
     Ack,
-    api,
     check_sizes,
     error_of,
     last_message,
     publish,
     request_json,
+    stream_info,
 )
 from headwater.events.jetstream.connection import watched
 from headwater.events.jetstream.cursor import JetStreamReader
 from headwater.events.jetstream.stream_spec import mirror_of
 from headwater.events.ports import (
-    ATOMIC_MESSAGES_MAX,
     NOTHING,
     AppendResult,
     Entry,
@@ -54,6 +54,7 @@ from headwater.events.ports import (
     Stored,
     StreamMissing,
     Unknown,
+    check_count,
 )
 from headwater.schemas.encoding import NO_DIGEST, Sealed, UnreadableBatch, decode_batch
 
@@ -230,8 +231,6 @@ TRY_S = 2.0
 
 PAUSE_S = 0.05
 
-_EXPECTED = "Nats-Expected-Last-Subject-Sequence"
-
 
 class _Stale(Exception):
     """Another writer, or an earlier attempt, wrote in between: read the newest message, then decide."""
@@ -249,13 +248,12 @@ class JetStreamLog(JetStreamReader):
 
     async def copied_kinds(self) -> tuple[str, ...]:
         """The kinds of events that this copy of a site's log has; empty: all, or it is no copy. Raises `StreamMissing`."""
-        mirror = mirror_of((await api(self._client, f"STREAM.INFO.{self._stream}"))["config"])
+        mirror = mirror_of((await stream_info(self._client, self._stream))["config"])
         return mirror.kinds if mirror is not None else ()
 
     async def append(self, *entries: Entry, deadline_s: float = 5.0) -> AppendResult:
         """See `Log.append`. Raises `StreamMissing` when the stream was deleted."""
-        if not 1 <= len(entries) <= ATOMIC_MESSAGES_MAX:
-            raise ValueError(f"an append accepts 1 to {ATOMIC_MESSAGES_MAX} messages, got {len(entries)}")
+        check_count("an append", len(entries))
         touched = sorted({entry.subject for entry in entries})
         return await self._until_known(touched, deadline_s, lambda left: self._append_once(entries, left))
 
@@ -263,8 +261,7 @@ class JetStreamLog(JetStreamReader):
         self, subject: str, *messages: Sealed, fence: str, deadline_s: float = 5.0
     ) -> AppendResult:
         """See `Log.ingest`. Raises `StreamMissing` when the stream was deleted."""
-        if not 1 <= len(messages) <= ATOMIC_MESSAGES_MAX:
-            raise ValueError(f"an ingest accepts 1 to {ATOMIC_MESSAGES_MAX} messages, got {len(messages)}")
+        check_count("an ingest", len(messages))
         return await self._until_known(
             [subject], deadline_s, lambda left: self._ingest_once(subject, messages, fence, left)
         )
@@ -310,13 +307,13 @@ class JetStreamLog(JetStreamReader):
             newest = await self._known(subject, deadline_s)
             if newest.epoch > message.epoch:
                 return Fenced(newest.epoch)
-            if _has(newest, message):
+            if newest.has(message):
                 there = newest.position
                 continue
             fresh.append(Entry(subject, message))
             headers = {"Nats-Msg-Id": _name(subject, message)}
             if subject not in written:
-                headers[_EXPECTED] = str(newest.position)
+                headers[EXPECTED] = str(newest.position)
                 written.add(subject)
             parts.append(Part(subject, message.data, headers))
         if not fresh:
@@ -326,7 +323,7 @@ class JetStreamLog(JetStreamReader):
             raise _Stale("an earlier attempt was stored")
         first = ack.seq - len(fresh) + 1
         for position, (subject, message) in enumerate(fresh, start=first):
-            self._newest[subject] = _newest_of(position, message)
+            self._newest[subject] = Newest.of(position, message)
         return Stored(ack.seq)
 
     async def _ingest_once(
@@ -337,11 +334,11 @@ class JetStreamLog(JetStreamReader):
         epoch = messages[-1].epoch
         if max(guard.epoch, newest.epoch) > epoch:
             return Fenced(max(guard.epoch, newest.epoch))
-        fresh = [message for message in messages if not _has(newest, message)]
+        fresh = [message for message in messages if not newest.has(message)]
         if not fresh:
             return Stored(newest.position, again=True)
 
-        fenced = {_EXPECTED: str(guard.position), f"{_EXPECTED}-Subject": fence}
+        fenced = {EXPECTED: str(guard.position), f"{EXPECTED}-Subject": fence}
         parts = [Part(subject, one.data, {"Nats-Msg-Id": _name(subject, one)}) for one in fresh]
         try:
             position = await self._send(parts, fenced, deadline_s)
@@ -349,7 +346,7 @@ class JetStreamLog(JetStreamReader):
             # The fence may have advanced by this very incarnation: it writes there too.
             self._newest.pop(fence, None)
             raise
-        self._newest[subject] = _newest_of(position, fresh[-1])
+        self._newest[subject] = Newest.of(position, fresh[-1])
         return Stored(position)
 
     async def _send(self, parts: list[Part], fenced: dict[str, str], deadline_s: float) -> int:
@@ -398,15 +395,6 @@ class JetStreamLog(JetStreamReader):
 def _name(subject: str, message: Sealed) -> str:
     """Message id for the server's deduplication: it stores the message once however often it is sent."""
     return f"{subject}/{message.writer}/{message.epoch}/{message.seq}"
-
-
-def _newest_of(position: int, message: Sealed) -> Newest:
-    return Newest(position, message.writer, message.epoch, message.seq, message.digest)
-
-
-def _has(newest: Newest, message: Sealed) -> bool:
-    """Is the message stored, given the newest message of its subject?"""
-    return (newest.writer, newest.epoch) == (message.writer, message.epoch) and newest.seq >= message.seq
 
 
 __all__ = ["JetStreamLog", "StreamMissing"]

@@ -24,6 +24,7 @@ from headwater.events.jetstream.api import (
     api,
     parse_time_ns,
     publish,
+    stream_info,
 )
 from headwater.events.jetstream.buckets import JetStreamBlobs, JetStreamTable
 from headwater.events.jetstream.copies import MirrorStatus, refuse_mirrored, site_of, status_of
@@ -86,11 +87,11 @@ async def repair(
     server does not answer.
     """
     try:
-        info = await api(client, f"STREAM.INFO.{wanted.name}")
+        info = await stream_info(client, wanted.name)
     except StreamMissing:
         if await _create(client, wanted):
             return RepairResult(wanted.name, created=True)
-        info = await api(client, f"STREAM.INFO.{wanted.name}")
+        info = await stream_info(client, wanted.name)
     altered: list[StreamDifference] = []
     refusals: list[str] = []
     config: dict[str, Any] = info["config"]
@@ -232,18 +233,14 @@ async def _wait_for(client: Client, name: str, patience_s: float) -> None:
     """Return once the stream exists, or after `patience_s`."""
     loop = asyncio.get_running_loop()
     end = loop.time() + patience_s
-    while loop.time() < end:
-        try:
-            await api(client, f"STREAM.INFO.{name}")
-            return
-        except StreamMissing:
-            await asyncio.sleep(POLL_S)
+    while loop.time() < end and not await exists(client, name):
+        await asyncio.sleep(POLL_S)
 
 
 async def exists(client: Client, name: str) -> bool:
     """Is there a stream of this name?"""
     try:
-        await api(client, f"STREAM.INFO.{name}")
+        await stream_info(client, name)
     except StreamMissing:
         return False
     return True
@@ -366,7 +363,7 @@ async def wanted_streams(
         # read is reported by the survey itself.
         has: list[str] = []
         with contextlib.suppress(AccessDenied):
-            has = (await api(client, f"STREAM.INFO.{name}"))["config"].get("subjects") or []
+            has = (await stream_info(client, name))["config"].get("subjects") or []
         if not has or any(subjects.in_namespace(ns, subject) for subject in has):
             pools.add(name.removeprefix(prefix))
     try:
@@ -397,7 +394,7 @@ MISSING: Final = "missing"
 
 async def _status_of(client: Client, ns: str, spec: StreamSpec, site: str) -> StreamStatus:
     try:
-        info = await api(client, f"STREAM.INFO.{spec.name}")
+        info = await stream_info(client, spec.name)
         mirror = mirror_of(info["config"])
         if site and mirror is not None:
             # What it copies is its operator's choice. No router runs on it.
@@ -413,7 +410,7 @@ async def _status_of(client: Client, ns: str, spec: StreamSpec, site: str) -> St
         saved = await _newest_snapshot(client, ns, spec.pool)
         bounds = Bounds(seen.first, seen.last)
         if saved is not None and saved > bounds.last:
-            bounds = bounds_of((await api(client, f"STREAM.INFO.{spec.name}"))["state"])
+            bounds = bounds_of((await stream_info(client, spec.name))["state"])
         return msgspec.structs.replace(seen, snapshot=saved, forgotten=forgotten(*bounds, saved or 0))
     except StreamMissing:
         return StreamStatus(name=spec.name, what=spec.what, pool=spec.pool, trouble=MISSING)
@@ -460,7 +457,7 @@ async def _newest_snapshot(client: Client, ns: str, pool: str) -> int | None:
 async def _pools_with_a_card(client: Client, ns: str) -> set[str]:
     bucket = subjects.card_bucket(ns)
     # A watch would wait for a bucket that does not exist.
-    await api(client, f"STREAM.INFO.{subjects.table_stream(bucket)}")
+    await stream_info(client, subjects.table_stream(bucket))
     table = JetStreamTable(client, bucket)
     async with asyncio.timeout(READ_S), aclosing(table.watch()) as watch:
         entries = await anext(watch)

@@ -14,7 +14,7 @@ import numpy as np
 
 from headwater.events.jetstream import JetStreamBlobs, connect
 from headwater.events.jetstream.streams import ensure_namespace
-from headwater.events.snapshot_bytes import FolderCache
+from headwater.events.snapshot_bytes import SnapshotCache
 from headwater.events.snapshot_store import SnapshotStore
 from headwater.ops.bench.report import Measure, Report, servers
 from headwater.router.index.pack import prepare
@@ -99,7 +99,7 @@ class _Pauses:
 
 
 async def _measure(state: RouterState, blobs: JetStreamBlobs, folder: Path) -> Report:
-    cache = FolderCache(folder / "cache")
+    cache = SnapshotCache(folder / "cache")
     plain = SnapshotStore(blobs, POOL, prepare=prepare)
     cached = SnapshotStore(blobs, POOL, cache=cache, prepare=prepare)
     times: dict[str, list[float]] = {}

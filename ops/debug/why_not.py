@@ -18,7 +18,7 @@ from headwater.ops.nats.connect import choose_pool, operator_ports
 from headwater.ops.operator.explain import is_about
 from headwater.ops.operator.log_reading import ID_FORM, check_id, decisions_after
 from headwater.ops.terminal import Progress
-from headwater.router.candidates import FILTERS, revision_shares_for, weights_for
+from headwater.router.candidates import FILTERS, shares_for
 from headwater.router.cost import cost_weights, delay_of_others, weights_at
 from headwater.router.decide import CannotRecompute, constraints_of
 from headwater.router.load import Loads
@@ -68,12 +68,12 @@ def standing_of(state: RouterState, loads: Loads, worker: str, decision: Decisio
             obstacles.append(Obstacle(one.name, TEXTS[one.name](known.traits, wanted)))
     if f"{worker}.{known.epoch}" in wanted.exclude:
         obstacles.append(Obstacle("excluded", "the query left it out by name"))
-    weights = weights_for(loads, wanted)
+    weights = shares_for(loads, wanted, "engine")
     if weights and weights.get(known.engine, 0.0) <= 0:
         shares = " ".join(f"{engine}={weight:g}" for engine, weight in sorted(weights.items()))
         text = f"the engine weights ({shares}) give its engine {known.engine} no new request"
         obstacles.append(Obstacle("engine weights", text))
-    split = revision_shares_for(loads, wanted)
+    split = shares_for(loads, wanted, "revision")
     if split.get(known.revision, 1.0) <= 0:
         shares = " ".join(f"{revision}={share:g}" for revision, share in sorted(split.items()))
         text = f"the traffic split ({shares}) gives its revision {known.revision} no new request"

@@ -23,12 +23,10 @@ from headwater.events.ports import (
     Log,
     LogRefused,
     Newest,
-    Record,
     Retention,
     Slice,
     StoredMessage,
     StreamMissing,
-    Unreadable,
     sha256,
     wrong_bytes,
 )
@@ -90,7 +88,7 @@ class CapturedLog:
                 hole = Gap(after + 1, part[0].position - 1, GONE) if part[0].position > after + 1 else None
                 after = part[-1].position
                 left -= len(part)
-                yield _decoded(part, left, hole)
+                yield Slice.decode(part, left, hole)
         if follow:
             await asyncio.Event().wait()
 
@@ -100,10 +98,10 @@ class CapturedLog:
         left = self._left_after(after)
         async for run in self.scan_raw(after, until, subjects):
             if held:
-                yield _decoded(held, max(1, left), None)
+                yield Slice.decode(held, max(1, left), None)
             held, left = run, self._left_after(run[-1].position)
         if held:
-            yield _decoded(held, 0, None)
+            yield Slice.decode(held, 0, None)
 
     async def scan_raw(
         self, after: int, until: int, subjects: Sequence[str] = ()
@@ -172,17 +170,6 @@ def _without_holes(run: list[StoredMessage]) -> Iterator[list[StoredMessage]]:
         if at == len(run) or run[at].position != run[at - 1].position + 1:
             yield run[start:at]
             start = at
-
-
-def _decoded(run: list[StoredMessage], lag: int, gap: Gap | None) -> Slice:
-    records: list[Record] = []
-    unreadable: list[Unreadable] = []
-    for position, subject, stored_ns, data in run:
-        try:
-            records.append(Record(position, subject, stored_ns, decode_batch(data)))
-        except UnreadableBatch as error:
-            unreadable.append(Unreadable(position, subject, str(error)))
-    return Slice(records, lag, gap, tuple(unreadable))
 
 
 class CapturedBlobs:

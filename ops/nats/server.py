@@ -30,7 +30,7 @@ from headwater.events.jetstream.copies import MirroredHere
 from headwater.events.jetstream.streams import ensure_namespace, ensure_pool, exists, stream_names
 from headwater.events.memory import MemoryBlobs, MemoryLog
 from headwater.events.ports import Blobs, Log, LogFull, LogUnavailable, StreamMissing
-from headwater.events.snapshot_bytes import FolderCache
+from headwater.events.snapshot_bytes import SnapshotCache
 from headwater.events.table import STREAM_SIZES, StreamSizes
 from headwater.ops.diagnosis import Finding, finding, log_findings
 from headwater.schemas import subjects
@@ -328,7 +328,7 @@ async def open_ports(
             pool_log=pool_log,
             clock=clock,
             ids=unique_ids(clock.wall_ns),
-            cache=FolderCache(cache_dir / ns) if cache_dir else None,
+            cache=SnapshotCache(cache_dir / ns) if cache_dir else None,
             pool_logs=partial(_pool_logs, store, ns),
             server=store.server,
         )

@@ -8,8 +8,7 @@ import msgspec
 
 from headwater.actors.http.asgi import Headers
 from headwater.engines.model_files import byte_tokenizer
-from headwater.ops.sim import fleet as sim_fleet
-from headwater.ops.sim.fleet import SCRIPT, SimFleet
+from headwater.ops.sim.fleet import SCRIPT, SimFleet, routing_headers
 from headwater.ops.sim.images import PICTURES, Picture, answer_shift, data_url
 from headwater.ops.sim.loop import VirtualLoop
 from headwater.ops.sim.network import Reset
@@ -149,7 +148,7 @@ class Clients:
         return [{"role": "user", "content": [words, *images, {"type": "text", "text": "Well?"}]}]
 
     def _headers(self, patient: bool) -> Headers:
-        return sim_fleet.routing_headers(self._hints) if self._hints is not None and not patient else []
+        return routing_headers(self._hints) if self._hints is not None and not patient else []
 
     async def _read(
         self, record: ClientEvent, path: str, body: bytes, hang_up_at: int, headers: Headers

@@ -156,24 +156,30 @@ class Injector:
 
     async def _play(self, fault: Fault) -> None:
         self._trace("fault", fault.target or "-", str(fault))
-        begin = getattr(self, f"_{fault.kind}")
-        await begin(fault)
+        network, store = self._fleet.network, self._fleet.store
+        match fault.kind:
+            case "drop" | "duplicate":
+                await self._raise_meanwhile(network, fault.kind, fault)
+            case "delay":
+                await self._raise_meanwhile(network, "delay_s", fault)
+            case "log_unavailable":
+                await self._raise_meanwhile(store, "unavailable", fault)
+            case "answer_lost":
+                await self._raise_meanwhile(store, "answer_lost", fault)
+            case "disk_full":
+                await self._raise_meanwhile(store, "full", fault)
+            case "slow_reader":
+                await self._raise_meanwhile(self._fleet.processes[fault.target], "slow_reader_s", fault)
+            case _:
+                await getattr(self, f"_{fault.kind}")(fault)
         self._trace("over", fault.target or "-", fault.kind)
 
-    async def _drop(self, fault: Fault) -> None:
-        self._fleet.network.drop += fault.amount
+    async def _raise_meanwhile(self, owner: object, name: str, fault: Fault) -> None:
+        """Raise a number, by one if the fault has no amount, while the fault lasts."""
+        by = fault.amount or 1
+        setattr(owner, name, getattr(owner, name) + by)
         await asyncio.sleep(fault.for_s)
-        self._fleet.network.drop -= fault.amount
-
-    async def _duplicate(self, fault: Fault) -> None:
-        self._fleet.network.duplicate += fault.amount
-        await asyncio.sleep(fault.for_s)
-        self._fleet.network.duplicate -= fault.amount
-
-    async def _delay(self, fault: Fault) -> None:
-        self._fleet.network.delay_s += fault.amount
-        await asyncio.sleep(fault.for_s)
-        self._fleet.network.delay_s -= fault.amount
+        setattr(owner, name, getattr(owner, name) - by)
 
     async def _partition(self, fault: Fault) -> None:
         process = self._fleet.processes[fault.target]
@@ -233,27 +239,6 @@ class Injector:
 
     async def _clock_jump(self, fault: Fault) -> None:
         self._fleet.processes[fault.target].wall_offset_s += fault.amount
-
-    async def _log_unavailable(self, fault: Fault) -> None:
-        self._fleet.store.unavailable += 1
-        await asyncio.sleep(fault.for_s)
-        self._fleet.store.unavailable -= 1
-
-    async def _answer_lost(self, fault: Fault) -> None:
-        self._fleet.store.answer_lost += fault.amount
-        await asyncio.sleep(fault.for_s)
-        self._fleet.store.answer_lost -= fault.amount
-
-    async def _disk_full(self, fault: Fault) -> None:
-        self._fleet.store.full += 1
-        await asyncio.sleep(fault.for_s)
-        self._fleet.store.full -= 1
-
-    async def _slow_reader(self, fault: Fault) -> None:
-        process = self._fleet.processes[fault.target]
-        process.slow_reader_s += fault.amount
-        await asyncio.sleep(fault.for_s)
-        process.slow_reader_s -= fault.amount
 
     async def _purge(self, fault: Fault) -> None:
         log = self._fleet.store.pool(POOL)

@@ -5,7 +5,7 @@ import base64
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, lru_cache, partial
 from itertools import count
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from headwater.actors.media.intake import MediaIntake
 from headwater.actors.media.item import MediaItem, media_id
@@ -15,6 +15,7 @@ from headwater.engines.sim.scheduler import image_offset
 from headwater.engines.transfer.local import LocalFabric, LocalTransfer, TransferFault
 from headwater.engines.transfer.port import HostMemory
 from headwater.engines.transfer.slab import TensorTransfer
+from headwater.ops.sim.network import Process
 from headwater.schemas.clock import Clock
 from headwater.schemas.media import LEASE_BYTES, PromptMedia
 from headwater.schemas.tables import count_image_tokens
@@ -95,33 +96,18 @@ SETTLED_S: Final = 120.0
 NEVER_S: Final = 1e9
 
 
-class HostProcess(Clock, Protocol):
-    """The process that a slab is in: see `headwater.ops.sim.network.Process`."""
-
-    alive: bool
-    connected: bool
-
-    def on_kill(self, callback: Callable[[], None]) -> None:
-        """Call `callback` when the process is killed."""
-        ...
-
-
-Disturbed = Callable[[], TransferFault]
-"""The fault of a read between two processes that are connected."""
-
-
 class SimTransfers:
-    """The slabs of all processes of a fleet."""
+    """The slabs of all processes of a fleet. `disturbed` is the fault of a read between two processes that are connected."""
 
-    def __init__(self, clock: Clock, disturbed: Disturbed) -> None:
+    def __init__(self, clock: Clock, disturbed: Callable[[], TransferFault]) -> None:
         self._fabric = LocalFabric(clock)
         self._fabric.faults = self._fault
         self._disturbed = disturbed
-        self._processes: dict[str, HostProcess] = {}
-        self._slabs: list[tuple[HostProcess, LocalTransfer]] = []
+        self._processes: dict[str, Process] = {}
+        self._slabs: list[tuple[Process, LocalTransfer]] = []
         self._numbers = count(1)
 
-    async def open(self, name: str, process: HostProcess) -> TensorTransfer:
+    async def open(self, name: str, process: Process) -> TensorTransfer:
         """A worker's slab. It ends with the process."""
         number = next(self._numbers)
         leases = count(number << 64)

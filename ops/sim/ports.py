@@ -125,19 +125,19 @@ class SimLog:
 
     async def newest(self, subject: str) -> Newest:
         """See `Log.newest`."""
-        return await self._store.run_at_server(self._process, 2.0, lambda: self._log.newest(subject))
+        return await self._ask(lambda: self._log.newest(subject), 2.0)
 
     async def bounds(self) -> Bounds:
         """See `Log.bounds`."""
-        return await self._store.run_at_server(self._process, REQUEST_S, self._log.bounds)
+        return await self._ask(self._log.bounds)
 
     async def identity(self) -> str:
         """See `Log.identity`."""
-        return await self._store.run_at_server(self._process, REQUEST_S, self._log.identity)
+        return await self._ask(self._log.identity)
 
     async def retention(self, after: int) -> Retention:
         """See `Log.retention`."""
-        return await self._store.run_at_server(self._process, REQUEST_S, lambda: self._log.retention(after))
+        return await self._ask(lambda: self._log.retention(after))
 
     async def scan(self, after: int, until: int, subjects: Sequence[str] = ()) -> AsyncIterator[Slice]:
         """See `Log.scan`."""
@@ -155,9 +155,10 @@ class SimLog:
 
     async def position_at(self, wall_ns: int) -> int:
         """See `Log.position_at`."""
-        return await self._store.run_at_server(
-            self._process, REQUEST_S, lambda: self._log.position_at(wall_ns)
-        )
+        return await self._ask(lambda: self._log.position_at(wall_ns))
+
+    async def _ask(self, action: Callable[[], Awaitable[T]], wait_s: float = REQUEST_S) -> T:
+        return await self._store.run_at_server(self._process, wait_s, action)
 
     async def read(self, after: int, *, follow: bool) -> AsyncIterator[Slice]:
         """See `Log.read`. A disconnected reader resumes after its last position."""
@@ -234,30 +235,27 @@ class SimBlobs:
 
     async def put(self, name: str, data: bytes | memoryview) -> str:
         """See `Blobs.put`."""
-        return await self._store.run_at_server(
-            self._process, REQUEST_S, lambda: self._store.blobs.put(name, data)
-        )
+        return await self._ask(lambda: self._store.blobs.put(name, data))
 
     async def read_into(self, name: str, into: memoryview, digest: str) -> bool:
         """See `Blobs.read_into`."""
-        return await self._store.run_at_server(
-            self._process, REQUEST_S, lambda: self._store.blobs.read_into(name, into, digest)
-        )
+        return await self._ask(lambda: self._store.blobs.read_into(name, into, digest))
 
     async def has(self, name: str) -> bool:
         """See `Blobs.has`."""
-        return await self._store.run_at_server(self._process, REQUEST_S, lambda: self._store.blobs.has(name))
+        return await self._ask(lambda: self._store.blobs.has(name))
 
     async def get(self, name: str) -> bytes | None:
         """See `Blobs.get`."""
-        return await self._store.run_at_server(self._process, REQUEST_S, lambda: self._store.blobs.get(name))
+        return await self._ask(lambda: self._store.blobs.get(name))
 
     async def names(self, prefix: str) -> list[str]:
         """See `Blobs.names`."""
-        return await self._store.run_at_server(
-            self._process, REQUEST_S, lambda: self._store.blobs.names(prefix)
-        )
+        return await self._ask(lambda: self._store.blobs.names(prefix))
 
     async def delete(self, name: str) -> None:
         """See `Blobs.delete`."""
-        await self._store.run_at_server(self._process, REQUEST_S, lambda: self._store.blobs.delete(name))
+        await self._ask(lambda: self._store.blobs.delete(name))
+
+    async def _ask(self, action: Callable[[], Awaitable[T]]) -> T:
+        return await self._store.run_at_server(self._process, REQUEST_S, action)

@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from hashlib import blake2b
 from itertools import islice
 from multiprocessing import get_context
@@ -370,7 +371,9 @@ def outcomes(seeds: range, jobs: int) -> Iterator[SeedOutcome]:
         yield from map(run_seed, seeds)
         return
     # Forked after the imports and the compiled kernels are here: workers start in no time.
-    with ProcessPoolExecutor(jobs, mp_context=get_context("fork"), initializer=_quiet_worker) as pool:
+    with ProcessPoolExecutor(
+        jobs, mp_context=get_context("fork"), initializer=partial(quiet, trace=False)
+    ) as pool:
         remaining = iter(seeds)
         waiting = [pool.submit(run_seed, seed) for seed in islice(remaining, 2 * jobs)]
         while waiting:
@@ -438,7 +441,3 @@ def quiet(*, trace: bool) -> None:
         processors=[structlog.processors.KeyValueRenderer(key_order=["event"])],
         cache_logger_on_first_use=False,
     )
-
-
-def _quiet_worker() -> None:
-    quiet(trace=False)

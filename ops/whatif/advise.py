@@ -4,10 +4,7 @@ How sure that is, is found by running the best ones again: with arrivals moved a
 trace is looked at by itself, too.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
-from multiprocessing import get_context
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from random import Random
 from typing import Final, NamedTuple
@@ -19,7 +16,6 @@ from headwater.engines.sim import StepTime
 from headwater.ops.bench.trace import TRACE_BLOCK, Trace, read
 from headwater.ops.config.sections import NatsSettings
 from headwater.ops.config.setting import ConfigError
-from headwater.ops.start.actor import compile_kernels
 from headwater.ops.terminal import table
 from headwater.ops.whatif.advise_options import TYPES, Advice, GpuType
 from headwater.ops.whatif.command import recorded_run
@@ -37,7 +33,7 @@ from headwater.ops.whatif.layouts import (
     step_time,
 )
 from headwater.ops.whatif.report import ServedTimes, Spread, spread_of
-from headwater.ops.whatif.run import RunResult, run
+from headwater.ops.whatif.run import RunResult, Simulations, run
 from headwater.ops.whatif.setup import Setup
 
 SHOWN: Final = 12
@@ -213,11 +209,11 @@ class Basis(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """A run's requests, in the order of their arrival; refused ones are beyond every limit."""
+    """The figures of a run, and the goodput of the halves of its trace. Refused requests are beyond every limit."""
 
-    goodput: float
     halves: tuple[float, float]
-    ttft: Spread
+    goodput: float
+    ttft_ms: Spread
     itl_ms: float
     e2e_ms: float
     reuse: float
@@ -272,14 +268,13 @@ def _advise(trace: Trace, options: Advice, basis: Basis, unit: int) -> int:
         reasons = "; ".join(f"TP {one.tensor_parallel}: {one.reason}" for one in refused)
         raise ConfigError(f"{size.name} does not fit on {options.gpus.number}x{options.gpus.type}: {reasons}")
     base = Setup(block_size=block_size, transfer_gb_per_s=options.transfer_gb_per_s)
+    slo = dict(options.slo)
     planner = Planner(size, gpu, basis, options.measured_tp, sum(lengths) / len(lengths), base)
-    compile_kernels()
-    with _runner(options.jobs) as runs:
-        outcomes = runs([(trace, planner.setup(one), options.slo) for one in found])
+    with Simulations(options.jobs) as simulations:
+        outcomes = simulations.each(_run, [Job(trace, planner.setup(one), slo) for one in found])
         ranked = sorted(zip(found, outcomes, strict=True), key=lambda pair: _score(pair[1]), reverse=True)
         best = [layout for layout, _ in ranked[:CHECKED]]
-        checks = _checks(trace, planner, best, ranked, options, runs, known=basis.times is not None)
-    rows = [_row(layout, outcome, planner) for layout, outcome in ranked]
+        checks = _checks(trace, planner, best, ranked, options, simulations, known=basis.times is not None)
     advised = Advised(
         model=size.name,
         gpus=f"{options.gpus.number}x{options.gpus.type}",
@@ -287,11 +282,11 @@ def _advise(trace: Trace, options: Advice, basis: Basis, unit: int) -> int:
         requests=len(trace.requests),
         requests_per_s=_rate(trace),
         speed=options.speed,
-        slo_ms=dict(options.slo),
+        slo_ms=slo,
         weights_gb=round(size.weight_bytes / 1e9, 2),
         kv_bytes_per_token=size.kv_bytes,
         step_times=basis.source,
-        layouts=rows,
+        layouts=[_row(layout, outcome, planner) for layout, outcome in ranked],
         refused={f"TP {one.tensor_parallel}": one.reason for one in refused},
         idle_gpus=options.gpus.number - ranked[0][0].gpus,
         checks=checks,
@@ -331,24 +326,16 @@ class Planner(NamedTuple):
         return setup_of(layout, self.base, self.size, self.gpu, times)
 
 
-Job = tuple[Trace, Setup, Mapping[str, float]]
-Runs = Callable[[Sequence[Job]], list[Outcome]]
+class Job(NamedTuple):
+    """A simulation for the figures of a layout within these limits."""
 
-
-@contextmanager
-def _runner(jobs: int) -> Iterator[Runs]:
-    """What runs simulations, several at a time."""
-    if jobs <= 1:
-        yield lambda each: [_run(job) for job in each]
-        return
-    # Forked after the kernels are loaded, so that they start at once.
-    with ProcessPoolExecutor(jobs, mp_context=get_context("fork")) as pool:
-        yield lambda each: list(pool.map(_run, each))
+    trace: Trace
+    setup: Setup
+    limits: dict[str, float]
 
 
 def _run(job: Job) -> Outcome:
-    trace, setup, limits = job
-    return outcome_of(run(trace, setup), trace, limits)
+    return outcome_of(run(job.trace, job.setup), job.trace, job.limits)
 
 
 def outcome_of(ran: RunResult, trace: Trace, limits: Mapping[str, float]) -> Outcome:
@@ -367,8 +354,8 @@ def outcome_of(ran: RunResult, trace: Trace, limits: Mapping[str, float]) -> Out
     in_first = times.arrival < middle_ns
     late = len(trace.requests) - early
     return Outcome(
-        float(good.sum()) / len(trace.requests),
         (float((good & in_first).sum()) / max(1, early), float((good & ~in_first).sum()) / max(1, late)),
+        float(good.sum()) / len(trace.requests),
         spread_of(measures["ttft"]),
         times.itl_ms,
         float(measures["e2e"].mean()) if ran.served else 0.0,
@@ -388,7 +375,7 @@ def _checks(
     best: Sequence[Layout],
     ranked: Sequence[tuple[Layout, Outcome]],
     options: Advice,
-    runs: Runs,
+    simulations: Simulations,
     *,
     known: bool,
 ) -> list[Check]:
@@ -410,11 +397,11 @@ def _checks(
         variants.append((f"prompts take {factor:g} of the time", trace, factor, 1.0))
         variants.append((f"decoding takes {factor:g} of the time", trace, 1.0, factor))
     jobs = [
-        (varied, planner.setup(layout, prefill, decode), options.slo)
+        Job(varied, planner.setup(layout, prefill, decode), dict(options.slo))
         for _, varied, prefill, decode in variants
         for layout in best
     ]
-    outcomes = iter(runs(jobs))
+    outcomes = iter(simulations.each(_run, jobs))
     for name, *_ in variants:
         each = [next(outcomes) for _ in best]
         found.append(Check(name, [one.goodput for one in each], [one.e2e_ms for one in each]))
@@ -438,15 +425,7 @@ def _rate(trace: Trace) -> float:
 
 
 def _row(layout: Layout, outcome: Outcome, planner: Planner) -> LayoutReport:
-    return LayoutReport(
-        layout=str(layout),
-        flags=layout.flags,
-        gpus=layout.gpus,
-        kv_tokens=kv_tokens(planner.size, planner.gpu, layout.tensor_parallel),
-        goodput=outcome.goodput,
-        ttft_ms=outcome.ttft,
-        itl_ms=outcome.itl_ms,
-        e2e_ms=outcome.e2e_ms,
-        reuse=outcome.reuse,
-        refused=outcome.refused,
-    )
+    figures = outcome._asdict()
+    del figures["halves"]
+    tokens = kv_tokens(planner.size, planner.gpu, layout.tensor_parallel)
+    return LayoutReport(layout=str(layout), flags=layout.flags, gpus=layout.gpus, kv_tokens=tokens, **figures)

@@ -7,9 +7,6 @@ part of the requests; its result is validated on the later rest.
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -21,12 +18,11 @@ from headwater.ops.config.sections import NatsSettings, replaced
 from headwater.ops.config.setting import ConfigError, struct_settings
 from headwater.ops.nats.connect import choose_pool, operator_ports
 from headwater.ops.operator.log_reading import first_state
-from headwater.ops.start.actor import compile_kernels
 from headwater.ops.terminal import table
 from headwater.ops.whatif import report
 from headwater.ops.whatif.recording import Recording, recording
 from headwater.ops.whatif.report import ServedTimes, WhatifReport, spread_of
-from headwater.ops.whatif.run import RunResult, run
+from headwater.ops.whatif.run import RunResult, Simulations, run
 from headwater.ops.whatif.setup import Runs, Search, Setup
 from headwater.schemas.routing import Weights
 
@@ -85,7 +81,7 @@ class Tuned(msgspec.Struct, frozen=True):
 
 
 RunSetups = Callable[[Trace, Sequence[Setup], int], list[TuneFigures]]
-"""RunSetups setups on a trace and gives their figures from some nanosecond on; several at once, if it likes."""
+"""Runs setups on a trace and gives their figures from some nanosecond on."""
 
 
 def figures_of(ran: RunResult, after_ns: int = 0) -> TuneFigures:
@@ -98,12 +94,7 @@ def figures_of(ran: RunResult, after_ns: int = 0) -> TuneFigures:
     return TuneFigures(ttft.mean, ttft.p50, ttft.p99, times.itl_ms, e2e_ms, times.reuse)
 
 
-def one_after_another(trace: Trace, setups: Sequence[Setup], after_ns: int) -> list[TuneFigures]:
-    """`RunSetups` in this process."""
-    return [figures_of(run(trace, setup), after_ns) for setup in setups]
-
-
-def tune(trace: Trace, setup: Setup, search: Search, runs: RunSetups = one_after_another) -> Tuned:
+def tune(trace: Trace, setup: Setup, search: Search, runs: RunSetups) -> Tuned:
     """Search around the weights of `setup`, and validate the result."""
     whole = trace.first(setup.requests)
     setup = msgspec.structs.replace(setup, requests=0)
@@ -237,9 +228,9 @@ async def run_log(nats: NatsSettings, pool: str, values: Values, runs: Runs) -> 
     """Run a recorded log again: with its own settings, compared with what happened, and with those given."""
     recorded = await recorded_run(nats, pool, "whatif")
     base, others = log_columns(values, runs.requests, recorded.setup)
-    compile_kernels()
+    others_ran = run_all(recorded.trace, others, runs.jobs)
     as_it_was = run(recorded.trace, base)
-    reports = [report.report_of(as_it_was), *run_all(recorded.trace, others, runs.jobs)]
+    reports = [report.report_of(as_it_was), *others_ran]
     found = report.fidelity(recorded, as_it_was)
     if runs.as_json:
         document = {"fidelity": found, "runs": [report.as_data(one) for one in reports]}
@@ -270,12 +261,12 @@ def shown(reports: Sequence[WhatifReport], *, as_json: bool) -> str:
 
 def run_all(trace: Trace, setups: Sequence[Setup], jobs: int) -> list[WhatifReport]:
     """Every column, `jobs` at a time."""
-    compile_kernels()
-    if jobs <= 1 or len(setups) == 1:
-        return [run_one(trace, setup) for setup in setups]
-    # Forked after the kernels are loaded, so that they start at once.
-    with ProcessPoolExecutor(jobs, mp_context=get_context("fork")) as pool:
-        return list(pool.map(run_one, [trace] * len(setups), setups))
+    with Simulations(min(jobs, len(setups))) as simulations:
+        return simulations.each(_report, [(trace, setup) for setup in setups])
+
+
+def _report(job: tuple[Trace, Setup]) -> WhatifReport:
+    return run_one(*job)
 
 
 def run_one(trace: Trace, setup: Setup) -> WhatifReport:
@@ -361,24 +352,18 @@ def check(search: Search) -> None:
 def _run(trace: Trace, setup: Setup, search: Search, runs: Runs) -> int:
     if len(trace.first(setup.requests).requests) < 2:
         raise ConfigError("tune: at least two requests are needed: one to search on, one to evaluate on")
-    compile_kernels()
-    if runs.jobs <= 1:
-        found = tune(trace, setup, search, one_after_another)
-    else:
-        # Forked after the kernels are loaded, so that they start at once.
-        with ProcessPoolExecutor(runs.jobs, mp_context=get_context("fork")) as pool:
-            found = tune(trace, setup, search, partial(_side_by_side, pool))
+    with Simulations(runs.jobs) as simulations:
+
+        def run_setups(trace: Trace, setups: Sequence[Setup], after_ns: int) -> list[TuneFigures]:
+            return simulations.each(_figures, [(trace, one, after_ns) for one in setups])
+
+        found = tune(trace, setup, search, run_setups)
     print(msgspec.json.encode(found).decode() if runs.as_json else as_text(found, search, setup))
     return 0
 
 
-def _side_by_side(
-    pool: ProcessPoolExecutor, trace: Trace, setups: Sequence[Setup], after_ns: int
-) -> list[TuneFigures]:
-    return list(pool.map(_figures, [trace] * len(setups), setups, [after_ns] * len(setups)))
-
-
-def _figures(trace: Trace, setup: Setup, after_ns: int) -> TuneFigures:
+def _figures(job: tuple[Trace, Setup, int]) -> TuneFigures:
+    trace, setup, after_ns = job
     return figures_of(run(trace, setup), after_ns)
 
 

@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 from hashlib import blake2b
-from typing import Any, Final
+from operator import attrgetter
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -14,8 +15,6 @@ from headwater.ops.whatif.recording import Recording, RequestResult
 from headwater.ops.whatif.run import RunResult, ServedRequest
 from headwater.ops.whatif.setup import Setup
 from headwater.schemas.routing import Weights
-
-Milliseconds = NDArray[np.float64]
 
 GOODPUT_TTFT_MS: Final = Weights().ttft_limit_ms
 """Limit of a request's time to first token in `goodput`."""
@@ -141,7 +140,8 @@ def report_of(ran: RunResult) -> WhatifReport:
     for one in sorted(served, key=lambda one: one.request.name):
         facts = (one.request.name, one.worker, one.prefill_worker, one.hit_blocks, one.first_ns, one.done_ns)
         digest.update(repr(facts).encode())
-    routers = ran.routers
+    routers = ran.routers.each
+    events = sum(router.events for router in routers)
     return WhatifReport(
         setup=ran.setup,
         trace=ran.trace,
@@ -160,10 +160,10 @@ def report_of(ran: RunResult) -> WhatifReport:
         media=_media(ran, times.encoding),
         balance=_balance(ran),
         virtual_s=float(times.done.max(initial=0.0)) / 1e9,
-        decisions=routers.decisions,
-        decisions_per_s=routers.decisions / max(routers.decide_s, 1e-9),
-        events=routers.events,
-        events_per_s=routers.events / max(routers.fold_s, 1e-9),
+        decisions=ran.routers.decisions,
+        decisions_per_s=ran.routers.decisions / max(sum(router.decide_s for router in routers), 1e-9),
+        events=events,
+        events_per_s=events / max(sum(router.fold_s for router in routers), 1e-9),
         wall_s=ran.wall_s,
         digest=digest.hexdigest(),
     )
@@ -201,7 +201,7 @@ def _media(ran: RunResult, encoding: NDArray[np.float64]) -> MediaReport:
 
 
 def _balance(ran: RunResult) -> Balance:
-    requests = ran.requests_a_worker
+    requests = {worker.shape.name: worker.given for worker in ran.workers}
     tokens = {worker.shape.name: worker.computed_tokens for worker in ran.workers}
     blocks = {worker.shape.name: worker.stored_blocks for worker in ran.workers}
     return Balance(requests, tokens, blocks, _ratio(requests), _ratio(tokens), _ratio(blocks))
@@ -210,6 +210,49 @@ def _balance(ran: RunResult) -> Balance:
 def _ratio(values: dict[str, int]) -> float:
     total = sum(values.values())
     return max(values.values()) * len(values) / total if total else 0.0
+
+
+class Figure(NamedTuple):
+    """A row of the table: what each report has at `path`. It is left out where none has anything at `if_any`."""
+
+    title: str
+    path: str
+    form: str = ","
+    if_any: str = ""
+
+
+def _spread(title: str, name: str, shares: Sequence[str] = ("mean", "p99")) -> list[Figure]:
+    paths = {share: f"{name}.{share}" for share in shares}
+    return [Figure(f"{title} {share} ms", path, ",.1f", path) for share, path in paths.items()]
+
+
+FIGURES: Final = (
+    Figure("requests", "requests"),
+    Figure("refused", "refused"),
+    Figure("reuse", "reuse", ".4f"),
+    *_spread("TTFT", "ttft_ms", Spread.__struct_fields__),
+    Figure("ITL mean ms", "itl_ms", ".2f"),
+    *_spread("E2E", "e2e_ms"),
+    *_spread("router queue", "router_queue_ms"),
+    *_spread("engine queue", "queue_ms"),
+    Figure(f"within {GOODPUT_TTFT_MS:g} ms and {GOODPUT_ITL_MS:g} ms a token", "goodput", ".4f"),
+    Figure("waited at the router", "waited", ",", "waited"),
+    Figure("preemptions", "preemptions"),
+    Figure("handed over", "handed_over", ",", "handed_over"),
+    Figure("items of media", "media.items", ",", "media.items"),
+    Figure("encoded by encode workers", "media.encoded_apart", ",", "media.items"),
+    Figure("encoded by serving workers", "media.encoded_here", ",", "media.items"),
+    Figure("left by encode workers", "media.left", ",", "media.items"),
+    Figure("encodes saved", "media.saved", ",", "media.items"),
+    *_spread("wait for embeddings", "media.wait_ms"),
+    Figure("busiest/mean requests", "balance.requests_ratio", ".2f"),
+    Figure("busiest/mean tokens computed", "balance.computed_tokens_ratio", ".2f"),
+    Figure("busiest/mean blocks stored", "balance.stored_blocks_ratio", ".2f"),
+    Figure("decisions/s", "decisions_per_s", ",.0f"),
+    Figure("events folded/s", "events_per_s", ",.0f"),
+    Figure("virtual s", "virtual_s", ",.0f"),
+    Figure("wall s", "wall_s", ".1f"),
+)
 
 
 def as_table(reports: Sequence[WhatifReport]) -> str:
@@ -221,65 +264,11 @@ def as_table(reports: Sequence[WhatifReport]) -> str:
             len(set(values)) > 1 or name in ("workers", "blocks", "block_size", "speed")
         ):
             rows.append((name.replace("_", " "), values))
-    rows += [
-        ("requests", [f"{r.requests:,}" for r in reports]),
-        ("refused", [f"{r.refused:,}" for r in reports]),
-        ("reuse", [f"{r.reuse:.4f}" for r in reports]),
-    ]
-    spreads = (
-        ("TTFT", "ttft_ms"),
-        ("E2E", "e2e_ms"),
-        ("router queue", "router_queue_ms"),
-        ("engine queue", "queue_ms"),
-    )
-    for title, name in spreads:
-        for share in Spread.__struct_fields__:
-            cells = [getattr(getattr(report, name), share) for report in reports]
-            if any(cells) and (share in ("mean", "p99") or name == "ttft_ms"):
-                rows.append((f"{title} {share} ms", [f"{cell:,.1f}" for cell in cells]))
-        if name == "ttft_ms":
-            rows.append(("ITL mean ms", [f"{r.itl_ms:.2f}" for r in reports]))
-    limits = f"within {GOODPUT_TTFT_MS:g} ms and {GOODPUT_ITL_MS:g} ms a token"
-    rows += [
-        (limits, [f"{r.goodput:.4f}" for r in reports]),
-        *(
-            [("waited at the router", [f"{r.waited:,}" for r in reports])]
-            if any(r.waited for r in reports)
-            else []
-        ),
-        ("preemptions", [f"{r.preemptions:,}" for r in reports]),
-        *(
-            [("handed over", [f"{r.handed_over:,}" for r in reports])]
-            if any(r.handed_over for r in reports)
-            else []
-        ),
-        *(_media_rows(reports) if any(r.media.items for r in reports) else []),
-        ("busiest/mean requests", [f"{r.balance.requests_ratio:.2f}" for r in reports]),
-        ("busiest/mean tokens computed", [f"{r.balance.computed_tokens_ratio:.2f}" for r in reports]),
-        ("busiest/mean blocks stored", [f"{r.balance.stored_blocks_ratio:.2f}" for r in reports]),
-        ("decisions/s", [f"{r.decisions_per_s:,.0f}" for r in reports]),
-        ("events folded/s", [f"{r.events_per_s:,.0f}" for r in reports]),
-        ("virtual s", [f"{r.virtual_s:,.0f}" for r in reports]),
-        ("wall s", [f"{r.wall_s:.1f}" for r in reports]),
-    ]
+    for title, path, form, if_any in FIGURES:
+        if not if_any or any(map(attrgetter(if_any), reports)):
+            rows.append((title, [format(value, form) for value in map(attrgetter(path), reports)]))
     headers = ("", *(f"run {number}" for number in range(1, len(reports) + 1)))
     return table(headers, [(name, *cells) for name, cells in rows])
-
-
-def _media_rows(reports: Sequence[WhatifReport]) -> list[tuple[str, list[str]]]:
-    titles = {
-        "items": "items of media",
-        "encoded_apart": "encoded by encode workers",
-        "encoded_here": "encoded by serving workers",
-        "left": "left by encode workers",
-        "saved": "encodes saved",
-    }
-    rows = [(title, [f"{getattr(r.media, name):,}" for r in reports]) for name, title in titles.items()]
-    for share in ("mean", "p99"):
-        cells = [getattr(r.media.wait_ms, share) for r in reports]
-        if any(cells):
-            rows.append((f"wait for embeddings {share} ms", [f"{cell:,.1f}" for cell in cells]))
-    return rows
 
 
 def _short(value: object) -> str:
@@ -350,20 +339,10 @@ def fidelity(recorded: Recording, ran: RunResult) -> Fidelity:
     """Compare a run under the recorded settings with the record."""
     served = {one.request.name: one for one in ran.served}
     both = [(served[name], was) for name, was in recorded.results.items() if name in served]
-    reported = [(one, was) for one, was in both if was.hit_blocks >= 0]
-    gaps = [
-        _gap("hit blocks", [w.hit_blocks for _, w in reported], [one.hit_blocks for one, _ in reported]),
-        _gap(
-            "TTFT ms",
-            [was.ttft_ms for _, was in both],
-            [(one.first_ns - one.request.arrival_ns) / 1e6 for one, _ in both],
-        ),
-        _gap(
-            "E2E ms",
-            [was.e2e_ms for _, was in both],
-            [(one.done_ns - one.request.arrival_ns) / 1e6 for one, _ in both],
-        ),
-    ]
+    hits = [(was.hit_blocks, one.hit_blocks) for one, was in both if was.hit_blocks >= 0]
+    ttft = [(was.ttft_ms, (one.first_ns - one.request.arrival_ns) / 1e6) for one, was in both]
+    e2e = [(was.e2e_ms, (one.done_ns - one.request.arrival_ns) / 1e6) for one, was in both]
+    gaps = [_gap("hit blocks", hits), _gap("TTFT ms", ttft), _gap("E2E ms", e2e)]
     return Fidelity(
         recorded.trace.name,
         len(recorded.trace.requests),
@@ -404,10 +383,11 @@ def _estimate_error(measure: str, pairs: Sequence[tuple[float, float]]) -> Estim
     )
 
 
-def _gap(measure: str, recorded: Sequence[float], simulated: Sequence[float]) -> FidelityGap | None:
-    if not recorded:
+def _gap(measure: str, pairs: Sequence[tuple[float, float]]) -> FidelityGap | None:
+    """Return the gap of one measure from pairs of (recorded, simulated); None without any."""
+    if not pairs:
         return None
-    was, now = np.array(recorded, np.float64), np.array(simulated, np.float64)
+    was, now = np.array(pairs, np.float64).T
     before, after = spread_of(was), spread_of(now)
     return FidelityGap(
         measure,
@@ -432,14 +412,10 @@ def as_text(found: Fidelity) -> str:
     rows = [
         (
             gap.measure,
-            f"{gap.recorded_mean:,.1f}",
-            f"{gap.simulated_mean:,.1f}",
-            f"{gap.off:+.1%}",
-            f"{gap.recorded_p50:,.1f}",
-            f"{gap.simulated_p50:,.1f}",
-            f"{gap.recorded_p99:,.1f}",
-            f"{gap.simulated_p99:,.1f}",
-            f"{gap.each:,.1f}",
+            *(
+                format(getattr(gap, name), "+.1%" if name == "off" else ",.1f")
+                for name in FidelityGap.__struct_fields__[1:]
+            ),
         )
         for gap in found.gaps
     ]

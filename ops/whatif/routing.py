@@ -5,16 +5,16 @@ What the actor adds to it (long polls of edges) takes no time here.
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from random import Random
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final
 
 import msgspec
 
 from headwater.events.ports import Record
 from headwater.events.snapshot_store import Snapshot
 from headwater.ops.config.setting import ConfigError
-from headwater.ops.whatif.setup import RoutersSetup
+from headwater.ops.whatif.setup import Setup
 from headwater.router.admission import AdmissionQueue, Now, Released
 from headwater.router.context import DecisionContext
 from headwater.router.decide import decide, prompt_of
@@ -25,11 +25,11 @@ from headwater.schemas.encoding import SCHEMA_VERSION, Batch
 from headwater.schemas.events import Event, WorkerJoined
 from headwater.schemas.hashing import U64, pack_hashes
 from headwater.schemas.routing import (
+    NO_CONSTRAINTS,
     Constraints,
     Decision,
     FlowControl,
     Preferences,
-    RequestedLeg,
     RouteQuery,
     RouteRefused,
 )
@@ -76,10 +76,6 @@ class VirtualLog:
         copied.unread.extend(reader.unread)
         return copied
 
-    def remove(self, reader: LogReader) -> None:
-        """Keep no more messages for a reader."""
-        self._readers.remove(reader)
-
     def send(self, worker: str, now_ns: int, *events: Event) -> None:
         """A worker publishes events, as one message."""
         self._sent.append(_batch(worker, now_ns, events))
@@ -117,41 +113,55 @@ def _batch(writer: str, now_ns: int, events: tuple[Event, ...]) -> Batch[Any]:
 
 # One router.
 
-PAIR = "sim"
+PAIR: Final = "sim"
 """All simulated workers can hand off KV to each other."""
 
+TICK_NS: Final = 250_000_000
+"""How often expired queries are looked for, as in the router."""
 
-class Question(NamedTuple):
-    """A request as an edge describes it in its route query."""
+SERVED_MAX: Final = 1 << 30
+"""No bound: nothing else runs between two decisions of a replay."""
 
-    name: str
-    prompt_tokens: int
-    max_tokens: int
-    hashes: U64
-    leg: RequestedLeg = ""
-    pairs_with: str = ""
-    session: str = ""
-    tenant: str = ""
-    needs: tuple[str, ...] = ()
-    reader: str = ""
+Reply = Decision | RouteRefused
+
+Answered = tuple[RouteQuery, Reply]
+"""A query and its reply."""
 
 
-class DecisionCheck(Protocol):
-    """Is shown each decision before the log has it."""
-
-    def check(self, query: RouteQuery, decision: Decision, router: "VirtualRouter") -> None:
-        """A router made a decision."""
-        ...
+def route_query(
+    setup: Setup,
+    request: str,
+    prompt_tokens: int,
+    max_tokens: int,
+    hashes: U64,
+    constraints: Constraints = NO_CONSTRAINTS,
+    *,
+    session: str = "",
+    tenant: str = "",
+    reader: str = "",
+) -> RouteQuery:
+    """The query of an edge. That of a second leg, or of an image, never waits."""
+    return RouteQuery(
+        request,
+        prompt_tokens,
+        max_tokens,
+        pack_hashes(hashes),
+        constraints,
+        Preferences(setup.policy, setup.temperature, session),
+        FlowControl(tenant=tenant, waits=not (constraints.leg or constraints.needs)),
+        reader=reader,
+    )
 
 
 class VirtualRouter:
-    """A router of one pool at virtual time `now_ns`. Counts the wall seconds that decisions and the fold take.
+    """A router of one pool at virtual time `now_ns`, with its admission queue. Counts the wall seconds that decisions and the fold take.
 
     Its decisions count for it at once and are skipped when the log delivers them (those of the writers `own`), as in
-    `actors.router.follower`. `unseen`: decisions of other routers that it has not read.
+    `actors.router.follower`. `unseen`: decisions of other routers that it has not read. `checks` are shown each decision before the log
+    has it. Without saturation limits in the setup nothing ever waits in the queue.
     """
 
-    def __init__(self, name: str, setup: RoutersSetup, log: VirtualLog, reader: LogReader) -> None:
+    def __init__(self, name: str, setup: Setup, log: VirtualLog, reader: LogReader) -> None:
         if setup.policy not in POLICIES:
             raise ConfigError(f"--policy {setup.policy}: available are {', '.join(POLICIES)}")
         self.state = RouterState()
@@ -162,13 +172,16 @@ class VirtualRouter:
         self.decide_s = 0.0
         self.fold_s = 0.0
         self.events = 0
-        self.checks: list[DecisionCheck] = []
+        self.checks: list[Callable[[RouteQuery, Decision, VirtualRouter], None]] = []
         self._name = name
         self._setup = setup
         self._log = log
         self._seen = 0
         self._known = 0
         self._query: RouteQuery | None = None
+        self._queue = AdmissionQueue(setup.queue, self, _time(0))
+        self._expired_ns = 0
+        self._displaced: list[Released] = []
 
     @property
     def settled(self) -> bool:
@@ -179,6 +192,11 @@ class VirtualRouter:
     def unseen(self) -> int:
         """See the class."""
         return self._log.decisions - self._known
+
+    @property
+    def waiting(self) -> bool:
+        """Do queries wait in its queue?"""
+        return bool(self._queue.waiting)
 
     def read(self, now_ns: int) -> None:
         """Fold the messages that are readable now."""
@@ -201,25 +219,12 @@ class VirtualRouter:
         if isinstance(batch.events[0], Decision):
             self._known += 1
 
-    def order_burst(self, questions: Sequence[Question], now_ns: int) -> list[int]:
-        """Indices of questions that arrive at the same time, in the order in which a router decides them."""
+    def order_burst(self, queries: Sequence[RouteQuery], now_ns: int) -> list[int]:
+        """Indices of queries that arrive at the same time, in the order in which a router decides them."""
         self.read(now_ns)
-        return order_by_regret([self.query_of(question) for question in questions], self.choose)
+        return order_by_regret(queries, self.choose)
 
-    def query_of(self, question: Question) -> RouteQuery:
-        """The route query of an edge."""
-        return RouteQuery(
-            question.name,
-            question.prompt_tokens,
-            question.max_tokens,
-            pack_hashes(question.hashes),
-            Constraints(leg=question.leg, pairs_with=question.pairs_with, needs=question.needs),
-            Preferences(self._setup.policy, self._setup.temperature, question.session),
-            FlowControl(tenant=question.tenant, waits=not (question.leg or question.needs)),
-            reader=question.reader,
-        )
-
-    def choose(self, query: RouteQuery) -> Decision | RouteRefused:
+    def choose(self, query: RouteQuery) -> Reply:
         """Decide on the present state and change nothing."""
         began = time.perf_counter()
         self._query = query
@@ -233,7 +238,7 @@ class VirtualRouter:
         )
         state = self.state
         answer = decide(state.index, state.loads, state.cold, prompt_of(query), query, context)
-        if not self._setup.credit and isinstance(answer, Decision):
+        if self._setup.credit == "off" and isinstance(answer, Decision):
             answer = msgspec.structs.replace(answer, assumed=b"")
         self.decide_s += time.perf_counter() - began
         return answer
@@ -242,7 +247,7 @@ class VirtualRouter:
         """Apply a decision that was just chosen and append it to the log."""
         assert self._query is not None
         for check in self.checks:
-            check.check(self._query, decision, self)
+            check(self._query, decision, self)
         self.decisions += 1
         self.apply_own(decision)
         self._log.append(self._name, self.now_ns, decision)
@@ -252,6 +257,33 @@ class VirtualRouter:
         """Apply a decision of a writer in `own`, ahead of the log."""
         self._known += 1
         self.state.loads.decide(decision)
+
+    def offer(self, query: RouteQuery, now_ns: int) -> Reply | None:
+        """Return where a request goes; None if it waits."""
+        offered = self._queue.offer(query, self._read_for_queue(now_ns))
+        self._displaced += offered.displaced
+        return offered.reply
+
+    def advance(self, now_ns: int) -> list[Answered]:
+        """Queries that no longer wait, in the order of the queue."""
+        now = self._read_for_queue(now_ns)
+        released, self._displaced = self._displaced, []
+        if now_ns - self._expired_ns >= TICK_NS:
+            self._expired_ns = now_ns
+            released += self._queue.expire(now)
+        released += self._queue.advance(now, SERVED_MAX)[0]
+        return [(one.queued.query, one.reply) for one in released]
+
+    def _read_for_queue(self, now_ns: int) -> Now:
+        self.read(now_ns)
+        now = _time(now_ns)
+        # Simulated workers report every second, so the log is never silent.
+        self._queue.note_fold_advanced(now)
+        return now
+
+
+def _time(now_ns: int) -> Now:
+    return Now(now_ns / 1e9, now_ns)
 
 
 def joined(
@@ -293,10 +325,10 @@ class Restart:
     the twin's in their worker, a cost or the position.
     """
 
-    def __init__(self, setup: RoutersSetup, log: VirtualLog, twin: VirtualRouter) -> None:
+    def __init__(self, setup: Setup, log: VirtualLog, twin: VirtualRouter) -> None:
         self.decisions = self.different = 0
         self.returned = self.states_equal = False
-        self._kill_ns = setup.kill_ns
+        self._kill_ns = round(setup.restart_s * 1e9)
         self._setup = setup
         self._log = log
         self._twin = twin
@@ -328,11 +360,11 @@ class Restart:
         self.returned = True
         self.states_equal = router.state.digest() == self._twin.state.digest()
         self._twin.own.add("returned")
-        router.checks = [*self._twin.checks, self]
+        router.checks = [*self._twin.checks, self._check]
         return router
 
-    def check(self, query: RouteQuery, decision: Decision, router: VirtualRouter) -> None:
-        """See `DecisionCheck`."""
+    def _check(self, query: RouteQuery, decision: Decision, router: VirtualRouter) -> None:
+        """Have the twin decide the same query."""
         self._twin.read(router.now_ns)
         other = self._twin.choose(query)
         self.decisions += 1
@@ -345,67 +377,6 @@ def _facts(decision: Decision) -> Decision:
     return msgspec.structs.replace(decision, number=0, seen=0)
 
 
-# The admission queue: the production queue, driven by the replay's clock.
-
-TICK_NS: Final = 250_000_000
-"""How often expired queries are looked for, as in the router."""
-
-SERVED_MAX: Final = 1 << 30
-"""No bound: nothing else runs between two decisions of a replay."""
-
-
-class Answered(NamedTuple):
-    """A question that waited, and its answer."""
-
-    question: Question
-    answer: Decision | RouteRefused
-
-
-class QueueModel:
-    """The admission queue of one router. Without saturation limits in the scenario nothing ever waits."""
-
-    def __init__(self, router: VirtualRouter, setup: RoutersSetup) -> None:
-        self._router = router
-        self._queue = AdmissionQueue(setup.queue, router, _time(0))
-        self._questions: dict[str, Question] = {}
-        self._expired_ns = 0
-        self._displaced: list[Released] = []
-
-    def __len__(self) -> int:
-        """The number of questions that wait."""
-        return len(self._queue.waiting)
-
-    def offer(self, question: Question, now_ns: int) -> Decision | RouteRefused | None:
-        """Return where a request goes; None if it waits. A second leg never waits."""
-        now = self._set_time(now_ns)
-        offered = self._queue.offer(self._router.query_of(question), now)
-        self._displaced += offered.displaced
-        if offered.reply is None:
-            self._questions[question.name] = question
-        return offered.reply
-
-    def advance(self, now_ns: int) -> list[Answered]:
-        """Questions that no longer wait, in the order of the queue. Call after the fold advanced."""
-        now = self._set_time(now_ns)
-        released, self._displaced = self._displaced, []
-        if now_ns - self._expired_ns >= TICK_NS:
-            self._expired_ns = now_ns
-            released += self._queue.expire(now)
-        released += self._queue.advance(now, SERVED_MAX)[0]
-        return [Answered(self._questions.pop(one.queued.query.request), one.reply) for one in released]
-
-    def _set_time(self, now_ns: int) -> Now:
-        self._router.read(now_ns)
-        now = _time(now_ns)
-        # Simulated workers report every second, so the log is never silent.
-        self._queue.note_fold_advanced(now)
-        return now
-
-
-def _time(now_ns: int) -> Now:
-    return Now(now_ns / 1e9, now_ns)
-
-
 # All routers of a run: each folds one log with its own delay; requests are spread at random.
 
 
@@ -416,12 +387,12 @@ class Agreement:
     one that decided had not read.
     """
 
-    def __init__(self, setup: RoutersSetup, log: VirtualLog) -> None:
+    def __init__(self, setup: Setup, log: VirtualLog) -> None:
         self.decisions = self.different = self.unseen_total = self.unseen_max = 0
         self._single = VirtualRouter("single", setup, log, log.reader(0))
 
     def check(self, query: RouteQuery, decision: Decision, router: VirtualRouter) -> None:
-        """See `DecisionCheck`."""
+        """Have the single router decide the same query."""
         self._single.read(router.now_ns)
         other = self._single.choose(query)
         self.decisions += 1
@@ -433,36 +404,26 @@ class Agreement:
 class Routers:
     """The routers of a run. `agreement` and `restart` are None unless the setup asks for them."""
 
-    def __init__(self, setup: RoutersSetup) -> None:
-        self._setup = setup
+    def __init__(self, setup: Setup) -> None:
         self._log = VirtualLog(setup.event_delay_ns)
-        self._routers = [
+        self.each = [
             VirtualRouter(f"router{number}", setup, self._log, self._log.reader(delay_ns))
-            for number, delay_ns in enumerate(setup.delays_ns)
+            for number, delay_ns in enumerate(setup.router_delays_ns)
         ]
-        self._queues = [QueueModel(router, setup) for router in self._routers]
         self._draw = Random(0)
         self.agreement: Agreement | None = None
         self.restart: Restart | None = None
         if setup.agreement:
             self.agreement = Agreement(setup, self._log)
-            for router in self._routers:
-                router.checks.append(self.agreement)
-        if setup.kill_ns:
-            self.restart = Restart(setup, self._log, self._routers[0])
+            for router in self.each:
+                router.checks.append(self.agreement.check)
+        if setup.restart_s:
+            self.restart = Restart(setup, self._log, self.each[0])
 
     @property
     def state(self) -> RouterState:
         """The fold of the first router."""
-        return self._routers[0].state
-
-    def digests(self) -> list[str]:
-        """The digest of each router's fold."""
-        return [router.state.digest() for router in self._routers]
-
-    def shares(self) -> list[int]:
-        """The number of decisions of each router."""
-        return [router.decisions for router in self._routers]
+        return self.each[0].state
 
     @property
     def decisions(self) -> int:
@@ -470,78 +431,58 @@ class Routers:
         return self._log.decisions
 
     @property
-    def events(self) -> int:
-        """Events folded, by all routers together."""
-        return sum(router.events for router in self._routers)
-
-    @property
-    def decide_s(self) -> float:
-        """Wall seconds that deciding took."""
-        return sum(router.decide_s for router in self._routers)
-
-    @property
-    def fold_s(self) -> float:
-        """Wall seconds that folding took."""
-        return sum(router.fold_s for router in self._routers)
-
-    @property
     def waiting(self) -> bool:
-        """Do questions wait at any router?"""
-        return any(map(len, self._queues))
+        """Do queries wait at any router?"""
+        return any(router.waiting for router in self.each)
 
     def send(self, worker: str, now_ns: int, *events: Event) -> None:
         """A worker publishes events, as one message."""
         self._log.send(worker, now_ns, *events)
 
-    def offer_burst(self, burst: Sequence[Question], now_ns: int) -> Iterator[Answered]:
-        """Answers to questions that arrive at the same time, in the order in which a router sends them; some may wait instead.
+    def offer_burst(self, burst: Sequence[RouteQuery], now_ns: int) -> Iterator[Answered]:
+        """Answers to queries that arrive at the same time, in the order in which a router sends them; some may wait instead.
 
         Place each before taking the next: the worker then reports it.
         """
-        shares: dict[int, list[Question]] = {}
-        for question in burst:
-            shares.setdefault(self._pick(now_ns), []).append(question)
+        shares: dict[int, list[RouteQuery]] = {}
+        for query in burst:
+            shares.setdefault(self._pick(now_ns), []).append(query)
         for number, share in sorted(shares.items()):
-            found = []
-            for index in self._routers[number].order_burst(share, now_ns):
-                answer = self._queues[number].offer(share[index], now_ns)
-                if answer is not None:
-                    found.append(Answered(share[index], answer))
-            for index in order_by_prompt([one.answer for one in found]):
-                yield found[index]
+            router = self.each[number]
+            answered: list[Answered] = []
+            for index in router.order_burst(share, now_ns):
+                reply = router.offer(share[index], now_ns)
+                if reply is not None:
+                    answered.append((share[index], reply))
+            for index in order_by_prompt([reply for _, reply in answered]):
+                yield answered[index]
 
-    def offer(self, question: Question, now_ns: int) -> Decision | RouteRefused | None:
-        """Return where a request goes; None if it waits. A second leg never waits."""
-        return self._queues[self._pick(now_ns)].offer(question, now_ns)
+    def offer(self, query: RouteQuery, now_ns: int) -> Reply | None:
+        """Return where a request goes; None if it waits."""
+        return self.each[self._pick(now_ns)].offer(query, now_ns)
 
     def advance(self, now_ns: int) -> Iterator[Answered]:
-        """Questions that no longer wait."""
-        for queue in self._queues:
-            if len(queue):
-                yield from queue.advance(now_ns)
+        """Queries that no longer wait."""
+        for router in self.each:
+            if router.waiting:
+                yield from router.advance(now_ns)
 
     def next_read_ns(self) -> int:
-        """Return when a router with waiting questions can read its next message; `NEVER` if there is none."""
-        return min(
-            (
-                self._log.readable_ns(router.reader)
-                for router, queue in zip(self._routers, self._queues, strict=True)
-                if len(queue)
-            ),
-            default=NEVER,
-        )
+        """Return when a router with waiting queries can read its next message; `NEVER` if there is none."""
+        waiting = (router.reader for router in self.each if router.waiting)
+        return min(map(self._log.readable_ns, waiting), default=NEVER)
 
     def finish(self) -> None:
         """Fold the rest of the log, at the end of a run."""
-        for router in self._routers:
+        for router in self.each:
             router.read(NEVER)
 
     def _pick(self, now_ns: int) -> int:
         """The router that a query reaches: any that is there."""
         first = 0
         if self.restart is not None:
-            successor = None if len(self._queues[0]) else self.restart.successor(now_ns)
+            successor = None if self.each[0].waiting else self.restart.successor(now_ns)
             if successor is not None:
-                self._routers[0], self._queues[0] = successor, QueueModel(successor, self._setup)
+                self.each[0] = successor
             first = int(self.restart.is_away(now_ns))
-        return self._draw.randrange(first, len(self._routers)) if len(self._routers) > 1 else 0
+        return self._draw.randrange(first, len(self.each)) if len(self.each) > 1 else 0

@@ -1,24 +1,29 @@
 """One run on virtual time: requests arrive, the router places them, workers compute."""
 
 import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from heapq import heappop, heappush
-from typing import NamedTuple
+from multiprocessing import get_context
+from typing import NamedTuple, TypeVar
 
 from headwater.engines.engine import KvEvent
 from headwater.ops.bench.trace import Trace, TraceRequest, all_hashes, check_block_size
-from headwater.ops.whatif.routing import NEVER, Question, Routers, joined
+from headwater.ops.start.actor import compile_kernels
+from headwater.ops.whatif.routing import NEVER, PAIR, Reply, Routers, joined, route_query
 from headwater.ops.whatif.setup import Setup
 from headwater.ops.whatif.workers import (
     ActiveEncoding,
     EncodeFleet,
     SimulatedRequest,
     SimWorker,
-    WaitingRequest,
     shapes,
 )
 from headwater.schemas.events import BlocksStored
-from headwater.schemas.hashing import U64, tenant_digest
-from headwater.schemas.routing import Decision, RouteRefused
+from headwater.schemas.routing import NO_CONSTRAINTS, Constraints, Decision, RouteQuery, RouteRefused
+
+JobT = TypeVar("JobT")
+ResultT = TypeVar("ResultT")
 
 REPORT_NS = 1_000_000_000
 """A worker reports its load after a change, and at least this often."""
@@ -28,7 +33,7 @@ STEP, ARRIVAL, HANDED, READABLE, ENCODED, DELIVERED = range(6)
 and of messages at a router with a queue, images that were encoded, arrivals of their embeddings."""
 
 Event = tuple[int, int, int, int]
-"""(nanoseconds, kind, number of the worker, the request, the hand-off or the encoding, version of the worker's step)."""
+"""(nanoseconds, kind, number of the worker, the request, the hand-off or the encoding, number of the worker's schedule)."""
 
 
 class ServedRequest(NamedTuple):
@@ -56,20 +61,9 @@ class RunResult(NamedTuple):
     served: list[ServedRequest]
     refused: int
     workers: list[SimWorker]
-    requests_a_worker: dict[str, int]
     routers: Routers
     wall_s: float
     encoding: EncodeFleet
-
-
-class _Handoff(NamedTuple):
-    """KV in transfer: the prefill leg that pins it and the decode leg that waits for it."""
-
-    request: TraceRequest
-    leg: SimulatedRequest
-    source: SimWorker
-    decode: SimulatedRequest
-    target: SimWorker
 
 
 class VirtualRun:
@@ -80,26 +74,19 @@ class VirtualRun:
         self._trace = trace.first(setup.requests).faster(setup.speed)
         check_block_size(self._trace.requests, setup.block_size)
         self._hashes = all_hashes(self._trace.requests, setup.block_size)
-        routing = setup.routing()
-        self._routers = Routers(routing)
+        self._routers = Routers(setup)
         # Every router knows the workers when the first request arrives.
-        self._joined_ns = -routing.event_delay_ns - max(routing.delays_ns)
-        self._workers = {shape.name: SimWorker(shape, skip=setup.skip) for shape in shapes(setup)}
-        self._numbers = {name: number for number, name in enumerate(self._workers)}
-        self._list = list(self._workers.values())
-        self._versions = [0] * len(self._list)
-        self._given = dict.fromkeys(self._workers, 0)
+        self._joined_ns = -setup.event_delay_ns - max(setup.router_delays_ns)
+        self._list = [SimWorker(shape, number, skip=setup.skip) for number, shape in enumerate(shapes(setup))]
+        self._workers = {worker.shape.name: worker for worker in self._list}
+        self._numbers = {request.name: number for number, request in enumerate(self._trace.requests)}
         self._events: list[Event] = []
-        self._handoffs: list[_Handoff] = []
+        self._decode_legs: list[SimulatedRequest] = []
         self._encoding = EncodeFleet(setup, self._routers)
-        for worker in self._workers.values():
+        for worker in self._list:
             worker.reads_embeddings = bool(self._encoding.encoders)
         self._encodings: list[ActiveEncoding] = []
-        self._encoding_ns: dict[str, int] = {}
-        self._requests: dict[str, TraceRequest] = {}
-        self._legs: dict[str, tuple[SimulatedRequest, SimWorker, str]] = {}
         self._served: list[ServedRequest] = []
-        self._numbers_of: dict[str, int] = {}
         self._refused = 0
         self._readable_ns = 0
         self._reports_due_ns = 0
@@ -136,12 +123,12 @@ class VirtualRun:
                     last += 1
                 self._arrive(number, last, now_ns)
             elif kind == HANDED:
-                self._finish_handoff(self._handoffs[number], now_ns)
+                self._finish_handoff(self._decode_legs[number], now_ns)
             elif kind == ENCODED:
                 self._encoding.finish(self._encodings[number], now_ns)
             elif kind == DELIVERED:
                 self._deliver(self._encodings[number], now_ns)
-            elif kind == STEP and version == self._versions[number]:
+            elif kind == STEP and version == self._list[number].schedules:
                 self._step_ended(self._list[number], now_ns)
             if self._routers.waiting:
                 self._serve_queues(now_ns)
@@ -158,7 +145,6 @@ class VirtualRun:
             self._served,
             self._refused,
             self._list,
-            self._given,
             self._routers,
             wall_s,
             self._encoding,
@@ -169,16 +155,15 @@ class VirtualRun:
         if now_ns >= self._reports_due_ns:
             self._send_regular_reports(now_ns)
         size, blocks = self._setup.block_size, self._setup.blocks
-        burst: list[Question] = []
+        burst: list[RouteQuery] = []
         for number in range(first, last):
             request = self._trace.requests[number]
             if -(-(request.prompt_tokens + request.output_tokens) // size) > blocks:
                 self._refused += 1
                 continue
-            self._numbers_of[request.name] = number
-            burst.append(self._question(request, number))
-        for question, answer in self._routers.offer_burst(burst, now_ns):
-            self._place(question, answer, now_ns)
+            burst.append(self._query(request.name, number))
+        for query, reply in self._routers.offer_burst(burst, now_ns):
+            self._place(query, reply, now_ns)
 
     def _send_regular_reports(self, now_ns: int) -> None:
         """Send the reports of workers that have not reported for a while. Not called before the first of them can be due again."""
@@ -191,79 +176,68 @@ class VirtualRun:
 
     def _serve_queues(self, now_ns: int) -> None:
         """Place requests whose queries waited at a router. While some still do, its next message is an event."""
-        for question, answer in self._routers.advance(now_ns):
-            self._place(question, answer, now_ns)
+        for query, reply in self._routers.advance(now_ns):
+            self._place(query, reply, now_ns)
         readable_ns = self._routers.next_read_ns()
         if now_ns < readable_ns < NEVER and readable_ns != self._readable_ns:
             self._readable_ns = readable_ns
             heappush(self._events, (readable_ns, READABLE, 0, 0))
 
-    def _question(self, request: TraceRequest, number: int) -> Question:
-        return Question(
-            request.name,
+    def _query(self, name: str, number: int, constraints: Constraints = NO_CONSTRAINTS) -> RouteQuery:
+        """The query for a leg of request `number`."""
+        request = self._trace.requests[number]
+        return route_query(
+            self._setup,
+            name,
             request.prompt_tokens,
             request.output_tokens,
             self._hashes[number],
+            constraints,
             session=request.session,
             tenant=request.tenant,
         )
 
-    def _place(self, question: Question, decision: Decision | RouteRefused, now_ns: int) -> None:
-        number = self._numbers_of.pop(question.name)
-        if isinstance(decision, RouteRefused):
+    def _place(self, query: RouteQuery, reply: Reply, now_ns: int) -> None:
+        if isinstance(reply, RouteRefused):
             self._refused += 1
             return
-        request = self._trace.requests[number]
-        worker = self._workers[decision.worker]
-        job = self._job(request, request.name, number, question.hashes)
-        job.leg, job.given_ns = decision.leg, now_ns
-        if job.leg == "prefill":
-            self._legs[job.name] = (job, worker, decision.pairs_with)
-        self._requests[job.name] = request
-        if not job.media or not self._await_embeddings(job, worker, question, decision, now_ns):
-            self._submit(worker, job, now_ns)
+        job = self._job(reply, self._numbers[query.request])
+        job.given_ns = now_ns
+        if not job.media or not self._await_embeddings(job, reply, now_ns):
+            self._submit(job, now_ns)
 
-    def _await_embeddings(
-        self,
-        job: SimulatedRequest,
-        worker: SimWorker,
-        question: Question,
-        decision: Decision,
-        now_ns: int,
-    ) -> bool:
+    def _await_embeddings(self, job: SimulatedRequest, decision: Decision, now_ns: int) -> bool:
         """Have encode workers encode the images of a request. False: there is nothing to wait for."""
-        waiting = WaitingRequest(job, worker, question, now_ns)
-        for active in self._encoding.begin(waiting, decision, now_ns):
+        for active in self._encoding.begin(job, decision, now_ns):
             self._encodings.append(active)
             number = len(self._encodings) - 1
             heappush(self._events, (active.ready_ns, ENCODED, number, 0))
             heappush(self._events, (active.arrives_ns, DELIVERED, number, 0))
-        return bool(waiting.left)
+        return bool(job.embeddings)
 
     def _deliver(self, active: ActiveEncoding, now_ns: int) -> None:
         if self._encoding.deliver(active):
-            waiting = active.waiting
-            self._encoding_ns[waiting.job.name] = now_ns - waiting.began_ns
-            self._submit(waiting.worker, waiting.job, now_ns)
+            active.job.encoding_ns = now_ns - active.job.given_ns
+            self._submit(active.job, now_ns)
 
-    def _job(self, request: TraceRequest, name: str, number: int, hashes: U64) -> SimulatedRequest:
+    def _job(self, decision: Decision, number: int) -> SimulatedRequest:
+        """What a worker gets of request `number`."""
+        request = self._trace.requests[number]
         return SimulatedRequest(
             length=request.prompt_tokens,
             target=request.prompt_tokens,
-            hashes=hashes.tolist(),
-            name=name,
+            hashes=self._hashes[number].tolist(),
+            name=decision.request,
             number=number,
-            leg="",
-            prompt_tokens=request.prompt_tokens,
-            output_tokens=request.output_tokens,
-            tenant=tenant_digest(request.tenant),
+            request=request,
+            leg=decision.leg,
+            worker=self._workers[decision.worker],
             media=request.media,
         )
 
-    def _submit(self, worker: SimWorker, job: SimulatedRequest, now_ns: int) -> None:
-        name = worker.shape.name
-        self._given[name] += 1
-        self._to_begin[name] = worker.submit(job, now_ns) or self._to_begin.get(name, False)
+    def _submit(self, job: SimulatedRequest, now_ns: int) -> None:
+        name = job.worker.shape.name
+        self._to_begin[name] = job.worker.submit(job, now_ns) or self._to_begin.get(name, False)
 
     def _begin_steps(self, now_ns: int) -> None:
         """Begin steps of the workers that were given requests: those of one time start together, in whichever order they were routed."""
@@ -277,9 +251,8 @@ class VirtualRun:
     def _schedule(self, worker: SimWorker) -> None:
         """Schedule the end of the worker's steps; replaces an event scheduled earlier."""
         assert worker.stretch is not None
-        number = self._numbers[worker.shape.name]
-        self._versions[number] += 1
-        heappush(self._events, (worker.stretch.end_ns, STEP, number, self._versions[number]))
+        worker.schedules += 1
+        heappush(self._events, (worker.stretch.end_ns, STEP, worker.number, worker.schedules))
 
     def _report(self, worker: SimWorker, now_ns: int) -> None:
         if worker.moved:
@@ -291,56 +264,53 @@ class VirtualRun:
             self._routers.send(worker.shape.name, now_ns, *kv)
 
     def _step_ended(self, worker: SimWorker, now_ns: int) -> None:
-        outcome = worker.finish()
-        self._publish(worker, outcome.kv, now_ns)
+        done, kv = worker.finish()
+        self._publish(worker, kv, now_ns)
         self._report(worker, now_ns)
-        for job in outcome.done:
+        for job in done:
             if job.leg == "prefill":
-                self._start_handoff(job, worker, now_ns)
+                self._start_handoff(job, now_ns)
             else:
-                self._end(job, worker)
+                self._end(job)
         if worker.begin(now_ns):
             self._schedule(worker)
 
-    def _start_handoff(self, leg: SimulatedRequest, worker: SimWorker, now_ns: int) -> None:
+    def _start_handoff(self, leg: SimulatedRequest, now_ns: int) -> None:
         """A prompt is computed: query the router for the decode worker, as the edge does."""
-        request = self._requests[leg.name]
-        question = self._question(request, leg.number)._replace(
-            name=f"{leg.name}/decode", leg="decode", pairs_with=self._legs[leg.name][2]
-        )
-        decision = self._routers.offer(question, now_ns)
+        query = self._query(f"{leg.name}/decode", leg.number, Constraints(leg="decode", pairs_with=PAIR))
+        decision = self._routers.offer(query, now_ns)
         if not isinstance(decision, Decision):
-            worker.release(leg)
+            leg.worker.release(leg)
             self._refused += 1
             return
-        decode = self._job(request, question.name, leg.number, question.hashes)
-        decode.leg, decode.arrived = "decode", request.prompt_tokens
-        target = self._workers[decision.worker]
-        self._handoffs.append(_Handoff(request, leg, worker, decode, target))
-        arrives_ns = now_ns + self._setup.transfer_ns(request.prompt_tokens)
-        heappush(self._events, (arrives_ns, HANDED, len(self._handoffs) - 1, 0))
+        decode = self._job(decision, leg.number)
+        decode.prefill, decode.arrived = leg, leg.request.prompt_tokens
+        self._decode_legs.append(decode)
+        arrives_ns = now_ns + self._setup.transfer_ns(decode.arrived)
+        heappush(self._events, (arrives_ns, HANDED, len(self._decode_legs) - 1, 0))
 
-    def _finish_handoff(self, handoff: _Handoff, now_ns: int) -> None:
-        handoff.source.release(handoff.leg)
-        if handoff.source.begin(now_ns):
-            self._schedule(handoff.source)
-        self._requests[handoff.decode.name] = handoff.request
-        self._submit(handoff.target, handoff.decode, now_ns)
+    def _finish_handoff(self, decode: SimulatedRequest, now_ns: int) -> None:
+        """The KV has arrived, so that the prefill leg need not pin it any more."""
+        assert decode.prefill is not None
+        source = decode.prefill.worker
+        source.release(decode.prefill)
+        if source.begin(now_ns):
+            self._schedule(source)
+        self._submit(decode, now_ns)
 
-    def _end(self, job: SimulatedRequest, worker: SimWorker) -> None:
-        request = self._requests.pop(job.name)
-        before, other, _ = self._legs.pop(request.name, (job, None, ""))
+    def _end(self, job: SimulatedRequest) -> None:
+        first = job.prefill or job
         self._served.append(
             ServedRequest(
-                request,
-                worker.shape.name,
-                other.shape.name if other is not None else "",
-                max(0, before.cached) // self._setup.block_size,
-                before.given_ns,
-                before.began_ns,
+                job.request,
+                job.worker.shape.name,
+                job.prefill.worker.shape.name if job.prefill is not None else "",
+                max(0, first.cached) // self._setup.block_size,
+                first.given_ns,
+                first.began_ns,
                 job.first_ns,
                 job.done_ns,
-                self._encoding_ns.pop(request.name, 0),
+                first.encoding_ns,
             )
         )
 
@@ -348,3 +318,22 @@ class VirtualRun:
 def run(trace: Trace, setup: Setup) -> RunResult:
     """Simulate a trace on a fleet. Equal arguments give equal results. Raises `ConfigError` for settings that conflict."""
     return VirtualRun(trace, setup)()
+
+
+class Simulations:
+    """Simulations in this process, or in `jobs` others. They are forked after the kernels are loaded, so that they start at once."""
+
+    def __init__(self, jobs: int) -> None:
+        compile_kernels()
+        self._pool = ProcessPoolExecutor(jobs, mp_context=get_context("fork")) if jobs > 1 else None
+
+    def __enter__(self) -> "Simulations":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._pool is not None:
+            self._pool.shutdown()
+
+    def each(self, simulate: Callable[[JobT], ResultT], jobs: Sequence[JobT]) -> list[ResultT]:
+        """What `simulate`, a function of a module, makes of each job."""
+        return list((map if self._pool is None else self._pool.map)(simulate, jobs))

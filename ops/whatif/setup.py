@@ -55,10 +55,6 @@ class SpeedProfile(NamedTuple):
             speed = later
         return speed
 
-    def all_speeds(self) -> tuple[float, ...]:
-        """Every speed that it has."""
-        return self.base, *(speed for _, speed in self.changes)
-
     def steps_until_change(self, now_ns: int, step_ns: int, steps: int) -> int:
         """Return how many of `steps` equal steps from now on begin before the speed changes, at least 1."""
         for from_ns, _ in self.changes:
@@ -117,25 +113,6 @@ def _read_slowdown(text: str) -> Slowdown:
 def write_slowdowns(slowdowns: Sequence[Slowdown]) -> str:
     """Return the slowdowns in the form that `read_slowdowns` reads."""
     return ",".join(map(str, slowdowns))
-
-
-class RoutersSetup(NamedTuple):
-    """Settings of all routers of a run. Events of workers reach the log after `event_delay_ns`, and router i reads it after
-    `delays_ns[i]`.
-
-    `credit`: count blocks of routed prompts before workers report them. `agreement`: compare each decision with that of a
-    single router. `kill_ns`: when the first router is killed, to return later; 0: never.
-    """
-
-    policy: str
-    weights: Weights
-    temperature: float
-    queue: QueueSettings
-    credit: bool = True
-    event_delay_ns: int = 0
-    delays_ns: tuple[int, ...] = (0,)
-    agreement: bool = False
-    kill_ns: int = 0
 
 
 # One column.
@@ -275,23 +252,24 @@ class Setup(msgspec.Struct, frozen=True):
     agreement: bool = False
     restart_s: float = 0.0
 
-    def routing(self) -> RoutersSetup:
-        """Return what its routers are made from. The delays of several routers differ, so that none agree by accident."""
-        delay_ns = self.router_delay_ms * 1e6
-        return RoutersSetup(
-            self.policy,
-            self.weights,
-            self.temperature,
-            QueueSettings(
-                BusyLimits(self.busy_prefill_tokens, self.busy_kv, self.busy_waiting),
-                QueueLimits(wait_s=self.queue_wait_s, order=self.queue_order),
-            ),
-            self.credit == "on",
-            round(self.event_delay_ms * 1e6),
-            tuple(round(delay_ns * number / self.routers) for number in range(1, self.routers + 1)),
-            self.agreement,
-            round(self.restart_s * 1e9),
+    @property
+    def queue(self) -> QueueSettings:
+        """Saturation limits of the workers, and bounds of each router's queue."""
+        return QueueSettings(
+            BusyLimits(self.busy_prefill_tokens, self.busy_kv, self.busy_waiting),
+            QueueLimits(wait_s=self.queue_wait_s, order=self.queue_order),
         )
+
+    @property
+    def event_delay_ns(self) -> int:
+        """Time from an event of a worker until the log has it."""
+        return round(self.event_delay_ms * 1e6)
+
+    @property
+    def router_delays_ns(self) -> tuple[int, ...]:
+        """Time from storing a message until each router reads it. The delays of several differ, so that none agree by accident."""
+        delay_ns = self.router_delay_ms * 1e6
+        return tuple(round(delay_ns * number / self.routers) for number in range(1, self.routers + 1))
 
     @property
     def embedding_tokens(self) -> int:

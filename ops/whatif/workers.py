@@ -14,27 +14,33 @@ from headwater.engines.sim import StepTime
 from headwater.engines.sim.cache import ImageStore, PagedCache
 from headwater.engines.sim.engine import LINGER_S
 from headwater.engines.sim.scheduler import Limits, Scheduled, SimScheduler, StepPlan
-from headwater.ops.bench.trace import own_hash
-from headwater.ops.whatif.routing import EPOCH, Question, Routers, joined
+from headwater.ops.bench.trace import TraceRequest, own_hash
+from headwater.ops.whatif.routing import Routers, joined, route_query
 from headwater.ops.whatif.setup import Setup, SpeedProfile, check_workers, profile_of
 from headwater.router.encode_leg import weigh_encoding
 from headwater.schemas.encode_requests import embedding_blocks, embedding_hashes
 from headwater.schemas.events import LoadReported, Role
+from headwater.schemas.hashing import tenant_digest
 from headwater.schemas.inference import Leg
 from headwater.schemas.media import PromptMedia
-from headwater.schemas.routing import Decision
+from headwater.schemas.routing import Constraints, Decision
 from headwater.schemas.tables import Capability
 
 
 class SimulatedRequest(Scheduled, kw_only=True, eq=False):
-    """One request, or one leg of it, on a worker. Times are nanoseconds; -1: not yet."""
+    """One request, or one leg of it, on `worker`. Times are nanoseconds; -1: not yet.
+
+    A decode leg comes after its `prefill` leg. The request waits for `embeddings` of its images, and has waited `encoding_ns` for them.
+    """
 
     name: str
     number: int
+    request: TraceRequest
     leg: Leg
-    prompt_tokens: int
-    output_tokens: int
-    tenant: int = 0
+    worker: "SimWorker"
+    prefill: "SimulatedRequest | None" = None
+    embeddings: int = 0
+    encoding_ns: int = 0
     given_ns: int = -1
     began_ns: int = -1
     first_ns: int = -1
@@ -58,13 +64,6 @@ class WorkerShape(NamedTuple):
     embedding_tokens: int = 0
 
 
-class RequestOutcome(NamedTuple):
-    """The outcome of a step: requests that ended, and KV events for the log."""
-
-    done: list[SimulatedRequest]
-    kv: list[KvEvent]
-
-
 class _Stretch(NamedTuple):
     """`steps` equal steps of `step_ns`, begun at `began_ns`."""
 
@@ -79,11 +78,15 @@ class _Stretch(NamedTuple):
 
 
 class SimWorker:
-    """One engine. The caller begins a step (`begin`) and ends it when its time has passed (`finish`)."""
+    """One engine. The caller begins a step (`begin`) and ends it when its time has passed (`finish`).
 
-    def __init__(self, shape: WorkerShape, *, skip: bool = True) -> None:
+    It was `given` so many requests and legs. Its steps were scheduled `schedules` times: an event of an earlier schedule is void.
+    """
+
+    def __init__(self, shape: WorkerShape, number: int = 0, *, skip: bool = True) -> None:
         self.shape = shape
-        self.epoch = EPOCH
+        self.number = number
+        self.given = self.schedules = 0
         self.cache = PagedCache(shape.blocks)
         self.images = ImageStore(shape.embedding_tokens, lambda: self._now_ns / 1e9, LINGER_S)
         self.scheduler: SimScheduler[SimulatedRequest] = SimScheduler(shape.limits, self.cache, self.images)
@@ -110,6 +113,7 @@ class SimWorker:
 
     def submit(self, job: SimulatedRequest, now_ns: int) -> bool:
         """Accept a request. True: the steps in progress now end earlier than scheduled."""
+        self.given += 1
         self._accepted.append(job.name)
         self._now_ns = now_ns
         self._reported_idle = False
@@ -119,7 +123,7 @@ class SimWorker:
                 for item in job.media
                 if self.reads_embeddings and item.id not in self.images
             ]
-            self._timer.add_prompt(job.name, job.prompt_tokens, images=images)
+            self._timer.add_prompt(job.name, job.request.prompt_tokens, images=images)
         self.scheduler.waiting.append(job)
         return self.cut(now_ns)
 
@@ -160,13 +164,13 @@ class SimWorker:
                     job.began_ns = now_ns
         elif self._skip and not self.cache.changed:
             # (Evictions for this step are published when it ends, not later.)
-            left = min([job.output_tokens - job.produced for job, _ in plan.chunks])
+            left = min([job.request.output_tokens - job.produced for job, _ in plan.chunks])
             steps = speed.steps_until_change(now_ns, step_ns, min(left, self.scheduler.alike(plan)))
         self.stretch = _Stretch(plan, now_ns, step_ns, steps)
         return True
 
-    def finish(self) -> RequestOutcome:
-        """End the steps in progress: their time has passed."""
+    def finish(self) -> tuple[list[SimulatedRequest], list[KvEvent]]:
+        """End the steps in progress, as their time has passed. Returns the requests that ended, and KV events for the log."""
         assert self.stretch is not None
         plan, _, step_ns, steps = self.stretch
         self._now_ns = now_ns = self.stretch.end_ns
@@ -198,12 +202,12 @@ class SimWorker:
                 self._token_ns += step_ns
                 self._tokens += 1
             job.produced += steps
-            if job.leg == "prefill" or job.produced >= job.output_tokens:
+            if job.leg == "prefill" or job.produced >= job.request.output_tokens:
                 self._end(job, now_ns)
                 done.append(job)
             else:
                 job.length += 1
-        return RequestOutcome(done, self.cache.take_events())
+        return done, self.cache.take_events()
 
     def _end(self, job: SimulatedRequest, now_ns: int) -> None:
         job.done_ns, job.ended = now_ns, True
@@ -211,8 +215,9 @@ class SimWorker:
         self._timer.end_request(job.name, len(self.scheduler.running), len(self.scheduler.waiting))
         self._ended.append(job.name)
         if job.leg != "prefill":
-            self._outputs.append((job.output_tokens, job.produced))
-            self._answered.append((job.prompt_tokens, job.tenant))
+            request = job.request
+            self._outputs.append((request.output_tokens, job.produced))
+            self._answered.append((request.prompt_tokens, tenant_digest(request.tenant)))
             self.scheduler.release(job)
 
     def release(self, job: SimulatedRequest) -> None:
@@ -381,32 +386,13 @@ GIVEN = 0
 """Here embeddings show nothing."""
 
 
-class WaitingRequest:
-    """A request that waits for the embeddings of its images, on their way to `worker`."""
-
-    __slots__ = ("began_ns", "job", "left", "question", "worker")
-
-    def __init__(
-        self,
-        job: SimulatedRequest,
-        worker: SimWorker,
-        question: Question,
-        now_ns: int,
-    ) -> None:
-        self.job = job
-        self.worker = worker
-        self.question = question
-        self.began_ns = now_ns
-        self.left = 0
-
-
 class ActiveEncoding(NamedTuple):
     """An image at an encode worker until `ready_ns`, from where its embedding takes until `arrives_ns`."""
 
     leg: str
     item: PromptMedia
     encoder: VirtualEncoder
-    waiting: WaitingRequest
+    job: SimulatedRequest
     ready_ns: int
     arrives_ns: int
 
@@ -443,19 +429,18 @@ class EncodeFleet:
             )
             self._routers.send(encoder.name, now_ns, event)
 
-    def begin(self, waiting: WaitingRequest, decision: Decision, now_ns: int) -> Iterator[ActiveEncoding]:
+    def begin(self, job: SimulatedRequest, decision: Decision, now_ns: int) -> Iterator[ActiveEncoding]:
         """The images of a request that encode workers take. `decision` is that of the request itself."""
-        media = waiting.job.media
         if not self.encoders:
             return
         cached = decision.chosen.cached_blocks * self._size
         routed: list[tuple[str, PromptMedia, str]] = []
         answers: list[Decision] = []
         in_turn = self._setup.encode_routing == "round_robin"
-        for number, image in enumerate(media):
+        for number, image in enumerate(job.media):
             if image.start + image.tokens > cached:
                 item = PromptMedia("image", image.id, image.start, image.tokens, ())
-                leg = f"{waiting.job.name}-e{number}"
+                leg = f"{job.name}-e{number}"
                 if in_turn:
                     routed.append((leg, item, self._next_encoder(len(routed))))
                     continue
@@ -466,7 +451,7 @@ class EncodeFleet:
         if not routed:
             return
         tokens = [item.tokens for _, item, _ in routed]
-        estimate = weigh_encoding(waiting.job.name, tokens, answers, decision)
+        estimate = weigh_encoding(job.name, tokens, answers, decision)
         for (leg, item, name), ahead_max in zip(routed, estimate.ahead_max, strict=True):
             encoder = self.encoders[name]
             if encoder.ahead(item) > ahead_max:
@@ -477,10 +462,9 @@ class EncodeFleet:
             self.legs += 1
             ready_ns = encoder.accept(leg, item, now_ns)
             self._publish(encoder, now_ns)
-            waiting.left += 1
-            yield ActiveEncoding(
-                leg, item, encoder, waiting, ready_ns, ready_ns + self._setup.embedding_ns(item.tokens)
-            )
+            job.embeddings += 1
+            arrives_ns = ready_ns + self._setup.embedding_ns(item.tokens)
+            yield ActiveEncoding(leg, item, encoder, job, ready_ns, arrives_ns)
 
     def _next_encoder(self, number: int) -> str:
         """Return the encode worker of image `number` of a request; they take turns."""
@@ -491,8 +475,9 @@ class EncodeFleet:
         """Return what the router decides for an image; None if it has no encode worker."""
         tokens = embedding_blocks(item, self._size) * self._size
         hashes = embedding_hashes(item, self._size)
-        question = Question(leg, tokens, 0, hashes, needs=("encode",), reader=reader)
-        answer = self._routers.offer(question, now_ns)
+        wanted = Constraints(needs=("encode",))
+        query = route_query(self._setup, leg, tokens, 0, hashes, wanted, reader=reader)
+        answer = self._routers.offer(query, now_ns)
         return answer if isinstance(answer, Decision) else None
 
     def finish(self, active: ActiveEncoding, now_ns: int) -> None:
@@ -502,11 +487,11 @@ class EncodeFleet:
 
     def deliver(self, active: ActiveEncoding) -> bool:
         """An embedding has arrived. True: it was the last that its request waited for."""
-        worker, item = active.waiting.worker, active.item
-        worker.images.keep(item.id, item.tokens, GIVEN)
-        worker.add_read(item.tokens, active.arrives_ns - active.ready_ns)
-        active.waiting.left -= 1
-        return not active.waiting.left
+        job, item = active.job, active.item
+        job.worker.images.keep(item.id, item.tokens, GIVEN)
+        job.worker.add_read(item.tokens, active.arrives_ns - active.ready_ns)
+        job.embeddings -= 1
+        return not job.embeddings
 
     def _publish(self, encoder: VirtualEncoder, now_ns: int) -> None:
         events = encoder.take_events()

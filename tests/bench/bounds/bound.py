@@ -75,7 +75,10 @@ def bounds_of(trace: Trace, setup: Setup) -> TraceBounds:
         none = BoundFigures(0.0, 0.0, 0.0)
         return TraceBounds(0, none, none, none)
     fleet = shapes(setup)
-    fastest = max(speed for shape in fleet for speed in shape.speed.all_speeds())
+    profiles = [shape.speed for shape in fleet]
+    fastest = max(
+        [profile.base for profile in profiles] + [speed for one in profiles for _, speed in one.changes]
+    )
     prompts = prompts_of(requests, setup.block_size)
     size = setup.block_size
     unlimited = least_work(prompts, tokens_unlimited(prompts, size), setup)

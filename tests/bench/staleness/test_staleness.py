@@ -77,4 +77,4 @@ def test_the_bound_is_the_busiest_delay() -> None:
     one = TraceRequest("r", 0, 1, 1, (1,))
     trace = Trace("t", tuple(one._replace(arrival_ns=at) for at in (0, 1, 5, 6, 7)))
     assert [replicas.most_within(trace, delay) for delay in (0, 1, 2, 7)] == [1, 2, 3, 5]
-    assert msgspec.structs.replace(FLEET, routers=3).routing().delays_ns[-1] == 200_000_000
+    assert msgspec.structs.replace(FLEET, routers=3).router_delays_ns[-1] == 200_000_000

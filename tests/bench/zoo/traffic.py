@@ -104,21 +104,45 @@ def chat(source: TrafficSource, count: int) -> list[Arrival]:
     return _Dialogues((1, 8), systems, (250, 1.0), (350, 0.7), think=count / 15).arrivals(source, count)
 
 
-def documents(source: TrafficSource, count: int) -> list[Arrival]:
-    """Short questions about one of 300 long documents, with popularity by Zipf's law."""
-    shelf = [source.blocks.new_segment(source.lognormal(12_000, 0.6)) for _ in range(300)]
-    popularity = zipf_weights(len(shelf), 1.0)
+def _prefixed(
+    source: TrafficSource,
+    count: int,
+    prefixes: list[TextSegment],
+    exponent: float,
+    prompt: tuple[float, float],
+    output: tuple[float, float],
+) -> list[Arrival]:
+    """Prompts that begin with one of the prefixes, by Zipf's law. Lengths are the median and the deviation of their logarithm."""
+    popularity = zipf_weights(len(prefixes), exponent)
     return [
         source.arrival(
             at,
             [
-                source.draw.choices(shelf, popularity)[0],
-                source.blocks.new_segment(source.lognormal(150, 0.6)),
+                source.draw.choices(prefixes, popularity)[0],
+                source.blocks.new_segment(source.lognormal(*prompt)),
             ],
-            source.lognormal(220, 0.7, 2_000),
+            source.lognormal(*output, 2_000),
         )
         for at in _poisson(source, count)
     ]
+
+
+def _unshared(
+    source: TrafficSource, count: int, prompt: tuple[float, float], output: tuple[float, float]
+) -> list[Arrival]:
+    """Prompts that have nothing in common. Lengths as in `_prefixed`."""
+    return [
+        source.arrival(
+            at, [source.blocks.new_segment(source.lognormal(*prompt))], source.lognormal(*output, 2_000)
+        )
+        for at in _poisson(source, count)
+    ]
+
+
+def documents(source: TrafficSource, count: int) -> list[Arrival]:
+    """Short questions about one of 300 long documents, with popularity by Zipf's law."""
+    shelf = [source.blocks.new_segment(source.lognormal(12_000, 0.6)) for _ in range(300)]
+    return _prefixed(source, count, shelf, 1.0, (150, 0.6), (220, 0.7))
 
 
 def hot(source: TrafficSource, count: int) -> list[Arrival]:
@@ -138,12 +162,7 @@ def hot(source: TrafficSource, count: int) -> list[Arrival]:
 
 def cold(source: TrafficSource, count: int) -> list[Arrival]:
     """Nothing is shared; prompts and answers are heavy-tailed."""
-    return [
-        source.arrival(
-            at, [source.blocks.new_segment(source.lognormal(3_000, 1.3))], source.lognormal(250, 1.0, 2_000)
-        )
-        for at in _poisson(source, count)
-    ]
+    return _unshared(source, count, (3_000, 1.3), (250, 1.0))
 
 
 def tenants(source: TrafficSource, count: int) -> list[Arrival]:
@@ -221,12 +240,7 @@ def shifting(source: TrafficSource, count: int) -> list[Arrival]:
 
 def single_turn(source: TrafficSource, count: int) -> list[Arrival]:
     """Short prompts without anything in common and long answers: nearly all the work is decoding."""
-    return [
-        source.arrival(
-            at, [source.blocks.new_segment(source.lognormal(500, 0.8))], source.lognormal(700, 0.6, 2_000)
-        )
-        for at in _poisson(source, count)
-    ]
+    return _unshared(source, count, (500, 0.8), (700, 0.6))
 
 
 def slow_worker(source: TrafficSource, count: int) -> list[Arrival]:
@@ -245,18 +259,7 @@ def two_speeds(source: TrafficSource, count: int) -> list[Arrival]:
 def prefill_decode(source: TrafficSource, count: int) -> list[Arrival]:
     """Prompts of which about half is one of 60 prefixes, and answers of some hundred tokens, on two pools of workers."""
     prefixes = [source.blocks.new_segment(source.lognormal(4_000, 0.5)) for _ in range(60)]
-    popularity = zipf_weights(len(prefixes), 0.9)
-    return [
-        source.arrival(
-            at,
-            [
-                source.draw.choices(prefixes, popularity)[0],
-                source.blocks.new_segment(source.lognormal(3_000, 0.9)),
-            ],
-            source.lognormal(350, 0.7, 2_000),
-        )
-        for at in _poisson(source, count)
-    ]
+    return _prefixed(source, count, prefixes, 0.9, (3_000, 0.9), (350, 0.7))
 
 
 CLASSES: Final[dict[str, Generator]] = {

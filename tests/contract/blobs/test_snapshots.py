@@ -87,19 +87,21 @@ async def test_a_wrong_chunk_is_passed_over(blobs: Blobs) -> None:
     assert is_whole(await mine.newest(lambda _: True)) == 2
 
 
+@pytest.mark.parametrize("late", [False, True], ids=["before the call", "after it"])
 @pytest.mark.parametrize(
     "error", [asyncio.CancelledError, lambda: LogUnavailable("gone")], ids=["cancelled", "failed"]
 )
 async def test_a_save_cut_off_at_any_call_leaves_old_or_new(
-    blobs: Blobs, error: Callable[[], BaseException]
+    blobs: Blobs, error: Callable[[], BaseException], late: bool
 ) -> None:
-    """Each attempt stops one call later, on the remains of all those before."""
+    """Each attempt stops one call later, on the remains of all those before. Once saves go through again, nothing of them is left."""
     mine = store(blobs)
     await mine.save(snapshot(1))
+    await mine.bookmarks.put("first", 1)
     position, stop_at, before = 1, 0, 1
     while True:
         position += 1
-        stopping = StoppingBlobs(blobs, stop_at, error())
+        stopping = StoppingBlobs(blobs, stop_at, error(), late=late)
         try:
             await store(stopping).save(snapshot(position))
         except (asyncio.CancelledError, LogUnavailable):
@@ -114,7 +116,11 @@ async def test_a_save_cut_off_at_any_call_leaves_old_or_new(
         stop_at += 1
     assert stop_at > 6
     assert newest == position
-    assert len(await mine.positions()) == KEEP
+    for later in range(KEEP):
+        await mine.save(snapshot(position + 1 + later))
+    assert await mine.positions() == [1, position + 1, position + 2]
+    # Of each a manifest and two chunks, and the bookmark.
+    assert len(await blobs.names("")) == (KEEP + 1) * 3 + 1
 
 
 async def test_two_routers_saving_at_once_leave_whole_snapshots(blobs: Blobs) -> None:

@@ -20,16 +20,18 @@ from headwater.schemas.events import (
     KvGap,
     LoadReported,
     WorkerDraining,
+    WorkerJoined,
     WorkerLeft,
 )
 from headwater.schemas.hashing import U64, chain_plain, pack_hashes, seed
-from headwater.schemas.routing import Decision, RouteQuery, Weights
+from headwater.schemas.routing import Decision, RouteQuery, RouteRefused, Weights
 from tests.support.data.examples import joined, record
 from tests.support.data.queries import route_query
 from tests.support.worlds.clock import WALL_NS
 
 BLOCK_SIZE = 16
 WORKERS = ("w1", "w2", "w3", "w4")
+WEIGHTS = Weights()
 ROOTS = (0, 0, seed("", "tenant"), seed("adapter"))
 
 
@@ -56,11 +58,33 @@ def query(draw: random.Random, request: str, *, wild: bool = True) -> RouteQuery
     )
 
 
+def reply_on(
+    state: RouterState, asked: RouteQuery, *, number: int = 1, wall_ns: int = 0, weights: Weights = WEIGHTS
+) -> Decision | RouteRefused:
+    """What a router with these weights answers on this state, as its decision `number`."""
+    standing = DecisionContext(number, state.position, number - 1, wall_ns, weights, False)
+    return decide(state.index, state.loads, state.cold, prompt_of(asked), asked, standing)
+
+
 def decided(state: RouterState, asked: RouteQuery, number: int, wall_ns: int) -> Decision | None:
     """What a router would decide on this state, None where it refuses."""
-    standing = DecisionContext(number, state.position, number - 1, wall_ns, Weights(), False)
-    reply = decide(state.index, state.loads, state.cold, prompt_of(asked), asked, standing)
+    reply = reply_on(state, asked, number=number, wall_ns=wall_ns)
     return reply if isinstance(reply, Decision) else None
+
+
+def tell(
+    state: RouterState, *events: Event, writer: str = "w1", epoch: int = 1, wall_ns: int = WALL_NS
+) -> None:
+    """Fold one more message."""
+    state.apply(record(state.position + 1, *events, writer=writer, epoch=epoch, wall_ns=wall_ns))
+
+
+def fleet_of(*joined: WorkerJoined) -> RouterState:
+    """The state after these workers have joined."""
+    state = RouterState()
+    for event in joined:
+        tell(state, event, writer=event.worker)
+    return state
 
 
 class Story:

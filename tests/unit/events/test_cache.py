@@ -11,7 +11,7 @@ import pytest
 
 from headwater.events.memory import MemoryBlobs
 from headwater.events.ports import sha256
-from headwater.events.snapshot_bytes import Chunk, FolderCache, MemoryCache, SnapshotCache
+from headwater.events.snapshot_bytes import Chunk, SnapshotCache
 from headwater.events.snapshot_store import NEAR_RECORDS, SnapshotStore
 from tests.unit.events.test_store import CHUNK_BYTES, everything, same, snapshot
 
@@ -20,16 +20,16 @@ CHUNKS = [Chunk(f"c{number}", len(piece), sha256(piece)) for number, piece in en
 KEY, OTHER = "a" * 64, "b" * 64
 
 
-@pytest.fixture(params=["folder", "memory"])
-def cache(request: pytest.FixtureRequest, tmp_path: Path) -> SnapshotCache:
-    """An empty cache."""
-    return MemoryCache() if request.param == "memory" else FolderCache(tmp_path / "deep" / "er")
+@pytest.fixture
+def cache(tmp_path: Path) -> SnapshotCache:
+    """An empty cache, whose folder does not exist."""
+    return SnapshotCache(tmp_path / "deep" / "er")
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> FolderCache:
+def folder(tmp_path: Path) -> SnapshotCache:
     """A cache on disk that holds `PIECES` of pool p."""
-    made = FolderCache(tmp_path)
+    made = SnapshotCache(tmp_path)
     made.write("p", KEY, [memoryview(piece) for piece in PIECES])
     return made
 
@@ -55,7 +55,7 @@ def test_what_was_written_is_read_by_its_key_only(cache: SnapshotCache) -> None:
     assert read(cache, key=OTHER) == PIECES
 
 
-def test_every_changed_byte_and_every_cut_is_noticed_and_removed(folder: FolderCache) -> None:
+def test_every_changed_byte_and_every_cut_is_noticed_and_removed(folder: SnapshotCache) -> None:
     """A file of something else is left to the next write; one of ours that is wrong goes at once."""
     path = folder.path("p")
     whole = path.read_bytes()
@@ -75,7 +75,7 @@ def test_every_changed_byte_and_every_cut_is_noticed_and_removed(folder: FolderC
 
 @pytest.mark.parametrize("call", ["write", "fsync", "replace"])
 def test_a_write_that_fails_leaves_the_old_file(
-    folder: FolderCache, monkeypatch: pytest.MonkeyPatch, call: str
+    folder: SnapshotCache, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     """A full disk at any point: what was there stays, and no half file is left."""
 
@@ -95,7 +95,7 @@ def test_a_write_that_fails_leaves_the_old_file(
 
 
 def test_a_file_is_on_the_disk_before_it_has_its_name(
-    folder: FolderCache, monkeypatch: pytest.MonkeyPatch
+    folder: SnapshotCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a power failure there is the old file or the new one."""
     done: list[str] = []
@@ -115,7 +115,7 @@ def test_a_file_is_on_the_disk_before_it_has_its_name(
     assert done == ["fsync", "replace"]
 
 
-def test_files_of_writers_that_ended_are_removed_and_others_left(folder: FolderCache) -> None:
+def test_files_of_writers_that_ended_are_removed_and_others_left(folder: SnapshotCache) -> None:
     """Half a gigabyte each. Other pools' and those being written stay."""
     base = folder.path("p").parent
     old, young, other = base / "p.snapshot.1.part", base / "p.snapshot.2.part", base / "q.snapshot.1.part"
@@ -130,7 +130,7 @@ def test_files_of_writers_that_ended_are_removed_and_others_left(folder: FolderC
 def test_a_folder_that_cannot_be_used_is_no_failure(tmp_path: Path) -> None:
     """The router then reads the object store."""
     (tmp_path / "file").write_text("in the way")
-    cache = FolderCache(tmp_path / "file")
+    cache = SnapshotCache(tmp_path / "file")
     cache.write("p", KEY, [])
     assert not cache.holds("p", KEY)
     assert read(cache) is None

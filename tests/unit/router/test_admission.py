@@ -7,8 +7,10 @@ import pytest
 
 from headwater.router.admission import (
     UNACCEPTED_NS_MAX,
+    AdmissionQueue,
     BlockedKey,
     LoadSnapshot,
+    Now,
     Saturated,
     find_placement,
     first_token_s,
@@ -16,14 +18,14 @@ from headwater.router.admission import (
     saturated_workers,
     uncached_tokens,
 )
-from headwater.router.decide import DecisionContext, decide, prompt_of, recompute
-from headwater.router.queue import BusyLimits
+from headwater.router.decide import recompute
+from headwater.router.queue import BusyLimits, QueueLimits, QueueSettings
 from headwater.router.state import RouterState
 from headwater.schemas.events import BlocksStored, LoadReported, Role, WorkerChanged, WorkerDraining
-from headwater.schemas.routing import Decision, RouteQuery, RouteRefused, Weights
+from headwater.schemas.routing import Decision, RouteQuery, RouteRefused
 from tests.support.data.examples import joined, packed, record
 from tests.support.data.queries import changed, route_query
-from tests.support.data.story import BLOCK_SIZE
+from tests.support.data.story import BLOCK_SIZE, reply_on
 from tests.support.worlds.clock import WALL_NS
 
 
@@ -45,8 +47,7 @@ class Told:
 
     def choose(self, query: RouteQuery) -> Decision | RouteRefused:
         """As a router does."""
-        standing = DecisionContext(1, self.state.position, 0, WALL_NS, Weights(), False)
-        return decide(self.state.index, self.state.loads, self.state.cold, prompt_of(query), query, standing)
+        return reply_on(self.state, query, wall_ns=WALL_NS)
 
     def give(self, worker: str, tokens: int) -> None:
         """A request of so many tokens to one worker."""
@@ -187,3 +188,48 @@ def test_what_could_not_be_placed_is_not_tried_again_until_something_changed() -
     assert not stuck.still_blocks(fleet, {"w2.1"})
     told.log(WorkerChanged("w2", 1, "ready", "both", ("adapter",)), "w2")
     assert not stuck.still_blocks(LoadSnapshot.of(told.state.loads), {"w1.1"})
+
+
+# The admission queue as a whole, on a fold of events: deadlines of what it serves.
+
+
+PREFILL_S = 2.0
+
+
+class Router(Told):
+    """Decides on a fold; each prefill takes `PREFILL_S`."""
+
+    def choose(self, query: RouteQuery) -> Decision | RouteRefused:
+        """See `admission.Router`."""
+        made = super().choose(query)
+        if isinstance(made, RouteRefused):
+            return made
+        slow = tuple(msgspec.structs.replace(one, prefill_ms=PREFILL_S * 1_000) for one in made.candidates)
+        return msgspec.structs.replace(made, candidates=slow)
+
+    def commit(self, decision: Decision) -> Decision:
+        """See `admission.Router`."""
+        self.log(decision)
+        return decision
+
+
+def query(deadline_ms: int) -> RouteQuery:
+    """One that may wait."""
+    return route_query("a", 64, 8, packed(1, 2, 3, 4), waits=True, deadline_ms=deadline_ms)
+
+
+def test_time_in_the_queue_counts_against_the_deadline() -> None:
+    """Of 5 s, 2 of them for the prefill: after 2 s it is served, after 3.5 s it is refused although a worker is free."""
+    for waited_s, served in ((2.0, True), (3.5, False)):
+        router = Router(w1="both")
+        router.give("w1", 1_600)
+        start = Now(10.0, WALL_NS)
+        queue = AdmissionQueue(QueueSettings(BusyLimits(prefill_tokens=1_000), QueueLimits()), router, start)
+        assert queue.offer(query(deadline_ms=5_000), start).reply is None
+        requests = tuple(router.state.loads.workers["w1"].requests)
+        router.log(LoadReported(0, 0, 0, 100, accepted=requests, prefilled=requests), "w1")
+        now = Now(10.0 + waited_s, WALL_NS)
+        queue.note_fold_advanced(now)
+        [released], _ = queue.advance(now, 8)
+        assert isinstance(released.reply, Decision) == served
+        assert released.reason == ("" if served else "deadline")

@@ -11,7 +11,8 @@ from headwater.ops.whatif.setup import Setup
 from headwater.router.state import RouterState
 from headwater.schemas.events import BlocksStored, LoadReported, Role
 from headwater.schemas.routing import Candidate, Decision
-from tests.support.data.examples import packed, record
+from tests.support.data.examples import packed
+from tests.support.data.story import tell
 from tests.unit.router.test_estimates import BLOCKS, MS, ask, fleet, measured, of, took
 
 FAST: Final = [f"w{number}" for number in range(1, 8)]
@@ -29,7 +30,7 @@ def complete(state: RouterState, decision: Decision, at_ms: int, slowness: float
     sample = (uncached, round(1_000 * slowness * took(uncached)))
     report = LoadReported(0, 0, 0, BLOCKS, done, done, done, prefills=(sample,))
     for event in (BlocksStored(0, packed(*blocks_of(decision.request))), report):
-        state.apply(record(state.position + 1, event, writer=decision.worker, wall_ns=at_ms * MS))
+        tell(state, event, writer=decision.worker, wall_ns=at_ms * MS)
 
 
 def blocks_of(request: str) -> range:
@@ -56,13 +57,13 @@ def choices_beside(slowness: float) -> tuple[list[Candidate], Decision]:
         at_ms = 20 * number
         first = blocks_of(f"r{number}").start
         own = ask(state, TOKENS, at_ms=at_ms, name=f"r{number}", first=first, exclude=(f"{SLOW}.1",))
-        state.apply(record(state.position + 1, own, writer="r"))
+        tell(state, own, writer="r")
         found.append(own.chosen)
         computing.append((own, 1.0))
         if number % 8 == 0:
             first = blocks_of(f"s{number}").start
             other = ask(state, TOKENS, at_ms=at_ms, name=f"s{number}", first=first, pinned=SLOW)
-            state.apply(record(state.position + 1, other, writer="r"))
+            tell(state, other, writer="r")
             if slowness == 1.0 or number % 16 == 0:
                 # The slow one keeps up with half of them, so that its queue grows.
                 computing.append((other, slowness))

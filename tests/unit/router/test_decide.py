@@ -23,16 +23,16 @@ from headwater.schemas.events import BlocksStored, KvGap, LoadReported, WorkerDr
 from headwater.schemas.routing import Candidate, Decision, RouteQuery, RouteRefused, Weights
 from tests.support.data.examples import joined, packed, record
 from tests.support.data.queries import changed, route_query
-from tests.support.data.story import fold, query, story
+from tests.support.data.story import fleet_of, fold, query, reply_on, story, tell
 
 PROMPT = tuple(range(1, 11))
 
 
 def fleet(*workers: str, held: dict[str, int] | None = None, tier: int = 0) -> RouterState:
     """Workers in their first life; `held` says how many of the prompt's blocks each has."""
-    state = fold([record(number + 1, joined(name), writer=name) for number, name in enumerate(workers)])
+    state = fleet_of(*map(joined, workers))
     for name, blocks in (held or {}).items():
-        state.apply(record(state.position + 1, BlocksStored(0, packed(*PROMPT[:blocks]), tier), writer=name))
+        tell(state, BlocksStored(0, packed(*PROMPT[:blocks]), tier), writer=name)
     return state
 
 
@@ -46,9 +46,7 @@ def ask(
     state: RouterState, wanted: RouteQuery | None = None, *, weights: Weights | None = None
 ) -> Decision | RouteRefused:
     """What a router says on this state."""
-    standing = DecisionContext(1, state.position, 0, 0, weights or Weights(), False)
-    wanted = wanted or asked()
-    return decide(state.index, state.loads, state.cold, prompt_of(wanted), wanted, standing)
+    return reply_on(state, wanted or asked(), weights=weights or Weights())
 
 
 def chosen(state: RouterState, wanted: RouteQuery | None = None, **more: Weights) -> str:

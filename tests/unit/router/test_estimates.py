@@ -3,14 +3,14 @@
 import pytest
 
 from headwater.router.cost import cost_weights, spare_capacity, utilization_of, weights_at
-from headwater.router.decide import DecisionContext, Evaluation, decide, prompt_of, recompute, reevaluate
+from headwater.router.decide import Evaluation, recompute, reevaluate
 from headwater.router.state import RouterState
 from headwater.router.worker import UNACCEPTED_NS_MAX
 from headwater.schemas.events import BlocksStored, LoadReported, Role, WorkerJoined
 from headwater.schemas.routing import Candidate, Decision, RouteQuery, Weights
-from tests.support.data.examples import packed, record
+from tests.support.data.examples import packed
 from tests.support.data.queries import changed
-from tests.support.data.story import fold
+from tests.support.data.story import fold, reply_on, tell
 
 MS_A_TOKEN = 0.05
 START_MS = 10.0
@@ -29,8 +29,8 @@ def fleet(**roles: Role) -> RouterState:
     samples = tuple((tokens, round(1_000 * took(tokens))) for tokens in (100, 400, 1_600, 6_400, 12_800) * 8)
     for name, role in roles.items():
         joined = WorkerJoined(name, 1, "m", "sim", role, 16, BLOCKS, 256, pairs_with="sim", instance=name)
-        state.apply(record(state.position + 1, joined, writer=name))
-        state.apply(record(state.position + 1, LoadReported(0, 0, 0, BLOCKS, prefills=samples), writer=name))
+        tell(state, joined, writer=name)
+        tell(state, LoadReported(0, 0, 0, BLOCKS, prefills=samples), writer=name)
     return state
 
 
@@ -47,8 +47,7 @@ def ask(
     """What is decided for a prompt of this many tokens, the first block being number `first`."""
     hashes = packed(*range(first, first + tokens // 16))
     query = changed(RouteQuery(name, tokens, 10, hashes), **fields)
-    standing = DecisionContext(1, state.position, 0, at_ms * MS, weights or Weights(), False)
-    decision = decide(state.index, state.loads, state.cold, prompt_of(query), query, standing)
+    decision = reply_on(state, query, wall_ns=at_ms * MS, weights=weights or Weights())
     assert isinstance(decision, Decision), decision
     assert recompute(state.index, state.loads, state.cold, decision) == decision
     return decision
@@ -69,7 +68,7 @@ def test_the_cost_is_what_it_says() -> None:
     """Queue, own prompt, what requests that run, are queued and are to come lose, and memory, each by its weight."""
     state = fleet(w1="both", w2="both")
     give(state, "w1", 3_200)
-    state.apply(record(state.position + 1, LoadReported(1, 0, 700, BLOCKS), writer="w2"))
+    tell(state, LoadReported(1, 0, 700, BLOCKS), writer="w2")
     decision = ask(state, weights=Weights(crowding=0.3, memory=50.0, arrivals=8.0, queued=0.4))
     own = took(1_600)
     w1, w2 = of(decision, "w1"), of(decision, "w2")
@@ -133,7 +132,7 @@ def test_a_prefix_spreads_sooner_while_workers_are_idle() -> None:
     assert 0.7 < spare <= 40 / 56
     give(state, "w00", 1_600, name="running")
     report = LoadReported(1, 0, 0, BLOCKS, ("running",), ("running",))
-    state.apply(record(state.position + 1, report, writer="w00"))
+    tell(state, report, writer="w00")
     delayed, spare = cost_of_first()
     assert delayed - alone == pytest.approx(0.1 * (1 + 9 * spare) * took(1_600))
     for number in range(1, 40):
@@ -152,7 +151,7 @@ def test_only_prompts_that_are_not_computed_are_delayed() -> None:
     two = of(ask(state, weights=weights), "w1")
     assert two.score == pytest.approx(two.queue_ms + two.prefill_ms + 2 * MS_A_TOKEN * 1_600)
     report = LoadReported(2, 0, 0, BLOCKS, ("first", "second"), ("first",))
-    state.apply(record(state.position + 1, report, writer="w1"))
+    tell(state, report, writer="w1")
     one = of(ask(state, weights=weights), "w1")
     assert one.score == pytest.approx(one.queue_ms + one.prefill_ms + MS_A_TOKEN * 1_600)
 
@@ -178,7 +177,7 @@ def test_a_queue_gets_shorter_with_time_and_never_less_than_nothing() -> None:
     # The first one may be over; the second one is not computed before it is told so.
     assert of(ask(state, at_ms=9_000), "w1").queue_ms == pytest.approx(whole - START_MS)
     told = LoadReported(2, 0, 0, BLOCKS, ("busy", "more"), ("busy",))
-    state.apply(record(state.position + 1, told, writer="w1", wall_ns=9_000 * MS))
+    tell(state, told, writer="w1", wall_ns=9_000 * MS)
     assert of(ask(state, at_ms=9_050), "w1").queue_ms == pytest.approx(whole - 50)
 
 
@@ -186,7 +185,7 @@ def test_a_cached_prefix_is_worth_the_time_that_it_saves() -> None:
     """And a wait for it no more than that, with what computing it again would push out."""
     state = fleet(w1="both", w2="both")
     blocks = BlocksStored(0, packed(*range(1, 101)))
-    state.apply(record(state.position + 1, blocks, writer="w1"))
+    tell(state, blocks, writer="w1")
     give(state, "w1", 800)
     decision = ask(state)
     assert decision.worker == "w1"
@@ -200,7 +199,7 @@ def test_one_worker_that_was_not_measured_learns_from_those_of_its_engine() -> N
     state = fleet(w1="both", w2="both")
     for name, engine in (("w3", "sim"), ("w4", "other")):
         joined = WorkerJoined(name, 1, "m", engine, "both", 16, BLOCKS, 256)
-        state.apply(record(state.position + 1, joined, writer=name))
+        tell(state, joined, writer=name)
         times = [one.prefill_ms for one in ask(state).candidates]
         assert times == pytest.approx([took(1_600) if engine == "sim" else 0.0] * len(times))
     assert all(one.prefill_ms == 0.0 for one in ask(state, weights=Weights(estimate=False)).candidates)
@@ -209,7 +208,7 @@ def test_one_worker_that_was_not_measured_learns_from_those_of_its_engine() -> N
 def test_a_hand_over_costs_the_time_to_move_what_is_missing() -> None:
     """A prefill worker's cost has the move to the best decode worker in it; the decode leg has its own."""
     state = fleet(p="prefill", d1="decode", d2="decode")
-    state.apply(record(state.position + 1, BlocksStored(0, packed(*range(1, 51))), writer="d2"))
+    tell(state, BlocksStored(0, packed(*range(1, 51))), writer="d2")
     weights = Weights(local_tokens=0, apart=True, transfer=0.2, memory=0.0, arrivals=0.0)
     decision = ask(state, weights=weights)
     assert (decision.worker, decision.leg) == ("p", "prefill")
@@ -227,14 +226,14 @@ def measured(state: RouterState, worker: str, slowness: float, lengths: tuple[in
         tokens = lengths[number % len(lengths)]
         sample = (tokens, round(1_000 * slowness * took(tokens)))
         report = LoadReported(0, 0, 0, BLOCKS, prefills=(sample,))
-        state.apply(record(state.position + 1, report, writer=worker))
+        tell(state, report, writer=worker)
 
 
 def test_a_worker_that_computed_only_short_prompts_is_no_faster_with_long_ones() -> None:
     """Its engine's times are known from other workers; its own measurements of other lengths do not replace them."""
     state = fleet(w1="both", w2="both")
     joined = WorkerJoined("w3", 1, "m", "sim", "both", 16, BLOCKS, 256, pairs_with="sim", instance="w3")
-    state.apply(record(state.position + 1, joined, writer="w3"))
+    tell(state, joined, writer="w3")
     # Disturbed so that a line through them falls.
     measured(state, "w3", 1.3, (30,), 10)
     measured(state, "w3", 0.9, (70,), 10)
@@ -262,6 +261,6 @@ def test_a_new_worker_is_estimated_like_the_others_when_all_became_slower() -> N
         measured(state, "w1", 2.0, (400, 1_600, 6_400), 12)
         measured(state, "w2", 2.0, (400, 1_600, 6_400), 12)
     joined = WorkerJoined("w3", 1, "m", "sim", "both", 16, BLOCKS, 256, pairs_with="sim", instance="w3")
-    state.apply(record(state.position + 1, joined, writer="w3"))
+    tell(state, joined, writer="w3")
     decision = ask(state, 3_200)
     assert of(decision, "w3").prefill_ms == pytest.approx(2 * took(3_200), rel=0.1)

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.router.decide import DecisionContext, decide, prompt_of
 from headwater.router.state import RouterState
 from headwater.router.worker import (
     AGE_NS_MAX,
@@ -19,10 +18,10 @@ from headwater.router.worker import (
     sample_positions,
 )
 from headwater.schemas.events import KvGap, LoadReported, WorkerJoined, WorkerLeft
-from headwater.schemas.routing import Decision, DecisionVoided, Weights
+from headwater.schemas.routing import Decision, DecisionVoided
 from tests.support.data.examples import joined, packed, record
 from tests.support.data.queries import route_query
-from tests.support.data.story import fold
+from tests.support.data.story import fleet_of, fold, reply_on, tell
 
 PROMPT = tuple(range(1, 41))
 
@@ -48,8 +47,7 @@ def given_to(
 ) -> Decision:
     """Decide for a prompt of these blocks, and let the state know."""
     query = route_query(request, len(names) * 16 + 1, 5, packed(*names), pinned=only)
-    standing = DecisionContext(1, state.position, 0, at_ms * 1_000_000, Weights(), False)
-    decision = decide(state.index, state.loads, state.cold, prompt_of(query), query, standing)
+    decision = reply_on(state, query, wall_ns=at_ms * 1_000_000)
     assert isinstance(decision, Decision)
     state.loads.decide(decision)
     return decision
@@ -57,10 +55,10 @@ def given_to(
 
 def two() -> RouterState:
     """Two workers with nothing cached, whose step times are known."""
-    state = fold([record(1, joined("w1"), writer="w1"), record(2, joined("w2"), writer="w2")])
+    state = fleet_of(joined("w1"), joined("w2"))
     measured = LoadReported(0, 0, 0, 1_000, prefills=((100, 20_000), (1_000, 40_000)) * 20)
     for name in ("w1", "w2"):
-        state.apply(record(state.position + 1, measured, writer=name))
+        tell(state, measured, writer=name)
     return state
 
 
@@ -94,20 +92,20 @@ def test_what_is_assumed_ends_with_its_request(end: str) -> None:
     match end:
         case "finished":
             report = LoadReported(0, 0, 0, 9, ("a-0-1",), ("a-0-1",), ("a-0-1",))
-            state.apply(record(state.position + 1, report, writer="w1"))
+            tell(state, report, writer="w1")
         case "voided":
             state.loads.void(DecisionVoided("a-0-1", "w1", decision.epoch))
         case "left":
-            state.apply(record(state.position + 1, WorkerLeft("w1", 1, "gone"), writer="w1"))
+            tell(state, WorkerLeft("w1", 1, "gone"), writer="w1")
         case _:
-            state.apply(record(state.position + 1, joined("w1", 2), writer="w1", epoch=2))
+            tell(state, joined("w1", 2), writer="w1", epoch=2)
     assert state.loads.credit == Credit()
 
 
 def test_a_cold_worker_is_trusted_with_what_it_was_given() -> None:
     """Its announcements have a hole, what it was given has not."""
     state = two()
-    state.apply(record(state.position + 1, KvGap(1), writer="w1"))
+    tell(state, KvGap(1), writer="w1")
     given_to(state, "a-0-1", PROMPT, only="w1")
     assert given_to(state, "b-0-1", PROMPT, at_ms=10).worker == "w1"
 
@@ -125,7 +123,7 @@ def test_engines_that_never_tell_are_believed_to_hold_what_they_were_given() -> 
         names = tuple(range(1_000 * number + 1, 1_000 * number + 41))
         given_to(state, f"r{number}-0-1", names)
         done = (f"r{number}-0-1",)
-        state.apply(record(state.position + 1, LoadReported(0, 0, 0, 100, done, done, done), writer="w1"))
+        tell(state, LoadReported(0, 0, 0, 100, done, done, done), writer="w1")
     held = [
         given_to(state, f"again{first}-0-1", tuple(range(first, first + 40))).chosen.cached_blocks
         for first in (2_001, 1_001, 1)

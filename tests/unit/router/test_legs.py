@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from headwater.router.decide import DecisionContext, decide, prompt_of, recompute
+from headwater.router.decide import recompute
 from headwater.router.state import RouterState
 from headwater.schemas.events import (
     LORA_ON_DEMAND,
@@ -15,9 +15,9 @@ from headwater.schemas.events import (
     WorkerState,
 )
 from headwater.schemas.routing import Decision, RequestedLeg, RouteRefused, Weights
-from tests.support.data.examples import packed, record
+from tests.support.data.examples import packed
 from tests.support.data.queries import route_query
-from tests.support.data.story import fold
+from tests.support.data.story import fold, reply_on, tell
 
 PROMPT = tuple(range(1, 65))
 """64 blocks of 16 tokens."""
@@ -44,14 +44,14 @@ def add(
 ) -> None:
     """One more worker."""
     joined = WorkerJoined(name, 1, "m", "vllm", role, 16, 1000, 256, pair, capabilities, slots, name)
-    state.apply(record(state.position + 1, joined, writer=name))
+    tell(state, joined, writer=name)
 
 
 def change(
     state: RouterState, name: str, to: WorkerState = "ready", role: Role = "both", loras: tuple[str, ...] = ()
 ) -> None:
     """An operator, or the worker itself, changed how it stands."""
-    state.apply(record(state.position + 1, WorkerChanged(name, 1, to, role, loras), writer=name))
+    tell(state, WorkerChanged(name, 1, to, role, loras), writer=name)
 
 
 def ask(
@@ -80,8 +80,7 @@ def ask(
         needs=needs,
         pairs_with=pair if asked == "decode" else "",
     )
-    standing = DecisionContext(1, state.position, 0, 0, weights or Weights(), False)
-    decision = decide(state.index, state.loads, state.cold, prompt_of(query), query, standing)
+    decision = reply_on(state, query, weights=weights or Weights())
     if isinstance(decision, Decision):
         assert recompute(state.index, state.loads, state.cold, decision) == decision
     return decision
@@ -110,9 +109,9 @@ def busy(state: RouterState, name: str) -> None:
     decision = ask(state, 17, exclude=tuple(f"{other}.1" for other in state.loads.workers if other != name))
     assert isinstance(decision, Decision)
     decision = msgspec.structs.replace(decision, request="x", assumed=b"")
-    state.apply(record(state.position + 1, decision, writer="router"))
+    tell(state, decision, writer="router")
     report = LoadReported(1, 0, 2, 1000, ("x",), ("x",))
-    state.apply(record(state.position + 1, report, writer=name))
+    tell(state, report, writer=name)
 
 
 @pytest.mark.parametrize("cached", [0, 40, 60])
@@ -121,7 +120,7 @@ def test_what_is_short_or_mostly_cached_stays_where_it_is_decoded(cached: int) -
     state = fleet(p="prefill", d="decode")
     busy(state, "d")
     for name in ("p", "d") if cached else ():
-        state.apply(record(state.position + 1, BlocksStored(0, packed(*PROMPT[:cached])), writer=name))
+        tell(state, BlocksStored(0, packed(*PROMPT[:cached])), writer=name)
     uncached = 1025 - cached * 16
     assert chosen(ask(state, weights=Weights(local_tokens=uncached))) == ("d", "")
     assert chosen(ask(state, weights=Weights(local_tokens=uncached - 1))) == ("p", "prefill")
@@ -139,7 +138,7 @@ def test_a_queue_at_the_prefill_workers_sends_prompts_to_the_decode_workers() ->
         assert isinstance(decision, Decision)
         # Of other prompts: nothing of this one is to be expected there.
         again = msgspec.structs.replace(decision, request=f"q{number}", assumed=b"")
-        state.apply(record(state.position + 1, again, writer="router"))
+        tell(state, again, writer="router")
     assert chosen(ask(state)) == ("d", "")
 
 
@@ -156,7 +155,7 @@ def test_a_decode_leg_brings_no_prompt_to_compute() -> None:
     state = fleet(p="prefill", d="decode")
     decision = ask(state, asked="decode")
     assert isinstance(decision, Decision)
-    state.apply(record(state.position + 1, decision, writer="router"))
+    tell(state, decision, writer="router")
     worker = state.loads.workers["d"]
     assert (worker.prefill_tokens, worker.decode_blocks) == (0, 65)
 
@@ -207,7 +206,7 @@ def test_a_change_of_an_earlier_life_changes_nothing() -> None:
     """It speaks of a worker that is not there any more."""
     state = fleet(a="both")
     late = WorkerChanged("a", 0, "sleeping", "prefill", ())
-    state.apply(record(state.position + 1, late, writer="a"))
+    tell(state, late, writer="a")
     assert (state.loads.workers["a"].state, state.loads.workers["a"].role) == ("ready", "both")
 
 

@@ -6,7 +6,8 @@ import pytest
 from headwater.router.state import RouterState
 from headwater.schemas.events import BlocksStored, LoadReported
 from headwater.schemas.routing import Decision, Weights
-from tests.support.data.examples import packed, record
+from tests.support.data.examples import packed
+from tests.support.data.story import tell
 from tests.unit.router.test_estimates import BLOCKS, ask, fleet, give, took
 
 TOKENS = 1_600
@@ -24,7 +25,7 @@ def decoding(state: RouterState, worker: str, requests: int, step_ms: float) -> 
     for name in names:
         give(state, worker, 160, name=name)
     report = LoadReported(requests, 0, 0, BLOCKS, names, names, step_us=round(step_ms * 1_000))
-    state.apply(record(state.position + 1, report, writer=worker))
+    tell(state, report, writer=worker)
 
 
 def test_the_fullest_worker_within_both_limits_gets_the_request() -> None:
@@ -52,7 +53,7 @@ def test_an_idle_worker_is_not_judged_by_the_steps_of_requests_that_ended() -> N
     state = fleet(w1="both", w2="both", w3="both")
     decoding(state, "w1", 8, 60.0)
     ended = LoadReported(0, 0, 0, BLOCKS, finished=tuple(f"w1-{number}" for number in range(8)))
-    state.apply(record(state.position + 1, ended, writer="w1"))
+    tell(state, ended, writer="w1")
     decoding(state, "w2", 1, 20.0)
     # w2 would take 40 ms a token. Of the idle ones, w1 is as good as w3.
     chosen = {choose(state, name=f"q{number}").worker for number in range(30)}
@@ -75,7 +76,7 @@ def test_a_prefix_is_not_computed_again_to_pack_workers() -> None:
     """Among those in time, the one that holds most of the prompt; a fuller one would delay its own requests for nothing."""
     state = fleet(w1="both", w2="both", w3="both")
     decoding(state, "w1", 8, 10.0)
-    state.apply(record(state.position + 1, BlocksStored(0, packed(*range(1, 51))), writer="w2"))
+    tell(state, BlocksStored(0, packed(*range(1, 51))), writer="w2")
     assert choose(state).worker == "w2"
 
 
@@ -94,10 +95,10 @@ def test_lmetric_multiplies_the_tokens_to_compute_with_the_requests() -> None:
     """Half the prompt with two requests in all equals the whole prompt alone; less wins."""
     state = fleet(w1="both", w2="both")
     decoding(state, "w1", 1, 10.0)
-    state.apply(record(state.position + 1, BlocksStored(0, packed(*range(1, 50))), writer="w1"))
+    tell(state, BlocksStored(0, packed(*range(1, 50))), writer="w1")
     # 816 tokens x 2 against 1,600 x 1, then 800 x 2: a tie.
     assert choose(state, policy="lmetric").worker == "w2"
-    state.apply(record(state.position + 1, BlocksStored(0, packed(*range(1, 51))), writer="w1"))
+    tell(state, BlocksStored(0, packed(*range(1, 51))), writer="w1")
     assert {choose(state, policy="lmetric", name=f"q{number}").worker for number in range(30)} == {"w1", "w2"}
-    state.apply(record(state.position + 1, BlocksStored(0, packed(*range(1, 52))), writer="w1"))
+    tell(state, BlocksStored(0, packed(*range(1, 52))), writer="w1")
     assert choose(state, policy="lmetric").worker == "w1"

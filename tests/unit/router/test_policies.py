@@ -4,14 +4,14 @@ from collections import Counter
 
 import pytest
 
-from headwater.router.decide import DecisionContext, decide, prompt_of, recompute
+from headwater.router.decide import recompute
 from headwater.router.policies import POLICIES
 from headwater.router.state import RouterState
 from headwater.schemas.events import BlocksStored, WorkerChanged, WorkerJoined
-from headwater.schemas.routing import CLIENT_POLICIES, Decision, RouteQuery, RouteRefused, Weights
+from headwater.schemas.routing import CLIENT_POLICIES, Decision, RouteQuery, RouteRefused
 from tests.support.data.examples import packed, record
 from tests.support.data.queries import changed
-from tests.support.data.story import fold
+from tests.support.data.story import fleet_of, reply_on, tell
 
 PROMPT = packed(*range(1, 11))
 NAMES = ("w1", "w2", "w3", "w4", "w5")
@@ -19,15 +19,11 @@ NAMES = ("w1", "w2", "w3", "w4", "w5")
 
 def fleet(*names: str, tier: str = "", taints: tuple[str, ...] = (), blocks: int = 1_000) -> RouterState:
     """Workers in their first life."""
-    return fold(
-        [
-            record(
-                at + 1,
-                WorkerJoined(name, 1, "m", "sim", "both", 16, blocks, 256, tier=tier, taints=taints),
-                writer=name,
-            )
-            for at, name in enumerate(names)
-        ]
+    return fleet_of(
+        *(
+            WorkerJoined(name, 1, "m", "sim", "both", 16, blocks, 256, tier=tier, taints=taints)
+            for name in names
+        )
     )
 
 
@@ -44,8 +40,7 @@ def reply(
 ) -> Decision | RouteRefused:
     """The same, or why not."""
     query = changed(RouteQuery(request, 161, 5, PROMPT), policy=policy, **fields)
-    standing = DecisionContext(number, state.position, 0, 0, Weights(), False)
-    return decide(state.index, state.loads, state.cold, prompt_of(query), query, standing)
+    return reply_on(state, query, number=number)
 
 
 def loaded(state: RouterState, worker: str, requests: int) -> RouterState:
@@ -159,11 +154,11 @@ def test_no_policy_gets_round_the_filters(policy: str) -> None:
     state = fleet("w1", tier="gold")
     for at, name in enumerate(NAMES[1:]):
         joined = WorkerJoined(name, 1, "m", "sim", "both", 16, 1_000, 256, tier="gold" if at < 3 else "lead")
-        state.apply(record(state.position + 1, joined, writer=name))
+        tell(state, joined, writer=name)
     paused = WorkerChanged("w2", 1, "paused", "both")
     tainted = WorkerChanged("w3", 1, "ready", "both", taints=("spot",))
-    state.apply(record(state.position + 1, paused, writer="w2"))
-    state.apply(record(state.position + 1, tainted, writer="w3"))
+    tell(state, paused, writer="w2")
+    tell(state, tainted, writer="w3")
     wanted = {"tier": "gold", "exclude": ("w4.1",)}
     assert set(shares(state, policy, 60, **wanted)) == {"w1"}
     assert set(shares(state, policy, 200, **wanted, tolerates=("spot", "other"))) <= {"w1", "w3"}

@@ -32,6 +32,7 @@ from headwater.schemas.hashing import chain_plain, pack_hashes
 from headwater.schemas.routing import Decision, RouteQuery, Weights
 from tests.support.data.examples import batch, joined, record
 from tests.support.data.queries import route_query
+from tests.support.data.story import tell
 from tests.support.worlds.clock import WALL_NS
 
 PROMPT = np.array(chain_plain(list(range(64)), 1, 0), np.uint64)
@@ -108,7 +109,7 @@ def test_the_digest_shows_a_cost_that_the_record_lacks() -> None:
     kept = {one.worker for one in decision.candidates}
     other = next(name for name in sorted(state.loads.workers) if name not in kept)
     full = LoadReported(0, 0, 1_000, 1_000)
-    state.apply(record(state.position + 1, full, writer=other, wall_ns=WALL_NS))
+    tell(state, full, writer=other, wall_ns=WALL_NS)
     again = recompute(state.index, state.loads, state.cold, decision)
     assert isinstance(again, Decision)
     assert again != decision

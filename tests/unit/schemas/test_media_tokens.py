@@ -5,14 +5,17 @@ import pytest
 
 from headwater.engines.kv_events import multimodal
 from headwater.schemas.hashing import media_digests
+from headwater.schemas.media import PromptMediaKind
 from headwater.schemas.tables import (
     AudioSupport,
+    Capability,
     ImageSupport,
     MediaSupport,
     VideoSupport,
     count_audio_tokens,
     count_image_tokens,
     count_media_tokens,
+    kinds_encoded,
 )
 
 GRID = ImageSupport(placeholder=7, per_prompt=4, side=28, pixels_min=4 * 28 * 28, pixels_max=64 * 28 * 28)
@@ -97,3 +100,24 @@ def test_a_model_has_only_the_kinds_that_it_takes() -> None:
     assert support.capabilities == {"images", "videos"}
     assert support.limits == {"image": GRID.per_prompt, "video": 2}
     assert support.placeholders == {"image": GRID.placeholder, "video": 5}
+
+
+# What follows from the capabilities of a worker.
+
+
+@pytest.mark.parametrize(
+    ("taken", "capabilities", "kinds"),
+    [
+        (("image",), {"encode"}, ("image",)),
+        (("image", "video", "audio"), {"encode", "videos", "audio"}, ("image", "video", "audio")),
+        (("image", "video"), {"encode"}, ("image",)),
+        (("audio",), {"encode", "audio"}, ("audio",)),
+        ((), {"encode", "videos"}, ()),
+        (("image", "video", "audio"), {"videos", "audio"}, ()),
+    ],
+)
+def test_an_encode_worker_encodes_kinds_that_its_model_takes(
+    taken: tuple[PromptMediaKind, ...], capabilities: set[Capability], kinds: tuple[PromptMediaKind, ...]
+) -> None:
+    """A model for audio takes no images, although every encode worker of images is capable of `encode` alone."""
+    assert kinds_encoded(taken, capabilities) == kinds

@@ -10,8 +10,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.schemas import subjects
-from headwater.schemas.names import InvalidName, pool_name, slug, token
+from headwater.schemas.names import (
+    NO_TRACE,
+    SECOND_NS,
+    InvalidName,
+    TraceContext,
+    pool_name,
+    request_of,
+    slug,
+    span_id,
+    time_of,
+    token,
+    unique_ids,
+)
 from headwater.schemas.subjects import EngineVerb, PoolKind
+from tests.support.worlds.clock import WALL_NS, ManualClock
 
 VALID = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
 names = st.from_regex(r"[A-Za-z0-9_-]{1,64}", fullmatch=True)
@@ -170,3 +183,118 @@ def test_no_name_is_spelled_like_the_pool_of_another() -> None:
         pool = pool_name(name, 16)
         assert pool_name(pool.removesuffix("-b16"), 16) != pool or name == "sim"
         assert pool_name(pool, 16) != pool
+
+
+# Request ids: unique over processes, and with the time at which they were made.
+
+
+NOW_S = WALL_NS // SECOND_NS
+
+
+def test_ids_have_24_hex_digits_and_begin_with_the_time() -> None:
+    """To the second, also after the clock moved, forward and back."""
+    clock = ManualClock()
+    make = unique_ids(clock.wall_ns)
+    for second in (0.0, 0.9, 1.0, 3600.0, 7.0):
+        clock.now_s = second
+        name = make()
+        assert len(name) == 24
+        assert int(name[:8], 16) == NOW_S + int(second)
+        assert time_of(name, clock.wall_ns()) == (NOW_S + int(second)) * SECOND_NS
+
+
+def test_ids_are_unique_within_and_across_processes() -> None:
+    """Also in the same second, and when the clock goes back."""
+    clock = ManualClock()
+    makers = [unique_ids(clock.wall_ns) for _ in range(20)]
+    names = [make() for make in makers for _ in range(500)]
+    clock.now_s = -5.0
+    names += [make() for make in makers for _ in range(500)]
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("name", ["chatcmpl-{}", "msg_{}", "resp_{}", "chatcmpl-{}-0-1", "img-{}", "{}"])
+def test_the_time_is_read_from_every_form_of_name(name: str) -> None:
+    """With the prefix of its API, and with the choice and attempt of a decision behind it."""
+    made = unique_ids(ManualClock().wall_ns)()
+    assert time_of(name.format(made), WALL_NS) == WALL_NS
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "chatcmpl-1-0-1",
+        "chatcmpl-w3-17",
+        f"{NOW_S:08x}" + "0" * 15,
+        f"{NOW_S:08x}" + "0" * 17,
+        f"{NOW_S:08X}" + "0" * 16,
+        f"{NOW_S + 90_000:08x}" + "0" * 16,
+        "00000001" + "0" * 16,
+        "ba2352da5871234b1c38bb0a",
+    ],
+)
+def test_other_names_have_no_time(name: str) -> None:
+    """Ids of another form, and times before the first release or in the future."""
+    assert time_of(name, WALL_NS) is None
+
+
+@pytest.mark.parametrize("name", ["chatcmpl-{}", "msg_{}", "{}", "audio-1-{}"])
+@pytest.mark.parametrize("after", ["", "-0-1", "-12-3", "-0-1-e2-1"])
+def test_an_attempt_names_its_request(name: str, after: str) -> None:
+    """A leg of it, or the encode leg of one of its images."""
+    request = name.format(unique_ids(ManualClock().wall_ns)())
+    assert request_of(f"{request}{after}") == request
+
+
+# Trace contexts and ids: the same ones whoever computes them, and shares of traces as OpenTelemetry's own sampler has them.
+
+
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+SENT = TraceContext(TRACE, "00f067aa0ba902b7", True, "vendor=1")
+NAMES = [f"chatcmpl-{number:024x}" for number in range(2_000)]
+
+
+def test_ids_are_functions_of_names() -> None:
+    """Pinned: a worker of another release must find the span that a leg's engine joins."""
+    assert SENT.trace_of("r") == TRACE
+    assert NO_TRACE.trace_of("chatcmpl-1") == "859cb54fff01853ebe5290c3db17ced7"
+    assert span_id(TRACE, "chatcmpl-1") == "e4d6944e7b98c80d"
+    assert span_id(TRACE, "chatcmpl-1", "chatcmpl-1-0-1") == "1f2249773d948ff0"
+    assert len({span_id(TRACE, name, leg) for name in NAMES for leg in ("a", "b")}) == 2 * len(NAMES)
+
+
+@pytest.mark.parametrize("ratio", [0.0, 0.01, 0.5, 1.0])
+def test_a_share_of_traces_is_recorded_as_opentelemetry_would(ratio: float) -> None:
+    """By the trace id alone, so every process decides alike; and everything in a smaller share is in the greater one."""
+    from opentelemetry.sdk.trace.sampling import Decision, TraceIdRatioBased
+
+    sampler = TraceIdRatioBased(ratio)
+    taken = [name for name in NAMES if NO_TRACE.is_sampled(name, ratio)]
+    assert taken == [
+        name
+        for name in NAMES
+        if sampler.should_sample(None, int(NO_TRACE.trace_of(name), 16), "").decision
+        is Decision.RECORD_AND_SAMPLE
+    ]
+    assert abs(len(taken) - ratio * len(NAMES)) < 0.03 * len(NAMES)
+
+
+@pytest.mark.parametrize("sampled", [True, False])
+def test_a_client_decides_for_its_own_trace(sampled: bool) -> None:
+    """Whatever share is recorded of those without a client's trace."""
+    context = TraceContext(TRACE, SENT.span, sampled)
+    assert [context.is_sampled("r", ratio) for ratio in (0.0, 1.0)] == [sampled, sampled]
+
+
+def test_an_engine_is_told_the_span_of_its_leg() -> None:
+    """And whether to record it, so that it records nothing of traces that nobody does."""
+    span = span_id(TRACE, "r", "r-0-1")
+    assert SENT.headers_below("r", "r-0-1", 0.0) == {
+        "traceparent": f"00-{TRACE}-{span}-01",
+        "tracestate": "vendor=1",
+    }
+    trace = NO_TRACE.trace_of("r")
+    own = f"00-{trace}-{span_id(trace, 'r', 'r-0-1')}"
+    assert NO_TRACE.headers_below("r", "r-0-1", 0.0) == {"traceparent": f"{own}-00"}
+    assert NO_TRACE.headers_below("r", "r-0-1", 1.0) == {"traceparent": f"{own}-01"}

@@ -14,7 +14,6 @@ from headwater.actors.router.follower import SnapshotKeeper
 from headwater.actors.runtime.ports import MemoryBus, Ports, SnapshotReader
 from headwater.events.memory import MemoryBlobs, MemoryLog, MemoryTable
 from headwater.events.ports import Entry, LogUnavailable
-from headwater.events.snapshot_bytes import MemoryCache
 from headwater.events.snapshot_store import Policy, Snapshot, SnapshotStore, Tail, due
 from headwater.router.state import RouterState
 from headwater.schemas.encoding import seal
@@ -115,7 +114,6 @@ class Case:
             pool_log,
             self.clock,
             iter(f"id{number}" for number in range(999)).__next__,
-            MemoryCache(),
         )
         self.keeper = self.another()
 

@@ -45,16 +45,11 @@ from tests.support.worlds.clock import ManualClock
 REQUESTS = 150
 
 
-async def recorded_run(clock: VirtualLoop, roles: tuple[Role, ...]) -> Recording:
-    """Four engines, a router, an edge and clients, without faults, to the end; then their logs."""
-    tracer = Tracer(clock, show=False)
-    fleet = SimFleet(
-        clock, random.Random(1), tracer, names("engine", 4), names("router", 1), names("edge", 1), roles
-    )
-    clients = Clients(clock, fleet, random.Random(2))
+async def recorded_run(fleet: SimFleet, clients: Clients, requests: int) -> Recording:
+    """A fleet and its clients, without faults, to the end; then their logs."""
     for name in fleet.names:
         fleet.start(name)
-    await clients.run(REQUESTS, 3.0, 40.0)
+    await clients.run(requests, 3.0, 40.0)
     await asyncio.sleep(2.0)
     await fleet.stop()
     found = await recording(POOL, fleet.store.pool(POOL), fleet.store.requests)
@@ -63,11 +58,22 @@ async def recorded_run(clock: VirtualLoop, roles: tuple[Role, ...]) -> Recording
     return found
 
 
+def fleet_of(clock: VirtualLoop, engines: int, roles: tuple[Role, ...] = (), **more: Any) -> SimFleet:
+    """Engines, a router and an edge."""
+    kinds = (names("engine", engines), names("router", 1), names("edge", 1))
+    return SimFleet(clock, random.Random(1), Tracer(clock, show=False), *kinds, roles, **more)
+
+
 @pytest.mark.parametrize("roles", [(), ("prefill", "prefill", "decode", "both")])
 def test_the_simulator_comes_close_to_a_fleet_of_production_actors(roles: tuple[Role, ...]) -> None:
     """From the logs alone: workers, roles, prompts, step times. Hits and ends within 5 %, first tokens but for messages."""
     sim_run.quiet(trace=False)
-    recorded = loop.run(lambda clock: recorded_run(clock, roles))
+
+    async def run_fleet(clock: VirtualLoop) -> Recording:
+        fleet = fleet_of(clock, 4, roles)
+        return await recorded_run(fleet, Clients(clock, fleet, random.Random(2)), REQUESTS)
+
+    recorded = loop.run(run_fleet)
     setup = recorded.setup
     assert (setup.workers, setup.prefill_workers, setup.decode_workers) == ((1, 2, 1) if roles else (4, 0, 0))
     assert (setup.blocks, setup.block_size) == (SETTINGS.total_blocks, SETTINGS.block_size)
@@ -107,34 +113,17 @@ class Written(NamedTuple):
     requests: MemoryLog
 
 
-async def recorded_images(clock: VirtualLoop) -> Recording:
-    """The same with images, and with an encode worker."""
-    fleet = SimFleet(
-        clock,
-        random.Random(1),
-        Tracer(clock, show=False),
-        names("engine", 2),
-        names("router", 1),
-        names("edge", 1),
-        settings=SETTINGS._replace(embedding_tokens=Setup(embeddings_mib=1).embedding_tokens),
-        encoders=["encode-0"],
-    )
-    clients = Clients(clock, fleet, random.Random(2), images=random.Random(3))
-    for name in fleet.names:
-        fleet.start(name)
-    await clients.run(60, 3.0, 40.0)
-    await asyncio.sleep(2.0)
-    await fleet.stop()
-    found = await recording(POOL, fleet.store.pool(POOL), fleet.store.requests)
-    for name in fleet.names:
-        await fleet.kill(name)
-    return found
-
-
 def test_images_are_read_from_the_logs() -> None:
     """Each where it was, and the encode worker with them; first tokens come within a tenth of when they came."""
     sim_run.quiet(trace=False)
-    recorded = loop.run(recorded_images)
+
+    async def run_fleet(clock: VirtualLoop) -> Recording:
+        settings = SETTINGS._replace(embedding_tokens=Setup(embeddings_mib=1).embedding_tokens)
+        fleet = fleet_of(clock, 2, settings=settings, encoders=["encode-0"])
+        clients = Clients(clock, fleet, random.Random(2), images=random.Random(3))
+        return await recorded_run(fleet, clients, 60)
+
+    recorded = loop.run(run_fleet)
     setup = recorded.setup
     assert (setup.workers, setup.encode_workers, setup.blocks) == (2, 1, SETTINGS.total_blocks)
     assert recorded.left_out == 0

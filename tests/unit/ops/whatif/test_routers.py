@@ -100,9 +100,8 @@ def test_a_decision_of_another_router_counts_once_it_is_read() -> None:
 def test_all_routers_end_with_one_state(settings: dict[str, Any]) -> None:
     """They fold one log, whatever their delays; and they decide as a single one where there is none."""
     ran = several(router_delay_ms=8.0, **settings)
-    [digest] = set(ran.routers.digests())
-    assert len(ran.routers.digests()) == 4
-    assert digest == ran.routers.state.digest()
+    digests = [router.state.digest() for router in ran.routers.each]
+    assert digests == [ran.routers.state.digest()] * 4
     agreement, again = ran.routers.agreement, several(router_delay_ms=8.0, **settings)
     assert agreement is not None
     assert agreement.decisions == len(ran.served) == 150
@@ -118,8 +117,9 @@ def test_every_router_has_its_share_of_the_requests() -> None:
     """Each at least an eighth of them, and together all; with one router its state is the run's."""
     routers = several(router_delay_ms=8.0).routers
     assert routers.decisions == 150
-    assert min(routers.shares()) > 150 / 8
-    assert sum(routers.shares()) == 150
+    shares = [router.decisions for router in routers.each]
+    assert min(shares) > 150 / 8
+    assert sum(shares) == 150
 
 
 @pytest.mark.parametrize("delays", [(300.0, 0.0), (0.0, 300.0)])
@@ -151,9 +151,7 @@ def test_the_settings_are_options() -> None:
     found = columns(arguments([*words, "--router-delay-ms", "5"])["values"])
     assert [one.credit for one in found] == ["off", "on"]
     assert {one.event_delay_ms for one in found} == {250.0}
-    without, credited = (one.routing() for one in found)
-    assert (without.credit, credited.credit) == (False, True)
-    assert without.event_delay_ns == 250 * MS
-    assert without.delays_ns == (1_250_000, 2_500_000, 3_750_000, 5 * MS)
-    default = Setup().routing()
-    assert (default.event_delay_ns, default.delays_ns, default.credit) == (0, (0,), True)
+    assert found[0].event_delay_ns == 250 * MS
+    assert found[0].router_delays_ns == (1_250_000, 2_500_000, 3_750_000, 5 * MS)
+    default = Setup()
+    assert (default.event_delay_ns, default.router_delays_ns, default.credit) == (0, (0,), "on")

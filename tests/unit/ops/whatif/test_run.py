@@ -203,9 +203,8 @@ def test_an_idle_worker_reports_once() -> None:
     assert worker.regular_report(1) is not None
     assert worker.regular_report(2) is None
     assert worker.reported_ns == 2
-    job = SimulatedRequest(
-        length=20, target=20, hashes=[1], name="a", number=0, leg="", prompt_tokens=20, output_tokens=2
-    )
+    request = alone(20, 2)
+    job = SimulatedRequest(20, 20, hashes=[1], name="a", number=0, request=request, leg="", worker=worker)
     worker.submit(job, 3)
     assert worker.regular_report(4) is not None
     assert worker.begin(5)

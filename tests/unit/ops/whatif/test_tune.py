@@ -54,11 +54,6 @@ def test_it_finds_the_bottom_and_says_what_to_paste() -> None:
     assert f"--routing-weights crowding={crowding:g},queued={queued:g}" in as_text(found, search, Setup())
 
 
-def test_by_default_it_searches_what_others_lose() -> None:
-    """The weights of the cost's penalties."""
-    assert set(Search().names) == {"crowding", "queued", "arrivals", "memory"}
-
-
 def test_what_does_not_last_is_not_recommended() -> None:
     """Better on the requests that were searched, worse on those after them."""
     search = Search(names=("crowding",), trials=20)

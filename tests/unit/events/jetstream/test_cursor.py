@@ -7,7 +7,9 @@ import pytest
 from nats.aio.client import Client
 
 from headwater.events.jetstream import cursor
-from headwater.events.jetstream.cursor import SHORTER_S, Cursor, StreamReplaced, _Lost
+from headwater.events.jetstream.cursor import SHORTER_S, Cursor, RawMessage, StreamReplaced, _Lost, slices
+from headwater.schemas.encoding import SCHEMA_VERSION, Batch, encode_batch
+from headwater.schemas.events import LoadReported
 
 AFTER = 100
 
@@ -18,7 +20,7 @@ def reading(monkeypatch: pytest.MonkeyPatch, info: dict[str, Any]) -> Cursor:
     async def answer(*_: object) -> dict[str, Any]:
         return info
 
-    monkeypatch.setattr(cursor, "api", answer)
+    monkeypatch.setattr(cursor, "stream_info", answer)
     made = Cursor(cast(Client, None), "S")
     made.opened = 1
     return made
@@ -63,3 +65,42 @@ async def test_what_is_another_stream_for_certain_is_found_at_once(
     info.update(now)
     with pytest.raises(StreamReplaced):
         await made._check_identity(AFTER)
+
+
+# Cutting what a cursor delivers where positions are missing: each one is a record, unreadable, or in a gap.
+
+
+DATA = encode_batch(Batch(SCHEMA_VERSION, "w", 1, 1, 0, (LoadReported(0, 0, 0, 1),)))
+
+
+def _raw(position: int, data: bytes = DATA) -> RawMessage:
+    return RawMessage(position, position, 100 - position, 0, "s", data, None)
+
+
+@pytest.mark.parametrize(
+    ("after", "positions", "expected"),
+    [
+        (0, [], []),
+        (0, [1, 2], [(None, [1, 2], 98)]),
+        (0, [3, 4], [((1, 2), [3, 4], 96)]),
+        (0, [1, 4, 5, 9], [(None, [1], 99), ((2, 3), [4, 5], 95), ((6, 8), [9], 91)]),
+        (2, [1, 2, 3], [(None, [3], 97)]),
+        (5, [4, 5], []),
+    ],
+)
+def test_holes_are_cut_out(
+    after: int, positions: list[int], expected: list[tuple[tuple[int, int] | None, list[int], int]]
+) -> None:
+    """Each slice has the gap in front of it, its records, and the number of messages behind its last one."""
+    told = [
+        (piece.gap and (piece.gap.first, piece.gap.last), [r.position for r in piece.records], piece.lag)
+        for piece in slices([_raw(position) for position in positions], after)
+    ]
+    assert told == expected
+
+
+def test_unreadable_messages_are_no_holes() -> None:
+    """They are named in the slice in which they stand."""
+    (piece,) = slices([_raw(1), _raw(2, b"garbage"), _raw(3)], 0)
+    assert [record.position for record in piece.records] == [1, 3]
+    assert [one.position for one in piece.unreadable] == [2]

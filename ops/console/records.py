@@ -186,8 +186,7 @@ def policies_view() -> Document:
             {"name": name, "text": (policy.__doc__ or "").split("\n")[0]} for name, policy in POLICIES.items()
         ],
         "weights": [
-            {"name": field.name, "default": field.default, "text": ""}
-            for field in msgspec.structs.fields(Weights)
+            {"name": field.name, "default": field.default} for field in msgspec.structs.fields(Weights)
         ],
     }
 

@@ -166,7 +166,6 @@ async def request_view(history: History, query: Query, *, contents: bool) -> Doc
                 "worker": span.worker,
                 "start_ms": ms(span.start_ns),
                 "end_ms": ms(span.end_ns),
-                "parent": None,
                 "attempt": span.attempt,
                 "outcome": span.outcome,
                 "detail": span.detail,

@@ -12,11 +12,12 @@ from headwater.actors.runtime.ports import Ports
 from headwater.events.ports import Unreadable
 from headwater.ops.config.sections import NatsSettings
 from headwater.ops.config.setting import ConfigError
-from headwater.ops.debug.places import find_position, open_log, show_time, state_at, stored_at
+from headwater.ops.debug.places import find_position, open_log, state_at, stored_at
 from headwater.ops.debug.tail import tag_of
 from headwater.ops.nats.connect import choose_pool, operator_ports
-from headwater.ops.terminal import Progress, table
+from headwater.ops.terminal import Progress, iso_time, table
 from headwater.router.state import RouterState, in_order
+from headwater.router.worker import state_of
 from headwater.schemas.subjects import pool_kind
 
 UNREADABLE: Final = "unreadable"
@@ -76,7 +77,7 @@ def facts_of(state: RouterState) -> StateFacts:
     workers = {
         name: WorkerFacts(
             worker.epoch,
-            "draining" if worker.draining and worker.state == "ready" else worker.state,
+            state_of(worker),
             worker.role,
             worker.engine,
             worker.loras,
@@ -174,7 +175,7 @@ def as_data(pool: str, found: Difference) -> dict[str, Any]:
 def as_text(pool: str, found: Difference, times: list[int]) -> str:
     """The difference for people."""
     shown = [
-        f"{one.position}{f' ({show_time(time)})' if time else ''}"
+        f"{one.position}{f' ({iso_time(time)})' if time else ''}"
         for one, time in zip((found.before, found.after), times, strict=True)
     ]
     lines = [f"pool {pool}, from position {shown[0]} to {shown[1]}"]

@@ -25,14 +25,13 @@ from headwater.ops.debug.places import (
     find_position,
     open_log,
     scan_each,
-    show_time,
     stored_at,
 )
 from headwater.ops.debug.tail import tag_of, text_of
 from headwater.ops.history.request_spans import Span, Stamped, waterfall
 from headwater.ops.history.requests import request_of
 from headwater.ops.nats.connect import choose_pool, operator_ports
-from headwater.ops.terminal import Progress
+from headwater.ops.terminal import Progress, iso_time
 from headwater.schemas.events import (
     EnginesWeighted,
     Event,
@@ -417,7 +416,7 @@ async def _trace(ports: Ports, pool: str, log: PoolLog, first: int, last: int, f
     # At the log's end there may be later events of requests.
     is_end = last == (await log.log.bounds()).last
     end_ns = log.now_ns() if is_end else await stored_at(log.log, last) or log.now_ns()
-    about = {"pool": pool, "from": first, "to": last, "start": show_time(start_ns), "end": show_time(end_ns)}
+    about = {"pool": pool, "from": first, "to": last, "start": iso_time(start_ns), "end": iso_time(end_ns)}
     exporter = Exporter(TraceWriter(file, start_ns, about))
     requests_first = await ports.requests.position_at(start_ns - 1)
     requests_last = await ports.requests.position_at(end_ns)

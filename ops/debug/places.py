@@ -12,7 +12,6 @@ import sys
 from bisect import bisect_left
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
 from headwater.actors.runtime.ports import Ports
@@ -47,12 +46,6 @@ async def open_log(ports: Ports, pool: str) -> PoolLog:
         return PoolLog(log, store, ports.clock.wall_ns)
     ends = [await stored_at(one, (await one.bounds()).last) for one in (log, ports.requests)]
     return PoolLog(log, store, lambda: max(ends))
-
-
-def show_time(wall_ns: int) -> str:
-    """A time in UTC, to the millisecond."""
-    shown = datetime.fromtimestamp(wall_ns / 1e9, UTC).isoformat(timespec="milliseconds")
-    return shown.replace("+00:00", "Z")
 
 
 async def find_position(text: str, pool: PoolLog, what: str) -> int:

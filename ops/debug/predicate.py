@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from headwater.ops.config.setting import ConfigError
 from headwater.router.state import RouterState
-from headwater.router.worker import Worker
+from headwater.router.worker import Worker, state_of
 from headwater.schemas.subjects import PoolKind
 
 Value = bool | int | float | str | tuple[str, ...] | None
@@ -40,11 +40,6 @@ class Fact(NamedTuple):
     read: Callable[[RouterState, Worker], Value]
     about: str
     words: tuple[str, ...] = ()
-
-
-def state_of(worker: Worker) -> str:
-    """Its state, in which draining shows however it was announced."""
-    return "draining" if worker.draining and worker.state == "ready" else worker.state
 
 
 WORKER: Final[dict[str, Fact]] = {

@@ -16,9 +16,11 @@ from headwater.actors.runtime.ports import Ports
 from headwater.events.ports import Gap, Log, Record, Slice, Unreadable
 from headwater.ops.config.sections import NatsSettings
 from headwater.ops.config.setting import ConfigError
-from headwater.ops.debug.places import PoolLog, find_position, open_log, running, show_time, stored_at
+from headwater.ops.debug.places import PoolLog, find_position, open_log, running, stored_at
 from headwater.ops.history.explanation import event_line
+from headwater.ops.history.requests import is_attempt_of
 from headwater.ops.nats.connect import choose_pool, operator_ports
+from headwater.ops.terminal import iso_time
 from headwater.router.state import in_order
 from headwater.schemas import subjects
 from headwater.schemas.encoding import LogEvent
@@ -201,12 +203,7 @@ class Wanted(NamedTuple):
             return False
         if self.worker and self.worker not in (getattr(event, "worker", ""), record.batch.writer):
             return False
-        return not self.request or any(_is_of(one, self.request) for one in requests_of(event))
-
-
-def _is_of(name: str, request: str) -> bool:
-    """Is it the request, or one of its attempts, whose names begin with its own?"""
-    return name == request or name.startswith(request + "-")
+        return not self.request or any(is_attempt_of(one, self.request) for one in requests_of(event))
 
 
 def requests_of(event: Event) -> tuple[str, ...]:
@@ -406,7 +403,7 @@ def _gone(gap: Gap) -> str:
 
 def text_lines(one: Shown) -> Iterator[str]:
     """Time, position, name, writer and content of each event, in columns."""
-    time = show_time(one.stored_ns) if one.stored_ns else "-"
+    time = iso_time(one.stored_ns) if one.stored_ns else "-"
     head = f"{time:<24} {one.position:>9}"
     if one.record is None:
         yield f"{head} {'-':<17} {one.log}: {one.problem}"
@@ -418,7 +415,7 @@ def text_lines(one: Shown) -> Iterator[str]:
 
 def json_lines(one: Shown) -> Iterator[str]:
     """An object for each event."""
-    head: dict[str, Any] = {"time": show_time(one.stored_ns), "log": one.log, "position": one.position}
+    head: dict[str, Any] = {"time": iso_time(one.stored_ns), "log": one.log, "position": one.position}
     if one.record is None:
         yield msgspec.json.encode({**head, "problem": one.problem}).decode()
         return

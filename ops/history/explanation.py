@@ -1,13 +1,12 @@
 """A decision and the events of a request as text for people: the candidates as a table, why one was chosen, and what became of it."""
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import NamedTuple
 
 import msgspec
 
-from headwater.ops.terminal import table
+from headwater.ops.terminal import table, utc_time
 from headwater.router.candidates import drawing_key
 from headwater.router.cost import cost_weights, delay_of_others, weights_at
 from headwater.router.encode_leg import ANY_AHEAD
@@ -116,14 +115,7 @@ def _head(decision: Decision, position: int) -> str:
     waited = f", after {decision.waited_ms} ms in the queue" if decision.waited_ms else ""
     return (
         f"{decision.request}: {decision.prompt_tokens} {'' if image else 'prompt '}tokens{image} in {decision.blocks} full blocks; "
-        f"decided at log position {decision.position}, stored at {position}{waited}; {_time(decision.wall_ns)}"
-    )
-
-
-def _time(wall_ns: int) -> str:
-    """A time to the millisecond, in UTC."""
-    return (
-        f"{datetime.fromtimestamp(wall_ns / 1e9, UTC):%Y-%m-%d %H:%M:%S}.{wall_ns // 1_000_000 % 1000:03} UTC"
+        f"decided at log position {decision.position}, stored at {position}{waited}; {utc_time(decision.wall_ns)}"
     )
 
 
@@ -227,23 +219,39 @@ def why(decision: Decision, engines: Mapping[str, str], *, timed: bool) -> str:
     return f"least cost, {chosen.score:.2f} {unit}{drawn}"
 
 
-def _times(candidate: Candidate, decision: Decision, split: bool) -> tuple[str, ...]:
-    """Queue, prefill, what others lose by it, and the rest of the cost (queued prompts, memory, adapters, tiers)."""
+class CostTerms(NamedTuple):
+    """What a cost in milliseconds is the sum of: `others` is what they lose by it, `rest` queued prompts, memory, adapters and tiers."""
+
+    queue: float
+    prefill: float
+    transfer: float
+    others: float
+    rest: float
+
+
+def cost_terms(candidate: Candidate, decision: Decision) -> CostTerms:
+    """The cost of a candidate of which times are known, term by term."""
     weights = weights_at(cost_weights(decision.weights), decision.spare)
-    others = delay_of_others(
-        weights.crowding,
-        weights.arrivals,
-        candidate.requests,
-        candidate.queue_ms,
-        candidate.prefill_ms,
+    known = (
+        weights.prefill * candidate.queue_ms,
+        weights.prefill * candidate.prefill_ms,
+        candidate.transfer_ms,
+        delay_of_others(
+            weights.crowding, weights.arrivals, candidate.requests, candidate.queue_ms, candidate.prefill_ms
+        ),
     )
-    known = weights.prefill * (candidate.queue_ms + candidate.prefill_ms) + candidate.transfer_ms + others
+    return CostTerms(*known, candidate.score - sum(known))
+
+
+def _times(candidate: Candidate, decision: Decision, split: bool) -> tuple[str, ...]:
+    """The estimated times of queue, prefill and transfer, and the other terms of the cost."""
+    terms = cost_terms(candidate, decision)
     return (
         f"{candidate.queue_ms:.1f}",
         f"{candidate.prefill_ms:.1f}",
         *((f"{candidate.transfer_ms:.1f}",) if split else ()),
-        f"{others:.1f}",
-        f"{candidate.score - known:.1f}",
+        f"{terms.others:.1f}",
+        f"{terms.rest:.1f}",
     )
 
 

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from headwater.events.ports import Record
-from headwater.router.worker import ACCEPTED, DECIDED, Worker
+from headwater.router.worker import ACCEPTED, DECIDED, Worker, state_of
 from headwater.schemas.events import (
     RequestAccepted,
     RequestCheckpoint,
@@ -284,7 +284,7 @@ def _router(around: Surroundings) -> tuple[list[str], str]:
         return ["no worker is in the pool"], "start workers: headwater engine"
     ready = [worker for worker in around.workers.values() if worker.takes_requests]
     if not ready:
-        states = ", ".join(f"{one.name} is {_state(one)}" for one in around.workers.values())
+        states = ", ".join(f"{one.name} is {state_of(one)}" for one in around.workers.values())
         return [states], "resume or wake one of them (headwater ctl WORKER resume), or start another"
     waiting = sum(worker.waiting for worker in ready)
     queued = sum(worker.prefill_tokens for worker in ready)
@@ -295,10 +295,6 @@ def _router(around: Surroundings) -> tuple[list[str], str]:
         facts,
         "it is in a router's queue if all of them are saturated: add workers, or raise the limits of --busy",
     )
-
-
-def _state(worker: Worker) -> str:
-    return "draining" if worker.draining and worker.state == "ready" else worker.state
 
 
 def _on_worker(

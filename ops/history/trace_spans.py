@@ -27,6 +27,7 @@ from headwater import __version__
 from headwater.ops.config.sections import Receiver
 from headwater.ops.config.setting import ConfigError
 from headwater.ops.history.request_spans import MS_NS, Span, Stamped, at_edge, waterfall
+from headwater.ops.history.requests import StoredDecision
 from headwater.schemas.events import (
     RequestAccepted,
     RequestEnded,
@@ -35,7 +36,6 @@ from headwater.schemas.events import (
     RequestStepped,
 )
 from headwater.schemas.names import NO_TRACE, span_id
-from headwater.schemas.routing import Decision
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.resources import Resource
@@ -93,14 +93,6 @@ class Trace(NamedTuple):
     spans: list[TraceSpan]
 
 
-class Routing(NamedTuple):
-    """A decision, the router that made it, and the position at which the pool's log stores it."""
-
-    router: str
-    position: int
-    decision: Decision
-
-
 class _Leg(NamedTuple):
     """The stages of one attempt."""
 
@@ -108,7 +100,7 @@ class _Leg(NamedTuple):
     stages: list[Span]
 
 
-def spans_of(request: str, edge: str, events: Sequence[Stamped], made: Sequence[Routing]) -> Trace:
+def spans_of(request: str, edge: str, events: Sequence[Stamped], made: Sequence[StoredDecision]) -> Trace:
     """The trace of a request from its events, of which there is at least one, and the decisions about it."""
     return _Assembly(request, edge, at_edge(events), made).trace()
 
@@ -116,7 +108,9 @@ def spans_of(request: str, edge: str, events: Sequence[Stamped], made: Sequence[
 class _Assembly:
     """Makes the spans of one request."""
 
-    def __init__(self, request: str, edge: str, events: list[Stamped], made: Sequence[Routing]) -> None:
+    def __init__(
+        self, request: str, edge: str, events: list[Stamped], made: Sequence[StoredDecision]
+    ) -> None:
         self._request = request
         self._edge = edge
         self._events = events
@@ -345,17 +339,17 @@ class _Assembly:
             near = ids[during[-1] if during else 0] if ids else self._root
             self._add_decision(one, encoded.get(one.decision.request, near))
 
-    def _add_decision(self, one: Routing, parent: str) -> None:
+    def _add_decision(self, one: StoredDecision, parent: str) -> None:
         decision = one.decision
         start_ns = decision.wall_ns - decision.waited_ms * MS_NS
         decided = self._add(
-            *(("decide", decision.request), "decide", "router", one.router, start_ns, decision.wall_ns),
+            *(("decide", decision.request), "decide", "router", one.router[0], start_ns, decision.wall_ns),
             parent=parent,
             attributes=_named(_reasons(one)),
         )
         if decision.waited_ms:
             self._add(
-                *(("queue", decision.request), "queue", "router", one.router, start_ns, decision.wall_ns),
+                *(("queue", decision.request), "queue", "router", one.router[0], start_ns, decision.wall_ns),
                 parent=decided.span,
                 attributes=_named({"waited_ms": decision.waited_ms}),
             )
@@ -376,7 +370,7 @@ def _outcome(ended: RequestEnded, position: int) -> dict[str, Value]:
     return found
 
 
-def _reasons(one: Routing) -> dict[str, Any]:
+def _reasons(one: StoredDecision) -> dict[str, Any]:
     """What a decision was made of."""
     decision = one.decision
     chosen = decision.chosen

@@ -2,7 +2,6 @@
 
 import asyncio
 import http.client
-import math
 import ssl
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +18,7 @@ from headwater.actors.worker.control import request_weights
 from headwater.events.ports import Log
 from headwater.ops.config.sections import NatsSettings
 from headwater.ops.config.setting import ConfigError
+from headwater.ops.history.series import quantile
 from headwater.ops.nats.connect import ports_of
 from headwater.ops.operator.ctl import pool_of
 from headwater.ops.terminal import table
@@ -239,14 +239,9 @@ def summarize(engine: str, answers: Sequence[GreedyAnswer]) -> EngineSummary:
 
 
 def _latency(seconds: Sequence[float]) -> Latency | None:
-    if not seconds:
-        return None
-    ranked = sorted(seconds)
-
-    def percentile(share: float) -> float:
-        return round(ranked[max(1, math.ceil(share * len(ranked))) - 1] * 1_000.0, 3)
-
-    return Latency(percentile(0.50), percentile(0.99))
+    found = [quantile(seconds, share) for share in (0.50, 0.99)]
+    times_ms = [round(one * 1_000.0, 3) for one in found if one is not None]
+    return Latency(*times_ms) if times_ms else None
 
 
 # The comparison as a document, and as text for people.

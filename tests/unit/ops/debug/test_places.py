@@ -4,8 +4,8 @@ import pytest
 
 from headwater.events.snapshot_store import SnapshotStore
 from headwater.ops.config.setting import ConfigError
-from headwater.ops.debug.places import find_position, open_log, show_time
-from headwater.ops.terminal import time_ns
+from headwater.ops.debug.places import find_position, open_log
+from headwater.ops.terminal import iso_time, time_ns
 from tests.support.worlds.clock import WALL_NS
 from tests.support.worlds.told_fleet import clock_of, told_fleet
 
@@ -37,8 +37,8 @@ def test_what_is_no_time(text: str) -> None:
 
 
 def test_a_time_is_shown_as_it_is_read() -> None:
-    assert show_time(WALL_NS + 1_500_000) == "2027-01-15T08:00:00.001Z"
-    assert time_ns(show_time(WALL_NS), WALL_NS + SECOND) == WALL_NS
+    assert iso_time(WALL_NS + 1_500_000) == "2027-01-15T08:00:00.001Z"
+    assert time_ns(iso_time(WALL_NS), WALL_NS + SECOND) == WALL_NS
 
 
 async def test_positions() -> None:

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 import pytest
 
 from headwater.ops.config.setting import ConfigError
-from headwater.ops.terminal import required_time_ns, shown_time, time_ns
+from headwater.ops.terminal import required_time_ns, time_ns, utc_time
 
 NOW = datetime(2026, 11, 26, 21, 4, 7, 500_000, tzinfo=UTC)
 NOW_NS = round(NOW.timestamp() * 1_000_000) * 1_000
@@ -35,7 +35,7 @@ def test_every_form_of_a_time_is_read(text: str, shown: str) -> None:
     """As is what other commands print; a time of day that is still to come is of yesterday."""
     found = time_ns(text, NOW_NS)
     assert found is not None
-    assert shown_time(found) == shown
+    assert utc_time(found) == shown
 
 
 @pytest.mark.parametrize(

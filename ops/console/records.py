@@ -200,8 +200,8 @@ async def events_view(history: History, query: Query, *, contents: bool) -> Docu
         rows, cut = await _scan_events(history.log, moment.position, forward, limit, wanted, query, contents)
         found, more = found + rows, more or cut
     if not kinds or "req" in kinds:
-        at = await history.log_of_requests.position_at(moment.stored_ns)
-        rows, cut = await _scan_events(history.log_of_requests, at, forward, limit, (), query, contents)
+        at = await history.ports.requests.position_at(moment.stored_ns)
+        rows, cut = await _scan_events(history.ports.requests, at, forward, limit, (), query, contents)
         found, more = found + rows, more or cut
     found.sort(key=lambda one: (one["time_ms"], one["position"], one["index"]))
     kept = found[:limit] if forward else found[-limit:]

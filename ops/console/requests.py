@@ -148,7 +148,7 @@ async def request_view(history: History, query: Query, *, contents: bool) -> Doc
     """A request as it was known at the position: stages, decisions, and with `contents` what was sent and answered by then."""
     row = request_named(history, query.required("id"))
     moment = await known_moment(history, row, query.optional("at"))
-    events = await events_of(history.log_of_requests, row, moment.stored_ns)
+    events = await events_of(history.ports.requests, row, moment.stored_ns)
     made = [found async for found in _decisions_of(history, row, moment.position)]
     shown = waterfall(events, [one.decision for one in made])
     own = _row(row, moment)

@@ -278,7 +278,7 @@ async def stuck_view(history: History, query: Query) -> Document:
     rows = [row for row in history.requests.open_at(now_ns) if is_stuck(row, now_ns)]
     folded = OpenRequests()
     if rows:
-        log = history.log_of_requests
+        log = history.ports.requests
         until = await log.position_at(now_ns)
         async for piece in log.scan(min(row.log_position for row in rows) - 1, until):
             for record in piece.records:

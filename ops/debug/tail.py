@@ -8,6 +8,7 @@ import difflib
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import aclosing
+from operator import attrgetter
 from typing import Any, Final, NamedTuple, get_args
 
 import msgspec
@@ -16,7 +17,7 @@ from headwater.actors.runtime.ports import Ports
 from headwater.events.ports import Gap, Log, Record, Slice, Unreadable
 from headwater.ops.config.sections import NatsSettings
 from headwater.ops.config.setting import ConfigError
-from headwater.ops.debug.places import PoolLog, find_position, open_log, running, stored_at
+from headwater.ops.debug.places import PoolLog, find_position, merged, open_log, running, stored_at
 from headwater.ops.history.explanation import event_line
 from headwater.ops.history.requests import is_attempt_of
 from headwater.ops.nats.connect import choose_pool, operator_ports
@@ -343,14 +344,8 @@ async def past(sources: Sources, pool_until: int, requests_until: int) -> AsyncG
     if sources.wanted.of_requests:
         pieces = sources.requests.scan(sources.requests_after, requests_until)
         streams.append(_shown(pieces, "requests", sources.wanted))
-    left = [(head, stream) for stream in streams if (head := await anext(stream, None)) is not None]
-    while left:
-        left.sort(key=lambda one: one[0].order)
-        head, stream = left.pop(0)
-        yield head
-        after_it = await anext(stream, None)
-        if after_it is not None:
-            left.append((after_it, stream))
+    async for one in merged(streams, attrgetter("order")):
+        yield one
 
 
 async def coming(sources: Sources, pool_after: int, requests_after: int) -> AsyncGenerator[list[Shown], None]:

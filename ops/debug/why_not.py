@@ -233,18 +233,17 @@ class Answer(NamedTuple):
     problem: str = ""
 
 
-class Membership(NamedTuple):
-    """When a worker joined and left: (position, text), oldest first."""
+Membership = list[tuple[int, str]]
+"""When a worker joined and left, and as what, in order."""
 
-    changes: list[tuple[int, str]]
 
-    def around(self, position: int) -> str:
-        """What the log has about a worker that was not in the pool at a position."""
-        before = [text for at, text in self.changes if at <= position]
-        after = [f"{text} at position {at}" for at, text in self.changes if at > position]
-        if before:
-            return before[-1]
-        return f"it {after[0]}, later" if after else "it never joined, as far as the log goes back"
+def _absence(member: Membership, position: int) -> str:
+    """What the log has about a worker that was not in the pool at a position."""
+    before = [text for at, text in member if at <= position]
+    after = [f"{text} at position {at}" for at, text in member if at > position]
+    if before:
+        return before[-1]
+    return f"it {after[0]}, later" if after else "it never joined, as far as the log goes back"
 
 
 class _Standings(Reconstruction):
@@ -311,7 +310,7 @@ async def _memberships(ns: str, pool: str, log: PoolLog) -> dict[str, Membership
         begins = await nearest_state(log, await earliest(log))
         for name, worker in begins.loads.workers.items():
             text = f"was there as epoch {worker.epoch} when the log begins"
-            found[name] = Membership([(begins.position, text)])
+            found[name] = [(begins.position, text)]
     async for piece in log.log.scan(0, last, (pool_subject(ns, pool, "fleet", ANY),)):
         for record, event in piece.events():
             if isinstance(event, WorkerJoined):
@@ -320,7 +319,7 @@ async def _memberships(ns: str, pool: str, log: PoolLog) -> dict[str, Membership
                 text = f"epoch {event.epoch} had left at position {record.position}: {event.reason}"
             else:
                 continue
-            found.setdefault(event.worker, Membership([])).changes.append((record.position, text))
+            found.setdefault(event.worker, []).append((record.position, text))
     return found
 
 
@@ -437,7 +436,7 @@ def as_text(one: Answer, worker: str, member: Membership) -> str:
     if one.chosen:
         return f"{head}, the worker asked about"
     if one.standing is not None and not one.standing.present:
-        lines.append(f"{worker} was not in the pool: {member.around(decision.position)}")
+        lines.append(f"{worker} was not in the pool: {_absence(member, decision.position)}")
     lines += [f"{worker} was no candidate: {obstacle.text}" for obstacle in one.obstacles]
     if one.comparison is not None:
         if one.passed_over:

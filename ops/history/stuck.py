@@ -302,24 +302,16 @@ def _on_worker(
 ) -> Waiting:
     """A choice that waits for a worker: the worst thing that is known of it decides the remedy."""
     worker = around.workers.get(name)
-    if worker is None:
-        facts = [f"{name} has left the pool"]
+    if worker is None or worker.epoch != epoch:
+        fact = f"{name} has left the pool"
+        if worker is not None:
+            fact = f"{name} has restarted: epoch {epoch} has ended, {worker.epoch} serves"
         remedy = "its edge moves the request when it notices; if it does not, look at the edge's log and restart it"
-        return _waiting(choice, around, name, what, facts, remedy)
-    if worker.epoch != epoch:
-        facts = [f"{name} has restarted: epoch {epoch} has ended, {worker.epoch} serves"]
-        remedy = "its edge moves the request when it notices; if it does not, look at the edge's log and restart it"
-        return _waiting(choice, around, name, what, facts, remedy)
+        return _waiting(choice, around, name, what, [fact], remedy)
     facts, remedy = _health(worker, around)
     facts += _place(worker, attempt)
-    return _waiting(
-        choice,
-        around,
-        name,
-        what,
-        facts,
-        remedy or f"look at {name}: headwater ctl {name} status, and its log",
-    )
+    remedy = remedy or f"look at {name}: headwater ctl {name} status, and its log"
+    return _waiting(choice, around, name, what, facts, remedy)
 
 
 def _health(worker: Worker, around: Surroundings) -> tuple[list[str], str]:

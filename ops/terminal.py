@@ -8,8 +8,6 @@ from datetime import UTC, datetime, timedelta
 from types import TracebackType
 from typing import Any, Final, Self, TextIO
 
-from headwater.ops.config.setting import ConfigError
-
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """Columns aligned: numbers to the right, text to the left."""
@@ -127,14 +125,6 @@ def _parsed(text: str) -> datetime | None:
         # A bare number such as 20261126 is a date of ISO 8601, and more likely a position.
         return None
     return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
-
-
-def required_time_ns(flag: str, text: str, now_ns: int) -> int:
-    """`time_ns`. Raises `ConfigError` that names the flag."""
-    found = time_ns(text, now_ns)
-    if found is None:
-        raise ConfigError(f"{flag} {text}: it is no time: give {FORMS}")
-    return found
 
 
 def iso_time(wall_ns: int) -> str:

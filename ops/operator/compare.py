@@ -291,11 +291,6 @@ def compare(model: str, names: list[str], pairs: list[tuple[GreedyAnswer, Greedy
     )
 
 
-def as_json(comparison: EngineComparison) -> str:
-    """The document."""
-    return msgspec.json.encode(comparison).decode()
-
-
 def as_text(comparison: EngineComparison) -> str:
     """Latency of both engines, the share of equal answers, and a line for each prompt whose answers differ."""
     ours, theirs = (one.engine for one in comparison.engines)
@@ -306,16 +301,20 @@ def as_text(comparison: EngineComparison) -> str:
         "",
         table(
             (
-                "engine",
-                "requests",
-                "failed",
-                "tokens",
-                "first token p50 ms",
-                "p99 ms",
-                "total p50 ms",
-                "p99 ms",
+                *("engine", "requests", "failed", "tokens"),
+                *("first token p50 ms", "p99 ms", "total p50 ms", "p99 ms"),
             ),
-            [_engine_row(one) for one in comparison.engines],
+            [
+                (
+                    one.engine,
+                    one.requests,
+                    one.failed,
+                    one.tokens,
+                    *_times(one.first_token_ms),
+                    *_times(one.total_ms),
+                )
+                for one in comparison.engines
+            ],
         ),
     ]
     spread = [one.divergence.logprob_difference for one in comparison.prompts if one.divergence is not None]
@@ -329,7 +328,11 @@ def as_text(comparison: EngineComparison) -> str:
     ]
     if differing:
         columns = ("prompt", "first differing token", ours, theirs, f"gap {ours}", f"gap {theirs}")
-        lines += ["", table(columns, [_prompt_row(name, found) for name, found in differing])]
+        rows = [
+            (name, found.position, *map(_token, found.tokens), *map(_written_gap, found.gaps))
+            for name, found in differing
+        ]
+        lines += ["", table(columns, rows)]
         lines += [
             "gap: by how much an engine prefers its own token to the other's, in nats; about 0 is rounding"
         ]
@@ -342,23 +345,8 @@ def as_text(comparison: EngineComparison) -> str:
     return "\n".join(lines)
 
 
-def _engine_row(one: EngineSummary) -> tuple[Any, ...]:
-    return (
-        one.engine,
-        one.requests,
-        one.failed,
-        one.tokens,
-        *_times(one.first_token_ms),
-        *_times(one.total_ms),
-    )
-
-
 def _times(latency: Latency | None) -> tuple[str, str]:
     return ("-", "-") if latency is None else (f"{latency.p50:.1f}", f"{latency.p99:.1f}")
-
-
-def _prompt_row(name: str, found: Divergence) -> tuple[Any, ...]:
-    return name, found.position, *map(_token, found.tokens), *map(_written_gap, found.gaps)
 
 
 def _token(text: str | None) -> str:
@@ -524,7 +512,7 @@ async def run_compare(nats: NatsSettings, options: CompareOptions) -> int:
         for number, prompt in enumerate(plan.prompts)
     ]
     found = compare(plan.model, [prompt.name for prompt in plan.prompts], pairs)
-    print(as_json(found) if options.as_json else as_text(found))
+    print(msgspec.json.encode(found).decode() if options.as_json else as_text(found))
     return 1 if any(one.failed for one in found.engines) else 0
 
 

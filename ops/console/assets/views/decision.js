@@ -1,6 +1,6 @@
 /** Why a request went where it went: every candidate, and what another policy or other weights would have chosen. */
 import { html, useSignal, useState } from '../library.js';
-import { useAnswer, useKnown } from '../answers.js';
+import { useAnswer, useAnswerHere, useKnown } from '../answers.js';
 import { Candidates, TermLegend, cost, costScale, termNames } from '../candidates.js';
 import { step } from '../moving.js';
 import { Badge, Empty, Fields, Link, Panel, PositionLink, RequestLink, Select, SmallTable, Time, View, WorkerLink } from '../parts.js';
@@ -151,10 +151,9 @@ function NoDecision() {
 
 /** The view: the decision with this id, or without one the newest at the position. */
 export function Decision() {
-  const position = useSignal(state.position);
   const values = useSignal(state.parameters);
   const { id, all } = values;
-  const newest = useAnswer('events', id || position === null ? null : { at: position, kind: 'route', event: 'route.decided', limit: 1 });
+  const newest = useAnswerHere('events', id ? null : { kind: 'route', event: 'route.decided', limit: 1 });
   const shown = id || newest.data?.events[0]?.fields.request;
   const asked = useKnown('decision', shown ? { id: shown, all, ...whatIf(values) } : null, (data) => data.settled);
   if (!id && newest.data && !shown) return html`<${NoDecision} />`;

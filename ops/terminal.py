@@ -1,4 +1,4 @@
-"""What commands read from and print to a terminal: tables, a line of progress, and times."""
+"""What commands read from and print to a terminal: tables, fields of documents, a line of progress, and times."""
 
 import re
 import sys
@@ -6,9 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from types import TracebackType
-from typing import Final, Self, TextIO
-
-from headwater.ops.config.setting import ConfigError
+from typing import Any, Final, Self, TextIO
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
@@ -24,6 +22,11 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
         ).rstrip()
 
     return "\n".join([line(headers), line(["-" * width for width in widths]), *map(line, cells)])
+
+
+def fields_of(value: object, *names: str) -> dict[str, Any]:
+    """Fields of a document that a value has under the same names."""
+    return {name: getattr(value, name) for name in names}
 
 
 QUIET_S: Final = 1.5
@@ -124,14 +127,13 @@ def _parsed(text: str) -> datetime | None:
     return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
 
 
-def required_time_ns(flag: str, text: str, now_ns: int) -> int:
-    """`time_ns`. Raises `ConfigError` that names the flag."""
-    found = time_ns(text, now_ns)
-    if found is None:
-        raise ConfigError(f"{flag} {text}: it is no time: give {FORMS}")
-    return found
+def iso_time(wall_ns: int) -> str:
+    """A time as ISO 8601 has it, to the millisecond, in UTC: 2026-11-26T21:05:00.000Z."""
+    return (
+        datetime.fromtimestamp(wall_ns / 1e9, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    )
 
 
-def shown_time(wall_ns: int) -> str:
-    """A time to the millisecond, in UTC."""
+def utc_time(wall_ns: int) -> str:
+    """A time for a line of text, to the millisecond: 2026-11-26 21:05:00.000 UTC."""
     return f"{datetime.fromtimestamp(wall_ns // 1_000_000_000, UTC):%Y-%m-%d %H:%M:%S}.{wall_ns // 1_000_000 % 1000:03} UTC"

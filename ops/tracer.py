@@ -37,11 +37,10 @@ from headwater.ops.config.processes import TracerProcess
 from headwater.ops.config.sections import TraceSettings, receiver_of
 from headwater.ops.config.setting import ConfigError
 from headwater.ops.history.request_spans import Stamped
-from headwater.ops.history.requests import request_of
-from headwater.ops.history.trace_spans import OtlpSender, Routing, Trace, need_opentelemetry, spans_of
+from headwater.ops.history.requests import StoredDecision, decisions_in, request_of
+from headwater.ops.history.trace_spans import OtlpSender, Trace, need_opentelemetry, spans_of
 from headwater.ops.start.actor import Host, run_one
 from headwater.schemas.events import RequestAccepted, RequestCheckpoint, RequestEnded
-from headwater.schemas.routing import Decision
 from headwater.schemas.subjects import ANY, pool_subject
 
 if TYPE_CHECKING:
@@ -81,7 +80,7 @@ class Gathering:
     def __init__(self, settings: TraceSettings) -> None:
         self._settings = settings
         self._open: dict[str, Held] = {}
-        self._decisions: dict[str, list[Routing]] = {}
+        self._decisions: dict[str, list[StoredDecision]] = {}
         self.left_out = 0
 
     def requests(self, record: Record) -> Iterator[Ended]:
@@ -103,10 +102,8 @@ class Gathering:
 
     def routes(self, record: Record) -> None:
         """Take a message of a pool's log."""
-        for event in record.batch.events:
-            if isinstance(event, Decision):
-                made = Routing(record.batch.writer, record.position, event)
-                self._decisions.setdefault(request_of(event.request), []).append(made)
+        for made in decisions_in(record):
+            self._decisions.setdefault(request_of(made.decision.request), []).append(made)
         _bound(self._decisions)
 
     def finish(self, ended: Iterable[Ended]) -> list[tuple[Ended, Trace]]:
@@ -130,7 +127,7 @@ class Gathering:
         self._open.clear()
 
 
-def _bound(held: dict[str, Held] | dict[str, list[Routing]]) -> int:
+def _bound(held: dict[str, Held] | dict[str, list[StoredDecision]]) -> int:
     """Drop the oldest beyond `HELD_MAX`; returns how many."""
     excess = len(held) - HELD_MAX
     for _ in range(excess):

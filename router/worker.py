@@ -192,6 +192,11 @@ class Traits(NamedTuple):
         return self.state == "ready" and not self.draining
 
 
+def state_of(worker: "Worker | Traits") -> WorkerState:
+    """Its state for people, in which draining shows however it was announced."""
+    return "draining" if worker.draining and worker.state == "ready" else worker.state
+
+
 def step_kind(engine: str, role: Role) -> str:
     """Workers of one kind have the same step times: those of an engine, and apart from them those that encode images with it."""
     return f"{engine} encoder" if role == "encode" else engine
@@ -260,11 +265,6 @@ class Worker(msgspec.Struct):
     def step_kind(self) -> str:
         """See `step_kind`."""
         return step_kind(self.engine, self.role)
-
-    @property
-    def shown_state(self) -> str:
-        """Its state, in which draining shows however it was announced."""
-        return "draining" if self.draining and self.state == "ready" else self.state
 
     @property
     def takes_requests(self) -> bool:

@@ -37,14 +37,16 @@ def _panel(title: str, unit: Unit, *queries: tuple[str, str], wide: bool = False
     return Panel(title, unit, tuple(Query(*query) for query in queries), wide)
 
 
-def _quantiles(metric: str, by: str, *quantiles: float) -> tuple[tuple[str, str], ...]:
-    return tuple(
+def _times(title: str, metric: str, by: str, *quantiles: float) -> Panel:
+    """Quantiles of a histogram of seconds, a series for each value of a label."""
+    queries = [
         (
             f"histogram_quantile({quantile}, sum by ({by}, le) (rate({metric}_bucket[$r])))",
             f"p{quantile * 100:g} {{{{{by}}}}}",
         )
         for quantile in quantiles
-    )
+    ]
+    return _panel(title, "s", *queries)
 
 
 FLEET: Final = Board(
@@ -131,11 +133,7 @@ ROUTING: Final = Board(
             ("sum by (pool, engine) (rate(headwater_router_decisions_total[$r]))", "{{pool}} {{engine}}"),
             ("sum by (pool) (rate(headwater_router_refusals_total[$r]))", "{{pool}}: no worker"),
         ),
-        _panel(
-            "How long does a decision take?",
-            "s",
-            *_quantiles("headwater_router_decision_seconds", "pool", 0.5, 0.99),
-        ),
+        _times("How long does a decision take?", "headwater_router_decision_seconds", "pool", 0.5, 0.99),
         _panel(
             "How much worse than the best choice is the choice (shadow)?",
             "short",
@@ -177,35 +175,31 @@ LATENCY: Final = Board(
     "Latency",
     "Is it slow, for whom, and where is the time spent?",
     (
-        _panel(
+        _times(
             "How long until the first token?",
-            "s",
-            *_quantiles("headwater_edge_time_to_first_token_seconds", "model", 0.5, 0.9, 0.99),
+            "headwater_edge_time_to_first_token_seconds",
+            "model",
+            0.5,
+            0.9,
+            0.99,
         ),
-        _panel(
+        _times(
             "How long between tokens?",
-            "s",
-            *_quantiles("headwater_edge_time_per_output_token_seconds", "model", 0.5, 0.9, 0.99),
+            "headwater_edge_time_per_output_token_seconds",
+            "model",
+            0.5,
+            0.9,
+            0.99,
         ),
-        _panel(
-            "How long does a request take?",
-            "s",
-            *_quantiles("headwater_edge_request_seconds", "model", 0.5, 0.9, 0.99),
-        ),
-        _panel(
-            "Does it wait for admission?",
-            "s",
-            *_quantiles("headwater_router_queue_seconds", "priority", 0.5, 0.99),
-        ),
-        _panel(
-            "Does it wait in the engine?",
-            "s",
-            *_quantiles("headwater_engine_queue_seconds", "pool", 0.5, 0.99),
-        ),
-        _panel(
+        _times("How long does a request take?", "headwater_edge_request_seconds", "model", 0.5, 0.9, 0.99),
+        _times("Does it wait for admission?", "headwater_router_queue_seconds", "priority", 0.5, 0.99),
+        _times("Does it wait in the engine?", "headwater_engine_queue_seconds", "pool", 0.5, 0.99),
+        _times(
             "How long does the engine take to the first token?",
-            "s",
-            *_quantiles("headwater_engine_time_to_first_token_seconds", "pool", 0.5, 0.99),
+            "headwater_engine_time_to_first_token_seconds",
+            "pool",
+            0.5,
+            0.99,
         ),
     ),
 )
@@ -215,11 +209,7 @@ LOG: Final = Board(
     "Log",
     "Does the log take what is written, do routers follow it, and do engines publish their KV events?",
     (
-        _panel(
-            "How long does an append take?",
-            "s",
-            *_quantiles("headwater_log_append_seconds", "what", 0.5, 0.99),
-        ),
+        _times("How long does an append take?", "headwater_log_append_seconds", "what", 0.5, 0.99),
         _panel(
             "Is anything stalled, retried or dropped?",
             "short",
@@ -301,15 +291,13 @@ ENGINE: Final = Board(
                 "{{worker}}",
             ),
         ),
-        _panel(
-            "How long do requests wait there?",
-            "s",
-            *_quantiles("headwater_engine_queue_seconds", "worker", 0.5, 0.99),
-        ),
-        _panel(
+        _times("How long do requests wait there?", "headwater_engine_queue_seconds", "worker", 0.5, 0.99),
+        _times(
             "How long between its tokens?",
-            "s",
-            *_quantiles("headwater_engine_time_per_output_token_seconds", "worker", 0.5, 0.99),
+            "headwater_engine_time_per_output_token_seconds",
+            "worker",
+            0.5,
+            0.99,
         ),
         _panel(
             "Does it preempt, or refuse?",

@@ -40,7 +40,7 @@ Scopes = frozenset[ConsoleScope]
 READ: Final[Scopes] = frozenset({"read"})
 LOCAL: Final[Scopes] = frozenset({"read", "tenants", "contents"})
 """Of a client on loopback without a token: whoever is on this machine can read the log as well."""
-EVERYTHING: Final[Scopes] = frozenset({"read", "tenants", "contents", "control"})
+EVERYTHING: Final[Scopes] = LOCAL | {"control"}
 
 LOCAL_NAMES: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
@@ -65,20 +65,11 @@ class ConsoleAccess:
         if headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin") and (
             scope["path"] != "/" or scope["method"] != "GET"
         ):
-            raise ApiError(
-                403,
-                "Pages of other sites cannot use this console.",
-                kind="permission_error",
-                code="cross_site",
-            )
+            raise forbidden("Pages of other sites cannot use this console.", code="cross_site")
         host = headers.get(b"host", b"").decode("latin-1").rsplit(":", 1)[0]
         if self._is_open and host not in LOCAL_NAMES:
-            raise ApiError(
-                403,
-                f"This console answers under localhost only, not under {host[:80]!r}.",
-                kind="permission_error",
-                code="wrong_host",
-            )
+            text = f"This console answers under localhost only, not under {host[:80]!r}."
+            raise forbidden(text, code="wrong_host")
 
     async def admit(self, scope: Scope) -> Scopes:
         """What the sender of a request may see. Raises `ApiError` 401, 403 and 429."""
@@ -269,11 +260,8 @@ class ConsoleApp:
     async def _control(self, scope: Scope, receive: Receive, send: Send) -> None:
         scopes = await self._access.admit(scope)
         if self._admin is None or "control" not in scopes:
-            raise ApiError(
-                403,
-                "Control of workers needs a console with --console-token-file, and one of its tokens.",
-                kind="permission_error",
-                code="insufficient_scope",
+            raise forbidden(
+                "Control of workers needs a console with --console-token-file, and one of its tokens."
             )
         await self._admin(scope, receive, send)
 

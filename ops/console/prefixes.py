@@ -3,18 +3,17 @@
 The latter names the event that stored a block, and the decision whose prompt or answer it is part of.
 """
 
-from collections.abc import AsyncIterator
 from typing import Final, Literal, NamedTuple
 
 import msgspec
 import numpy as np
 
 from headwater.actors.http.errors import bad_request
-from headwater.events.ports import Log, Record
 from headwater.ops.console.query import Query, not_found
-from headwater.ops.console.views import WINDOW_S_MAX, Document, head, ms, notice_of
+from headwater.ops.console.views import WINDOW_S_MAX, Document, head, ms, notice_of, outwards
 from headwater.ops.history.history import History
-from headwater.ops.history.requests import request_of
+from headwater.ops.history.requests import decisions_in, request_of
+from headwater.ops.terminal import fields_of
 from headwater.router.index.prefix_index import PrefixIndex
 from headwater.router.index.tree import TokenRun, Tree, tree
 from headwater.schemas import subjects
@@ -55,7 +54,7 @@ class Cause(NamedTuple):
 async def stored_by(history: History, worker: str, block: int, until: int) -> Stored | None:
     """The latest event of a worker that stored a block, up to a position; None if the log has none, or it is too far back."""
     wanted = subjects.pool_subject(history.ports.ns, history.pool, "kv", worker)
-    async for records in _backwards(history.log, until, wanted):
+    async for records, _ in outwards(history.log, until, [wanted], forward=False, most=SCANNED_MAX):
         for record in records:
             for event in reversed(record.batch.events):
                 if (
@@ -77,20 +76,20 @@ async def cause_of(history: History, position: int, worker: str, block: int, sto
         for record in piece.records
     ]
     seen = 0
-    async for records in _backwards(history.log, stored.position, wanted):
+    async for records, _ in outwards(history.log, stored.position, [wanted], forward=False, most=SCANNED_MAX):
         made = [
-            (record.position, event)
+            one
             for record in (*records, *late)
-            for event in reversed(record.batch.events)
-            if isinstance(event, Decision) and event.worker == worker
+            for one in reversed(list(decisions_in(record)))
+            if one.decision.worker == worker
         ]
         late = []
         if made:
             # What another view folds in the meantime is folded again, so that nothing is kept of the index.
             index = (await history.state_at(position)).index
-            found = next((one for one in made if leads_to(one[1], index, block)), None)
+            found = next((one for one in made if leads_to(one.decision, index, block)), None)
             if found is not None:
-                return Cause(found[1].request, found[0], _part(found[1], index, block))
+                return Cause(found.decision.request, found.position, _part(found.decision, index, block))
         seen += len(made)
         if seen >= DECISIONS_MAX:
             break
@@ -119,19 +118,6 @@ def _part(decision: Decision, index: PrefixIndex, block: int) -> Part:
     return "answer" if chain is not None and len(chain) > decision.blocks else "prompt"
 
 
-async def _backwards(log: Log, until: int, subject: str) -> AsyncIterator[list[Record]]:
-    """The messages of a subject up to a position in pieces that grow, the latest first."""
-    first = (await log.bounds()).first
-    edge, span, looked = until, 512, 0
-    while edge >= first and looked < SCANNED_MAX:
-        start = max(first - 1, edge - span)
-        records = [record async for piece in log.scan(start, edge, [subject]) for record in piece.records]
-        yield records[::-1]
-        looked += edge - start
-        edge = start
-        span = min(2 * span, 65_536)
-
-
 RUNS_MAX: Final = 5_000
 
 HOLDERS_MAX: Final = 24
@@ -158,10 +144,7 @@ async def tree_view(history: History, query: Query) -> Document:
     sizes = {one.block_size for one in state.loads.workers.values()}
     return {
         **head(moment, notice_of(history)),
-        "blocks": found.blocks,
-        "workers": found.workers,
-        "total": found.total,
-        "refused": found.refused,
+        **fields_of(found, "blocks", "workers", "total", "refused"),
         "cold": sorted(state.cold),
         "block_size": min(sizes) if len(sizes) == 1 else None,
         "held": dict(sorted(state.index.blocks.items())),
@@ -243,10 +226,8 @@ async def origin_view(history: History, query: Query) -> Document:
             "tier": TIER_NAMES[stored.tier],
         },
         "cause": {
-            "decision": cause.decision,
+            **cause._asdict(),
             "request": request_of(cause.decision),
-            "position": cause.position,
-            "part": cause.part,
         }
         if cause is not None
         else None,

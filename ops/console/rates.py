@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
+from headwater.actors.edge.admit.principal import forbidden
 
-from headwater.actors.http.errors import ApiError
 from headwater.ops.console.query import Query
 from headwater.ops.console.views import (
     NO_TENANT,
@@ -169,12 +169,7 @@ Field = Literal["tenant", "model"]
 def refuse_tenants(query: Query) -> None:
     """What tells tenants apart is refused to who may not see them: also without names their number and traffic would show. Raises `ApiError` 403."""
     if query.text("tenant") or query.text("split") == "tenant":
-        raise ApiError(
-            403,
-            "Tenants are shown to who has the scope 'admin' or a token of --console-token-file.",
-            kind="permission_error",
-            code="insufficient_scope",
-        )
+        raise forbidden("Tenants are shown to who has the scope 'admin' or a token of --console-token-file.")
 
 
 async def series_view(history: History, query: Query, *, tenants: bool) -> Document:

@@ -1,19 +1,22 @@
 """The views of single records of the logs: one decision, events, and the next position where something happened."""
 
-from collections.abc import Iterator, Sequence
-from typing import Any, Final, Literal
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from operator import attrgetter, itemgetter
+from typing import Final, Literal, TypeVar
 
 import msgspec
 
 from headwater.actors.http.errors import ApiError, bad_request
-from headwater.events.ports import Record
+from headwater.events.ports import Log, Record
 from headwater.ops.console.query import Query, not_found
 from headwater.ops.console.requests import known_moment, request_named
-from headwater.ops.console.views import Document, head, ms, notice_of, tenant_text
+from headwater.ops.console.views import Document, head, ms, notice_of, outwards, tenant_text
 from headwater.ops.history import decision as decisions
 from headwater.ops.history.explanation import event_line
 from headwater.ops.history.history import History, Moment
-from headwater.ops.history.requests import Request, attempt_of, regret_ms, request_of
+from headwater.ops.history.requests import Request, StoredDecision, attempt_of, regret_ms, request_of
+from headwater.ops.terminal import fields_of
 from headwater.router.decide import RECOMPUTABLE
 from headwater.router.policies import POLICIES
 from headwater.schemas import subjects
@@ -44,7 +47,7 @@ async def decision_view(history: History, query: Query) -> Document:
     if found is None:
         raise not_found(f"The request {row.id} has no decision {name[:100]}.")
     moment = await known_moment(history, row, query.optional("at"))
-    if found.stored > moment.position:
+    if found.position > moment.position:
         raise ApiError(
             404, f"The decision {name[:100]} is not made yet at position {moment.position}.", code="not_yet"
         )
@@ -72,26 +75,20 @@ async def decision_view(history: History, query: Query) -> Document:
     }
 
 
-def _decided(history: History, found: decisions.Found) -> Document:
+def _decided(history: History, found: StoredDecision) -> Document:
     """What a decision's record says besides its candidates."""
     decision = found.decision
     return {
         "id": decision.request,
-        "stored": found.stored,
+        "stored": found.position,
         "request": request_of(decision.request),
         "router": f"{found.router[0]}.{found.router[1]}",
-        "prompt_tokens": decision.prompt_tokens,
-        "blocks": decision.blocks,
-        "policy": decision.preferences.policy,
-        "temperature": decision.preferences.temperature,
-        "seed": decision.seed,
-        "algorithm": decision.algorithm,
+        **fields_of(
+            decision, "prompt_tokens", "blocks", "seed", "algorithm", "scored", "waited_ms", "degraded", "leg"
+        ),
+        **fields_of(decision.preferences, "policy", "temperature"),
         "recomputable": decision.algorithm in RECOMPUTABLE,
         "unit": "ms" if decisions.is_timed(decision) else "blocks",
-        "scored": decision.scored,
-        "waited_ms": decision.waited_ms,
-        "degraded": decision.degraded,
-        "leg": decision.leg,
         "tenant": tenant_text(decision.tenant),
         "chosen": decision.worker,
         "why": decisions.explanation(decision, history.engines),
@@ -99,27 +96,22 @@ def _decided(history: History, found: decisions.Found) -> Document:
     }
 
 
+CANDIDATE_FIELDS: Final = (
+    *("worker", "leg", "score", "cached_blocks", "assumed_blocks", "lower_blocks", "requests", "loads_lora"),
+    *("queue_ms", "prefill_ms", "transfer_ms", "itl_ms", "ttft_ms"),
+)
+"""What the page shows of a candidate as the decision has it."""
+
+
 def _candidates(
     history: History, decision: Decision, candidates: Sequence[Candidate], sizes: dict[str, int]
 ) -> list[Document]:
     return [
         {
-            "worker": one.worker,
+            **fields_of(one, *CANDIDATE_FIELDS),
             "engine": history.engines.get(one.worker, ""),
-            "leg": one.leg,
-            "score": one.score,
-            "cached_blocks": one.cached_blocks,
-            "assumed_blocks": one.assumed_blocks,
-            "lower_blocks": one.lower_blocks,
             "queued_tokens": one.prefill_tokens,
             "held_blocks": one.decode_blocks,
-            "requests": one.requests,
-            "loads_lora": one.loads_lora,
-            "queue_ms": one.queue_ms,
-            "prefill_ms": one.prefill_ms,
-            "transfer_ms": one.transfer_ms,
-            "itl_ms": one.itl_ms,
-            "ttft_ms": one.ttft_ms,
             "e2e_ms": decision.e2e_ms(one),
             "terms": [term._asdict() for term in decisions.terms_of(one, decision, sizes.get(one.worker, 0))],
         }
@@ -145,7 +137,7 @@ def _found(row: Request, decision: Decision, block_size: int, now_ns: int) -> Do
 
 
 async def _what_if(
-    history: History, query: Query, found: decisions.Found, sizes: dict[str, int]
+    history: History, query: Query, found: StoredDecision, sizes: dict[str, int]
 ) -> Document | None:
     given = query.below("weight.")
     if not query.text("policy") and not given:
@@ -158,24 +150,15 @@ async def _what_if(
     except ValueError as error:
         raise bad_request(f"{error}.") from error
     other = await decisions.what_if(history, found, policy, weights)
+    document: Document = {"policy": policy, "weights": weights, "problem": other.problem}
     if other.decision is None:
-        return {
-            "policy": policy,
-            "weights": weights,
-            "worker": "",
-            "same": False,
-            "why": "",
-            "candidates": [],
-            "problem": other.problem,
-        }
+        return {**document, "worker": "", "same": False, "why": "", "candidates": []}
     return {
-        "policy": policy,
-        "weights": weights,
+        **document,
         "worker": other.decision.worker,
         "same": other.decision.worker == found.decision.worker,
         "why": decisions.explanation(other.decision, history.engines),
         "candidates": _candidates(history, other.decision, other.candidates, sizes),
-        "problem": "",
     }
 
 
@@ -186,8 +169,7 @@ def policies_view() -> Document:
             {"name": name, "text": (policy.__doc__ or "").split("\n")[0]} for name, policy in POLICIES.items()
         ],
         "weights": [
-            {"name": field.name, "default": field.default, "text": ""}
-            for field in msgspec.structs.fields(Weights)
+            {"name": field.name, "default": field.default} for field in msgspec.structs.fields(Weights)
         ],
     }
 
@@ -218,8 +200,8 @@ async def events_view(history: History, query: Query, *, contents: bool) -> Docu
         rows, cut = await _scan_events(history.log, moment.position, forward, limit, wanted, query, contents)
         found, more = found + rows, more or cut
     if not kinds or "req" in kinds:
-        at = await history.log_of_requests.position_at(moment.stored_ns)
-        rows, cut = await _scan_events(history.log_of_requests, at, forward, limit, (), query, contents)
+        at = await history.ports.requests.position_at(moment.stored_ns)
+        rows, cut = await _scan_events(history.ports.requests, at, forward, limit, (), query, contents)
         found, more = found + rows, more or cut
     found.sort(key=lambda one: (one["time_ms"], one["position"], one["index"]))
     kept = found[:limit] if forward else found[-limit:]
@@ -227,27 +209,19 @@ async def events_view(history: History, query: Query, *, contents: bool) -> Docu
 
 
 async def _scan_events(
-    log: Any, position: int, forward: bool, limit: int, wanted: Sequence[str], query: Query, contents: bool
+    log: Log, position: int, forward: bool, limit: int, wanted: Sequence[str], query: Query, contents: bool
 ) -> tuple[list[Document], bool]:
-    """Up to `limit` events after a position, or the last ones before it, in pieces that grow until there are enough."""
+    """Up to `limit` events after a position, or the last ones before it, the nearest first; and whether there may be more."""
     found: list[Document] = []
-    first, last = await log.bounds()
-    span, edge = 256, position
-    looked = 0
-    while len(found) < limit and looked < SCANNED_MAX and (edge < last if forward else edge >= first):
-        start, stop = (edge, edge + span) if forward else (max(first - 1, edge - span), edge)
-        rows = [
-            row
-            async for piece in log.scan(start, stop, wanted)
-            for record in piece.records
-            for row in _events(record, query, contents)
-        ]
-        found = found + rows if forward else rows + found
-        looked += stop - start
-        edge = stop if forward else start
-        span *= 2
-    rest = edge < last if forward else edge >= first
-    return (found[:limit] if forward else found[-limit:]), len(found) > limit or rest
+    more = False
+    async for records, has_more in outwards(log, position, wanted, forward=forward, most=SCANNED_MAX):
+        for record in records:
+            rows = list(_events(record, query, contents))
+            found += rows if forward else reversed(rows)
+        more = has_more
+        if len(found) >= limit:
+            break
+    return found[:limit], len(found) > limit or more
 
 
 def _events(record: Record, query: Query, contents: bool) -> Iterator[Document]:
@@ -336,13 +310,22 @@ async def step_view(history: History, query: Query) -> Document:
 
 
 Step = tuple[int, str, str]
+ItemT = TypeVar("ItemT")
+
+
+def _beside(
+    several: Sequence[ItemT], position: int, position_of: Callable[[ItemT], int], *, forward: bool
+) -> ItemT | None:
+    """The next or previous of several, which are in the order of their positions."""
+    if forward:
+        at = bisect_right(several, position, key=position_of)
+    else:
+        at = bisect_left(several, position, key=position_of) - 1
+    return several[at] if 0 <= at < len(several) else None
 
 
 def _step_fleet(history: History, moment: Moment, forward: bool) -> Step | None:
-    marks = history.fleet.marks
-    later = [mark for mark in marks if mark.position > moment.position] if forward else []
-    earlier = [mark for mark in marks if mark.position < moment.position] if not forward else []
-    mark = later[0] if later else earlier[-1] if earlier else None
+    mark = _beside(history.fleet.marks, moment.position, attrgetter("position"), forward=forward)
     return (mark.position, f"{mark.worker} {mark.text}", "") if mark is not None else None
 
 
@@ -354,28 +337,17 @@ def _step_request(history: History, moment: Moment, forward: bool) -> Step | Non
         moment.stored_ns + (near if forward else 0),
     )
     known = sorted((row.decisions[0], row.id) for row in rows if row.decisions)
-    later = [one for one in known if one[0] > moment.position]
-    earlier = [one for one in known if one[0] < moment.position]
-    found = (later[0] if later else None) if forward else (earlier[-1] if earlier else None)
+    found = _beside(known, moment.position, itemgetter(0), forward=forward)
     return (found[0], f"request {found[1]}", found[1]) if found is not None else None
 
 
 async def _step_log(history: History, moment: Moment, forward: bool, by: StepKind) -> Step | None:
     wanted = [] if by == "message" else [subjects.pool_subject(history.ports.ns, history.pool, "route", ANY)]
-    first, last = await history.log.bounds()
-    span, edge = 256, moment.position if forward else moment.position - 1
-    looked = 0
-    while looked < STEP_MAX and (edge < last if forward else edge >= first):
-        start, stop = (edge, edge + span) if forward else (max(first - 1, edge - span), edge)
-        records = [
-            record async for piece in history.log.scan(start, stop, wanted) for record in piece.records
-        ]
-        for record in records if forward else reversed(records):
+    start = moment.position if forward else moment.position - 1
+    async for records, _ in outwards(history.log, start, wanted, forward=forward, most=STEP_MAX):
+        for record in records:
             for event in record.batch.events:
                 if by == "message" or isinstance(event, Decision):
                     request = request_of(event.request) if isinstance(event, Decision) else ""
                     return record.position, _line(event), request
-        edge = stop if forward else start
-        looked += span
-        span *= 2
     return None

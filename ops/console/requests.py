@@ -7,16 +7,23 @@ from typing import Final, Literal
 import msgspec
 
 from headwater.actors.http.errors import ApiError
-from headwater.events.ports import Record
 from headwater.ops.console.query import Query, not_found
 from headwater.ops.console.views import NO_TENANT, Document, head, ms, notice_of, tenant_text
 from headwater.ops.history import series
 from headwater.ops.history.explanation import describe, event_line
 from headwater.ops.history.history import History, Moment
 from headwater.ops.history.request_spans import Stamped, events_of, waterfall
-from headwater.ops.history.requests import SLOW_SHARE, Order, Request, State, request_of
+from headwater.ops.history.requests import (
+    SLOW_SHARE,
+    Order,
+    Request,
+    State,
+    StoredDecision,
+    decisions_in,
+    request_of,
+)
+from headwater.ops.terminal import fields_of
 from headwater.schemas.events import RequestAccepted, RequestEnded
-from headwater.schemas.routing import Decision
 
 FOREVER_NS: Final = (1 << 63) - 1
 
@@ -114,12 +121,10 @@ def _row(row: Request, moment: Moment) -> Document:
     ended, started = not row.is_open(now_ns), 0 < row.started_ns <= now_ns
     workers = [name for time_ns, name in row.workers if time_ns <= now_ns]
     return {
-        "id": row.id,
+        **fields_of(
+            row, "id", "endpoint", "model", "prompt_tokens", "max_tokens", "choices", "stream", "media"
+        ),
         "time_ms": ms(row.accepted_ns),
-        "endpoint": row.endpoint,
-        "model": row.model,
-        "prompt_tokens": row.prompt_tokens,
-        "max_tokens": row.max_tokens,
         "completion_tokens": row.completion_tokens if ended else None,
         "cached_tokens": row.found_tokens if started and row.found_tokens >= 0 else None,
         "ttft_ms": row.ttft_ms if started else None,
@@ -130,9 +135,6 @@ def _row(row: Request, moment: Moment) -> Document:
         "reason": row.reason if ended else "",
         "error": _error(row, now_ns),
         "workers": list(dict.fromkeys(workers)),
-        "choices": row.choices,
-        "stream": row.stream,
-        "media": row.media,
         "tenant": tenant_text(row.tenant),
         "priority": row.priority,
         "position": row.decisions[0] if decided else None,
@@ -146,9 +148,9 @@ async def request_view(history: History, query: Query, *, contents: bool) -> Doc
     """A request as it was known at the position: stages, decisions, and with `contents` what was sent and answered by then."""
     row = request_named(history, query.required("id"))
     moment = await known_moment(history, row, query.optional("at"))
-    events = await events_of(history.log_of_requests, row, moment.stored_ns)
+    events = await events_of(history.ports.requests, row, moment.stored_ns)
     made = [found async for found in _decisions_of(history, row, moment.position)]
-    shown = waterfall(events, [decision for decision, _ in made])
+    shown = waterfall(events, [one.decision for one in made])
     own = _row(row, moment)
     return {
         **own,
@@ -160,21 +162,14 @@ async def request_view(history: History, query: Query, *, contents: bool) -> Doc
         "media": _media(events),
         "spans": [
             {
-                "name": span.name,
-                "label": span.label,
-                "choice": span.choice,
-                "worker": span.worker,
+                **fields_of(span, "name", "label", "choice", "worker", "attempt", "outcome", "detail"),
                 "start_ms": ms(span.start_ns),
                 "end_ms": ms(span.end_ns),
-                "parent": None,
-                "attempt": span.attempt,
-                "outcome": span.outcome,
-                "detail": span.detail,
             }
             for span in shown.spans
         ],
         "marks": [{**mark._asdict(), "time_ms": ms(mark.time_ns)} for mark in shown.marks],
-        "decisions": [_short(decision, record) for decision, record in made],
+        "decisions": [_short(one) for one in made],
         "contents": _contents(events) if contents else None,
         "explanation": _lines(history, made, events),
     }
@@ -211,25 +206,22 @@ async def _position_after(history: History, time_ns: int) -> int:
     return min(await history.position_at(time_ns - 1) + 1, history.last.position)
 
 
-async def _decisions_of(history: History, row: Request, until: int) -> AsyncIterator[tuple[Decision, Record]]:
+async def _decisions_of(history: History, row: Request, until: int) -> AsyncIterator[StoredDecision]:
     for position in dict.fromkeys(position for position in row.decisions if position <= until):
         record = await history.record_at(position)
-        for event in record.batch.events if record is not None else ():
-            if isinstance(event, Decision) and request_of(event.request) == row.id and record is not None:
-                yield event, record
+        for found in decisions_in(record) if record is not None else ():
+            if request_of(found.decision.request) == row.id:
+                yield found
 
 
-def _short(decision: Decision, record: Record) -> Document:
+def _short(found: StoredDecision) -> Document:
+    decision = found.decision
     return {
         "id": decision.request,
-        "position": decision.position,
-        "stored": record.position,
-        "time_ms": ms(record.stored_ns),
-        "worker": decision.worker,
-        "leg": decision.leg,
-        "waited_ms": decision.waited_ms,
+        "stored": found.position,
+        "time_ms": ms(found.stored_ns),
         "policy": decision.preferences.policy,
-        "algorithm": decision.algorithm,
+        **fields_of(decision, "position", "worker", "leg", "waited_ms", "algorithm"),
     }
 
 
@@ -252,9 +244,9 @@ def _contents(events: Sequence[Stamped]) -> Document | None:
     }
 
 
-def _lines(history: History, made: Sequence[tuple[Decision, Record]], events: Sequence[Stamped]) -> list[str]:
+def _lines(history: History, made: Sequence[StoredDecision], events: Sequence[Stamped]) -> list[str]:
     """What `headwater explain` prints."""
     lines = []
-    for decision, record in made:
-        lines += describe(decision, record.position, (), history.engines).splitlines()
+    for one in made:
+        lines += describe(one.decision, one.position, (), history.engines).splitlines()
     return [*lines, *(event_line(event) for _, _, event in events)]

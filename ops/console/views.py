@@ -5,17 +5,19 @@ Each is a function of the history and the position alone, so that who opens the 
 
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, Final
 
 import numpy as np
 
+from headwater.events.ports import Log, Record
 from headwater.ops.console.query import Query
 from headwater.ops.history import series
 from headwater.ops.history.findings import BEFORE_NS, RECENT_NS, STUCK_NS, findings, is_stuck
 from headwater.ops.history.history import History, Mark, Moment
 from headwater.ops.history.requests import Request
 from headwater.ops.history.stuck import OpenRequests, Stuck, Surroundings, stuck_requests
+from headwater.ops.terminal import fields_of
 from headwater.router.worker import Worker
 
 Document = dict[str, Any]
@@ -44,6 +46,27 @@ def notice_of(history: History) -> str:
     if history.indexed_from:
         return f"The log keeps nothing before position {history.indexed_from}."
     return ""
+
+
+SPAN_MAX: Final = 65_536
+"""Positions that are read at once, looking for something."""
+
+
+async def outwards(
+    log: Log, position: int, subjects: Sequence[str], *, forward: bool, most: int
+) -> AsyncIterator[tuple[list[Record], bool]]:
+    """The messages after a position, or those up to it, the nearest first, in pieces that grow; and whether the log has more beyond each.
+
+    It ends after `most` positions.
+    """
+    first, last = await log.bounds()
+    span, edge = 256, position
+    while abs(edge - position) < most and (edge < last if forward else edge >= first):
+        start, stop = (edge, edge + span) if forward else (max(first - 1, edge - span), edge)
+        records = [record async for piece in log.scan(start, stop, subjects) for record in piece.records]
+        edge = stop if forward else start
+        yield (records, edge < last) if forward else (records[::-1], edge >= first)
+        span = min(2 * span, SPAN_MAX)
 
 
 async def log_view(history: History) -> Document:
@@ -98,32 +121,23 @@ async def fleet_view(history: History, query: Query) -> Document:
     }
 
 
+WORKER_FIELDS: Final = (
+    *("name", "epoch", "engine", "revision", "role", "instance", "tier", "taints", "loras", "lora_slots"),
+    *("running", "waiting", "used_blocks", "total_blocks", "block_size", "max_running", "pace"),
+)
+"""What the page shows of a worker as the fold has it."""
+
+
 def _worker(one: Worker, history: History, hits: dict[str, float], moment: Moment) -> Document:
     tokens, _ = one.promised(moment.stored_ns)
     joined = history.fleet.joined.get((one.name, one.epoch))
     return {
-        "name": one.name,
-        "epoch": one.epoch,
-        "engine": one.engine,
-        "revision": one.revision,
-        "role": one.role,
+        **fields_of(one, *WORKER_FIELDS),
         "state": "draining" if one.draining else one.state,
-        "instance": one.instance,
-        "tier": one.tier,
-        "taints": one.taints,
-        "loras": one.loras,
-        "lora_slots": one.lora_slots,
         "joined_ms": ms(joined) if joined else None,
-        "running": one.running,
-        "waiting": one.waiting,
         "requests": len(one.requests),
         "queued_tokens": tokens,
-        "used_blocks": one.used_blocks,
-        "total_blocks": one.total_blocks,
-        "block_size": one.block_size,
-        "max_running": one.max_running,
         "step_ms": one.step_ms or None,
-        "pace": one.pace,
         "hit_rate": hits.get(one.name),
     }
 
@@ -139,13 +153,7 @@ async def asked_window(history: History, query: Query) -> tuple[Moment, series.W
 def marks_shown(marks: Sequence[Mark]) -> list[Document]:
     """Changes of the fleet for people."""
     return [
-        {
-            "time_ms": ms(mark.time_ns),
-            "kind": mark.kind,
-            "text": mark.text,
-            "worker": mark.worker,
-            "position": mark.position,
-        }
+        {**fields_of(mark, "kind", "text", "worker", "position"), "time_ms": ms(mark.time_ns)}
         for mark in marks
     ]
 
@@ -270,7 +278,7 @@ async def stuck_view(history: History, query: Query) -> Document:
     rows = [row for row in history.requests.open_at(now_ns) if is_stuck(row, now_ns)]
     folded = OpenRequests()
     if rows:
-        log = history.log_of_requests
+        log = history.ports.requests
         until = await log.position_at(now_ns)
         async for piece in log.scan(min(row.log_position for row in rows) - 1, until):
             for record in piece.records:
@@ -307,17 +315,11 @@ def _stuck(one: Stuck) -> Document:
     }
 
 
-FIELDS: Final = (
-    "state",
-    "draining",
-    "role",
-    "loras",
-    "taints",
-    "running",
-    "waiting",
-    "used_blocks",
-    "prefill_tokens",
+DIFF_FIELDS: Final = (
+    *("epoch", "state", "draining", "role", "loras", "taints"),
+    *("running", "waiting", "used_blocks", "prefill_tokens"),
 )
+"""What is compared of a worker, besides the number of its requests."""
 
 
 async def diff_view(history: History, query: Query) -> Document:
@@ -360,8 +362,4 @@ async def diff_view(history: History, query: Query) -> Document:
 
 
 def _facts(worker: Worker) -> Document:
-    return {
-        "epoch": worker.epoch,
-        **{name: getattr(worker, name) for name in FIELDS},
-        "requests": len(worker.requests),
-    }
+    return {**fields_of(worker, *DIFF_FIELDS), "requests": len(worker.requests)}

@@ -14,11 +14,11 @@ from headwater.actors.runtime.ports import Ports
 from headwater.events.ports import Record, Unreadable
 from headwater.ops.config.sections import NatsSettings
 from headwater.ops.config.setting import ConfigError
-from headwater.ops.debug.places import earliest, find_position, nearest_state, open_log, scan_each, show_time
+from headwater.ops.debug.places import earliest, find_position, nearest_state, open_log, scan_each
 from headwater.ops.debug.predicate import Predicate, Totals, Value
 from headwater.ops.debug.tail import data_of, tag_of, text_of
 from headwater.ops.nats.connect import choose_pool, operator_ports
-from headwater.ops.terminal import Progress, table
+from headwater.ops.terminal import Progress, iso_time, table
 from headwater.router.state import RouterState, apply_to_loads
 from headwater.router.worker import NoCredit
 from headwater.schemas.events import LoadReported
@@ -256,7 +256,7 @@ def as_data(pool: str, predicate: Predicate, searched: Searched) -> dict[str, An
             batch = found.message.batch
             events = [{"event": tag_of(event), "fields": data_of(event)} for event in batch.events]
             data |= {
-                "time": show_time(found.message.stored_ns),
+                "time": iso_time(found.message.stored_ns),
                 "message": {"writer": batch.writer, "epoch": batch.epoch, "events": events},
             }
     return data
@@ -284,7 +284,7 @@ def as_text(pool: str, predicate: Predicate, searched: Searched) -> str:
         rows = [(term, _shown(value)) for term, value in _named(predicate, searched.values).items()]
         return "\n".join([*lines, table(("fact", "at the end"), rows)])
     message = found.message
-    time = f", {show_time(message.stored_ns)}" if isinstance(message, Record) else ""
+    time = f", {iso_time(message.stored_ns)}" if isinstance(message, Record) else ""
     lines.append(f"pool {pool}, position {found.position}{time}: {predicate.text}")
     before, after = _named(predicate, found.before), _named(predicate, found.after)
     rows3 = [(term, _shown(before[term]), _shown(value)) for term, value in after.items()]

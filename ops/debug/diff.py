@@ -12,35 +12,25 @@ from headwater.actors.runtime.ports import Ports
 from headwater.events.ports import Unreadable
 from headwater.ops.config.sections import NatsSettings
 from headwater.ops.config.setting import ConfigError
-from headwater.ops.debug.places import find_position, open_log, show_time, state_at, stored_at
+from headwater.ops.debug.places import find_position, open_log, state_at, stored_at
+from headwater.ops.debug.predicate import WORKER, Value
 from headwater.ops.debug.tail import tag_of
 from headwater.ops.nats.connect import choose_pool, operator_ports
-from headwater.ops.terminal import Progress, table
+from headwater.ops.terminal import Progress, iso_time, table
 from headwater.router.state import RouterState, in_order
+from headwater.router.worker import Worker
 from headwater.schemas.subjects import pool_kind
 
 UNREADABLE: Final = "unreadable"
 
 
-class WorkerFacts(msgspec.Struct, frozen=True):
-    """What is compared of a worker. Load is as it last reported; queued tokens and held blocks are of the requests routed to it."""
+COMPARED: Final = (
+    *("epoch", "state", "role", "engine", "adapters", "taints", "running", "waiting", "used_blocks"),
+    *("total_blocks", "requests", "queued_tokens", "held_blocks", "cached_blocks", "cache_known", "step_ms"),
+)
+"""What is compared of a worker: facts that conditions can name, too. Load is as it last reported."""
 
-    epoch: int
-    state: str
-    role: str
-    engine: str
-    adapters: tuple[str, ...]
-    taints: tuple[str, ...]
-    running: int
-    waiting: int
-    used_blocks: int
-    total_blocks: int
-    requests: int
-    queued_tokens: int
-    held_blocks: int
-    cached_blocks: int
-    cache_known: bool
-    step_ms: float
+WorkerFacts = dict[str, Value]
 
 
 class StateFacts(msgspec.Struct, frozen=True):
@@ -73,25 +63,14 @@ class Difference(NamedTuple):
 
 def facts_of(state: RouterState) -> StateFacts:
     """What is compared of a state: a copy."""
+
+    def read(worker: Worker, fact: str) -> Value:
+        if fact == "cache_known":
+            return worker.name not in state.cold
+        return round(worker.step_ms, 3) if fact == "step_ms" else WORKER[fact].read(state, worker)
+
     workers = {
-        name: WorkerFacts(
-            worker.epoch,
-            worker.shown_state,
-            worker.role,
-            worker.engine,
-            worker.loras,
-            worker.taints,
-            worker.running,
-            worker.waiting,
-            worker.used_blocks,
-            worker.total_blocks,
-            len(worker.requests),
-            worker.prefill_tokens,
-            worker.decode_blocks,
-            state.index.blocks.get(name, 0),
-            name not in state.cold,
-            round(worker.step_ms, 3),
-        )
+        name: {fact: read(worker, fact) for fact in COMPARED}
         for name, worker in sorted(state.loads.workers.items())
     }
     splits = {name: dict(split.event.shares) for name, split in sorted(state.loads.splits.items())}
@@ -111,9 +90,9 @@ def changes(before: StateFacts, after: StateFacts) -> Iterator[Change]:
         if old is None or new is None:
             yield Change(name, "present", old is not None, new is not None)
             continue
-        for fact in WorkerFacts.__struct_fields__:
-            if getattr(old, fact) != getattr(new, fact):
-                yield Change(name, fact.replace("_", " "), getattr(old, fact), getattr(new, fact))
+        for fact in COMPARED:
+            if old[fact] != new[fact]:
+                yield Change(name, fact.replace("_", " "), old[fact], new[fact])
 
 
 async def compare(ports: Ports, pool: str, first: str, second: str) -> Difference:
@@ -174,7 +153,7 @@ def as_data(pool: str, found: Difference) -> dict[str, Any]:
 def as_text(pool: str, found: Difference, times: list[int]) -> str:
     """The difference for people."""
     shown = [
-        f"{one.position}{f' ({show_time(time)})' if time else ''}"
+        f"{one.position}{f' ({iso_time(time)})' if time else ''}"
         for one, time in zip((found.before, found.after), times, strict=True)
     ]
     lines = [f"pool {pool}, from position {shown[0]} to {shown[1]}"]
@@ -198,8 +177,8 @@ def as_text(pool: str, found: Difference, times: list[int]) -> str:
 
 def _standing(facts: WorkerFacts) -> str:
     return (
-        f"epoch {facts.epoch}, {facts.state}, {facts.role} on {facts.engine}, running {facts.running}, "
-        f"waiting {facts.waiting}, {facts.requests} requests, {facts.cached_blocks} blocks cached"
+        f"epoch {facts['epoch']}, {facts['state']}, {facts['role']} on {facts['engine']}, running {facts['running']}, "
+        f"waiting {facts['waiting']}, {facts['requests']} requests, {facts['cached_blocks']} blocks cached"
     )
 
 

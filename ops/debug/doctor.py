@@ -13,7 +13,7 @@ from headwater.engines import registry
 from headwater.engines.launcher import launcher_type, open_vulnerabilities
 from headwater.ops import diagnosis
 from headwater.ops.debug.doctor_collect import Asked, collect
-from headwater.ops.debug.doctor_facts import ClockFacts, Facts, Listener, PoolFacts
+from headwater.ops.debug.doctor_facts import ClockFacts, Facts, Listener
 from headwater.ops.diagnosis import KINDS, ORDER, Finding, Severity, finding
 from headwater.ops.nats import server
 from headwater.ops.operator.streams import change
@@ -193,38 +193,22 @@ def check_stalled(facts: Facts) -> Iterator[Finding]:
         yield finding("log-stalled", f"namespace {facts.namespace}", text)
 
 
-def check_answers(facts: Facts) -> Iterator[Finding]:
-    """Processes that have a lease and do not answer."""
+def check_processes(facts: Facts) -> Iterator[Finding]:
+    """Processes that have a lease and do not answer, or have another version; and routers that lag, or whose states differ."""
     for one in facts.processes:
+        about, data = f"{one.kind} {one.name}", one.data or {}
         if one.data is None:
             text = "it renews its lease, and does not answer within 2 s, asked twice"
-            yield finding("process-silent", f"{one.kind} {one.name}", text)
-
-
-def check_versions(facts: Facts) -> Iterator[Finding]:
-    """One version of Headwater everywhere."""
-    for one in facts.processes:
+            yield finding("process-silent", about, text)
         if one.version and one.version != facts.version:
-            yield finding(
-                "versions-differ",
-                f"{one.kind} {one.name}",
-                f"has {one.version}; this command {facts.version}",
-            )
-
-
-def check_routers(facts: Facts) -> Iterator[Finding]:
-    """Routers that lag, or whose states differ."""
-    for one in facts.processes:
-        data = one.data or {}
-        if one.kind != "router":
-            continue
+            yield finding("versions-differ", about, f"has {one.version}; this command {facts.version}")
         if data.get("lag_messages") and float(data.get("lag_s", 0.0)) > LAG_S_MAX:
             text = f"{data['lag_messages']} messages are unread, the newest folded one is {data['lag_s']:g} s old"
-            yield finding("router-behind", f"router {one.name}", text)
+            yield finding("router-behind", about, text)
         if others := data.get("diverged"):
             first = min(others.values())
             text = f"its state differs from that of {', '.join(sorted(others))} from position {first} on"
-            yield finding("routers-differ", f"router {one.name}", text)
+            yield finding("routers-differ", about, text)
 
 
 def check_restarts(facts: Facts) -> Iterator[Finding]:
@@ -316,16 +300,11 @@ def check_kv_events(facts: Facts) -> Iterator[Finding]:
 
 def check_handoffs(facts: Facts) -> Iterator[Finding]:
     """Workers with a role whose KV no worker takes, or who get none."""
-    for pool in facts.pools:
-        yield from _handoffs(pool)
-
-
-def _handoffs(pool: PoolFacts) -> Iterator[Finding]:
-    for worker in pool.workers:
-        if worker.role not in ("prefill", "decode"):
-            continue
-        other = "decode" if worker.role == "prefill" else "prefill"
-        partners = [one for one in pool.workers if one.role in (other, "both") and one is not worker]
+    roles = {"prefill": "decode", "decode": "prefill"}
+    split = [(one, each.workers) for each in facts.pools for one in each.workers if one.role in roles]
+    for worker, workers in split:
+        other = roles[worker.role]
+        partners = [one for one in workers if one.role in (other, "both") and one is not worker]
         if "handoff" not in worker.capabilities:
             text = f"is a {worker.role} worker, and its engine cannot hand over KV: it has no connector that does"
         elif not partners:
@@ -381,9 +360,7 @@ CHECKS: Final[Sequence[Callable[[Facts], Iterable[Finding]]]] = (
     check_engine_sockets,
     check_leases,
     check_stalled,
-    check_answers,
-    check_versions,
-    check_routers,
+    check_processes,
     check_restarts,
     check_history,
     check_block_sizes,

@@ -5,16 +5,16 @@ folded state of its log now, and what the latest part of it and of the request l
 among what was skipped.
 """
 
-import os
 import re
 import socket
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from ipaddress import IPv4Address, IPv6Address
+from ipaddress import IPv6Address, ip_address
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import msgspec
+import psutil
 
 from headwater.actors.runtime.ports import Ports
 from headwater.events.jetstream.streams import StreamStatus
@@ -163,9 +163,6 @@ class Facts(NamedTuple):
     skipped: tuple[Skipped, ...] = ()
 
 
-LISTENING: Final = "0A"
-"""A socket's state in /proc/net/tcp."""
-
 OTHERS: Final = 0o077
 """Permissions of a file's group and of everyone."""
 
@@ -188,7 +185,7 @@ def machine_facts(nats: NatsSettings, place: Place, leases: Sequence[Lease]) -> 
     sockets = []
     for lease in leases:
         if lease.kind == "worker" and lease.host == host and lease.pid:
-            family = {lease.pid, *descendants(lease.pid)}
+            family = _family(lease.pid)
             sockets += [
                 (lease.name, one)
                 for one in listeners or ()
@@ -236,77 +233,37 @@ def open_key_files(nats: NatsSettings) -> Iterator[str]:
 
 
 def read_listeners() -> tuple[Listener, ...] | None:
-    """The listening TCP sockets of this machine, or of this container; None on systems without /proc."""
-    found: dict[str, tuple[str, int]] = {}
-    seen = False
-    for table in ("tcp", "tcp6"):
-        try:
-            lines = Path(f"/proc/net/{table}").read_text().splitlines()[1:]
-        except OSError:
-            continue
-        seen = True
-        for line in lines:
-            fields = line.split()
-            if fields[3] == LISTENING:
-                address, port = fields[1].split(":")
-                found[fields[9]] = (_address(address), int(port, 16))
-    if not seen:
+    """The listening TCP sockets of this machine, or of this container; None on systems that list them to nobody but root."""
+    try:
+        found = psutil.net_connections("tcp")
+    except psutil.Error:
         return None
-    owners = _owners(set(found))
     return tuple(
-        Listener(host, port, owners.get(inode, 0), _command(owners.get(inode, 0)))
-        for inode, (host, port) in found.items()
+        Listener(_unmapped(one.laddr.ip), one.laddr.port, one.pid or 0, _command(one.pid))
+        for one in found
+        if one.status == psutil.CONN_LISTEN
     )
 
 
-def _address(text: str) -> str:
-    """An address as /proc/net spells it: words of four bytes, each in this machine's order."""
-    data = b"".join(bytes.fromhex(text[at : at + 8])[::-1] for at in range(0, len(text), 8))
-    if len(data) == 4:
-        return str(IPv4Address(data))
-    address = IPv6Address(data)
-    return str(address.ipv4_mapped or address)
+def _unmapped(host: str) -> str:
+    """An address; of an IPv4 address in an IPv6 one the former."""
+    address = ip_address(host)
+    return str((address.ipv4_mapped if isinstance(address, IPv6Address) else None) or address)
 
 
-def _owners(inodes: set[str]) -> dict[str, int]:
-    """The process that has each socket; those of other users are not visible."""
-    owners: dict[str, int] = {}
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdecimal():
-            continue
-        try:
-            for handle in (entry / "fd").iterdir():
-                target = os.readlink(handle)
-                if target.startswith("socket:[") and target[8:-1] in inodes:
-                    owners.setdefault(target[8:-1], int(entry.name))
-        except OSError:
-            continue
-    return owners
-
-
-def _command(pid: int) -> str:
-    if not pid:
-        return ""
+def _command(pid: int | None) -> str:
     try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
-    except OSError:
+        return " ".join(filter(None, psutil.Process(pid).cmdline()))[:80] if pid else ""
+    except psutil.Error:
         return ""
-    return " ".join(word for word in words if word)[:80]
 
 
-def descendants(pid: int) -> set[int]:
-    """Ids of all processes below one."""
-    parents: dict[int, int] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            try:
-                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-            except (OSError, ValueError, IndexError):
-                continue
-    found: set[int] = set()
-    while more := {one for one, parent in parents.items() if parent in {pid, *found}} - found:
-        found |= more
-    return found
+def _family(pid: int) -> set[int]:
+    """Ids of a process and of all below it."""
+    try:
+        return {pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))}
+    except psutil.Error:
+        return {pid}
 
 
 SETTLED_NS: Final = 3_000_000_000

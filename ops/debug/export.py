@@ -8,10 +8,10 @@ what is in one lane never overlaps, unless it is nested. Times are microseconds 
 
 import os
 import sys
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, BinaryIO, Final, Literal, NamedTuple
+from typing import Any, BinaryIO, Final, NamedTuple
 
 import msgspec
 
@@ -23,16 +23,16 @@ from headwater.ops.debug.places import (
     PoolLog,
     earliest,
     find_position,
+    merged,
     open_log,
     scan_each,
-    show_time,
     stored_at,
 )
 from headwater.ops.debug.tail import tag_of, text_of
 from headwater.ops.history.request_spans import Span, Stamped, waterfall
 from headwater.ops.history.requests import request_of
 from headwater.ops.nats.connect import choose_pool, operator_ports
-from headwater.ops.terminal import Progress
+from headwater.ops.terminal import Progress, fields_of, iso_time
 from headwater.schemas.events import (
     EnginesWeighted,
     Event,
@@ -117,6 +117,13 @@ class TraceWriter:
     def _metadata(self, pid: int, tid: int, name: str, arguments: Mapping[str, Any]) -> None:
         self._write({"ph": "M", "name": name, "pid": pid, "tid": tid, "args": arguments})
 
+    def _event(
+        self, phase: str, name: str, pid: int, time_ns: int, arguments: Mapping[str, Any], **more: str
+    ) -> None:
+        """An event of a process at a time."""
+        place = {"pid": pid, "tid": EVENTS_LANE, "ts": self._us(time_ns)}
+        self._write({"ph": phase, "name": name, **more, **place, "args": arguments})
+
     def slices(self, process: str, several: Sequence[Slice], lane: str) -> None:
         """Write slices of which none overlaps another, in order, in one lane; new lanes are named `lane` and a number."""
         if not several:
@@ -155,31 +162,11 @@ class TraceWriter:
             return
         time_ns = max(time_ns, known[0]) if known is not None else time_ns
         owner.counters[name] = (time_ns, now)
-        self._write(
-            {
-                "ph": "C",
-                "name": name,
-                "pid": owner.pid,
-                "tid": EVENTS_LANE,
-                "ts": self._us(time_ns),
-                "args": values,
-            }
-        )
+        self._event("C", name, owner.pid, time_ns, values)
 
     def instant(self, process: str, name: str, time_ns: int, arguments: Mapping[str, Any]) -> None:
         """Write a moment of a process."""
-        scope: Literal["p"] = "p"
-        self._write(
-            {
-                "ph": "i",
-                "name": name,
-                "s": scope,
-                "pid": self._processes[process].pid,
-                "tid": EVENTS_LANE,
-                "ts": self._us(time_ns),
-                "args": arguments,
-            }
-        )
+        self._event("i", name, self._processes[process].pid, time_ns, arguments, s="p")
 
     def close(self) -> None:
         """End the document."""
@@ -307,20 +294,9 @@ def _about(events: list[Stamped], *, is_open: bool) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for _, _, event in events:
         if isinstance(event, RequestAccepted):
-            found |= {
-                "model": event.model,
-                "endpoint": event.endpoint,
-                "prompt_tokens": event.prompt_tokens,
-                "max_tokens": event.max_tokens,
-            }
+            found |= fields_of(event, "model", "endpoint", "prompt_tokens", "max_tokens")
         elif isinstance(event, RequestEnded):
-            found |= {
-                "reason": event.reason,
-                "completion_tokens": event.completion_tokens,
-                "cached_tokens": event.cached_tokens,
-                "migrations": event.migrations,
-                "ttft_ms": event.ttft_ms,
-            }
+            found |= fields_of(event, "reason", "completion_tokens", "cached_tokens", "migrations", "ttft_ms")
             if event.error:
                 found["error"] = event.error
     if not isinstance(events[0].event, RequestAccepted):
@@ -417,31 +393,30 @@ async def _trace(ports: Ports, pool: str, log: PoolLog, first: int, last: int, f
     # At the log's end there may be later events of requests.
     is_end = last == (await log.log.bounds()).last
     end_ns = log.now_ns() if is_end else await stored_at(log.log, last) or log.now_ns()
-    about = {"pool": pool, "from": first, "to": last, "start": show_time(start_ns), "end": show_time(end_ns)}
+    about = {"pool": pool, "from": first, "to": last, "start": iso_time(start_ns), "end": iso_time(end_ns)}
     exporter = Exporter(TraceWriter(file, start_ns, about))
     requests_first = await ports.requests.position_at(start_ns - 1)
     requests_last = await ports.requests.position_at(end_ns)
     subjects = tuple(pool_subject(ports.ns, pool, kind, ANY) for kind in KINDS)
-    ours = _records(log.log, first, last, subjects)
-    theirs = _records(ports.requests, requests_first, requests_last, (request_filter(ports.ns),))
-    pool_record, request_record = await anext(ours, None), await anext(theirs, None)
+    ours = _records(log.log, first, last, subjects, exporter.pool)
+    requests_filter = (request_filter(ports.ns),)
+    theirs = _records(ports.requests, requests_first, requests_last, requests_filter, exporter.request)
     with Progress("reading both logs") as progress:
-        while pool_record is not None or request_record is not None:
-            if request_record is None or (
-                pool_record is not None and pool_record.stored_ns <= request_record.stored_ns
-            ):
-                assert pool_record is not None
-                exporter.pool(pool_record)
-                progress.at(pool_record.position - first, last - first)
-                pool_record = await anext(ours, None)
-            else:
-                exporter.request(request_record)
-                request_record = await anext(theirs, None)
+        async for record, take in merged((ours, theirs), lambda one: one[0].stored_ns):
+            take(record)
+            if take == exporter.pool:
+                progress.at(record.position - first, last - first)
     return exporter.close(end_ns)
 
 
-async def _records(log: Log, after: int, until: int, subjects: tuple[str, ...]) -> AsyncIterator[Record]:
+Take = Callable[[Record], None]
+
+
+async def _records(
+    log: Log, after: int, until: int, subjects: tuple[str, ...], take: Take
+) -> AsyncIterator[tuple[Record, Take]]:
+    """The readable messages of some subjects, each with what takes it."""
     async for run in scan_each(log, after, until, subjects):
         for message in run:
             if isinstance(message, Record):
-                yield message
+                yield message, take

@@ -10,10 +10,9 @@ start, end              the first and the last position of the log
 import asyncio
 import sys
 from bisect import bisect_left
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from headwater.actors.runtime.ports import Ports
 from headwater.events.ports import Bounds, Log, LogError, Record, Slice, Unreadable
@@ -25,6 +24,7 @@ from headwater.ops.terminal import Progress, time_ns
 from headwater.router.state import RouterState, in_order
 
 Message = Record | Unreadable
+ItemT = TypeVar("ItemT")
 
 NOTATION: Final = "a position (1234), a time before now (-5m), a time (2026-11-26T21:05:00, in UTC), a bookmark, start or end"
 
@@ -47,12 +47,6 @@ async def open_log(ports: Ports, pool: str) -> PoolLog:
         return PoolLog(log, store, ports.clock.wall_ns)
     ends = [await stored_at(one, (await one.bounds()).last) for one in (log, ports.requests)]
     return PoolLog(log, store, lambda: max(ends))
-
-
-def show_time(wall_ns: int) -> str:
-    """A time in UTC, to the millisecond."""
-    shown = datetime.fromtimestamp(wall_ns / 1e9, UTC).isoformat(timespec="milliseconds")
-    return shown.replace("+00:00", "Z")
 
 
 async def find_position(text: str, pool: PoolLog, what: str) -> int:
@@ -102,6 +96,19 @@ async def _next_run(pieces: AsyncIterator[Slice]) -> Sequence[Message]:
         if run := in_order(piece):
             return run
     return ()
+
+
+async def merged(
+    streams: Iterable[AsyncIterator[ItemT]], order: Callable[[ItemT], Any]
+) -> AsyncGenerator[ItemT, None]:
+    """What several streams have, each of them in order, in the order of all."""
+    left = [(head, stream) for stream in streams if (head := await anext(stream, None)) is not None]
+    while left:
+        left.sort(key=lambda one: order(one[0]))
+        head, stream = left.pop(0)
+        yield head
+        if (following := await anext(stream, None)) is not None:
+            left.append((following, stream))
 
 
 async def stored_at(log: Log, position: int) -> int:

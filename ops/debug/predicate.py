@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from headwater.ops.config.setting import ConfigError
 from headwater.router.state import RouterState
-from headwater.router.worker import Worker
+from headwater.router.worker import Worker, state_of
 from headwater.schemas.subjects import PoolKind
 
 Value = bool | int | float | str | tuple[str, ...] | None
@@ -44,7 +44,7 @@ class Fact(NamedTuple):
 
 WORKER: Final[dict[str, Fact]] = {
     "present": Fact("truth", FLEET, lambda _, worker: True, "is it in the pool?"),
-    "state": Fact("text", FLEET, lambda _, worker: worker.shown_state, f"one of {', '.join(STATES)}", STATES),
+    "state": Fact("text", FLEET, lambda _, worker: state_of(worker), f"one of {', '.join(STATES)}", STATES),
     "role": Fact("text", FLEET, lambda _, worker: worker.role, f"one of {', '.join(ROLES)}", ROLES),
     "engine": Fact("text", FLEET, lambda _, worker: worker.engine, "name of its engine"),
     "epoch": Fact("number", FLEET, lambda _, worker: worker.epoch, "number of its incarnation"),
@@ -151,7 +151,7 @@ class Totals:
             self.states[before] -= 1
         new: dict[str, Number] = {}
         if worker is not None:
-            now = self._state_of[name] = worker.shown_state
+            now = self._state_of[name] = state_of(worker)
             self.states[now] += 1
             new = self._known[name] = {fact: self._number(worker, fact) for fact in self._names}
         for fact in self._sums:

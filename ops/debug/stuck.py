@@ -8,11 +8,11 @@ import msgspec
 from headwater.actors.runtime.ports import Ports
 from headwater.actors.runtime.tables import CardTable, LeaseTable
 from headwater.ops.config.sections import NatsSettings
-from headwater.ops.debug.places import PoolLog, open_log, show_time, state_at
+from headwater.ops.debug.places import PoolLog, open_log, state_at
 from headwater.ops.history.requests import request_of
 from headwater.ops.history.stuck import OpenRequest, OpenRequests, Stuck, Surroundings, stuck_requests
 from headwater.ops.nats.connect import choose_pool, operator_ports
-from headwater.ops.terminal import Progress
+from headwater.ops.terminal import Progress, iso_time
 from headwater.schemas.events import LoadReported
 from headwater.schemas.routing import Decision
 from headwater.schemas.subjects import ANY, pool_subject
@@ -39,7 +39,7 @@ async def show(ports: Ports, pool: str, quiet_s: float = 10.0, *, as_json: bool 
     own = [one for one in requests if not _is_elsewhere(one, around)]
     found = stuck_requests(own, around, round(quiet_s * 1e9))
     if as_json:
-        document = {"pool": pool, "time": show_time(around.now_ns), "open": len(own), "stuck": found}
+        document = {"pool": pool, "time": iso_time(around.now_ns), "open": len(own), "stuck": found}
         print(msgspec.json.encode(document).decode())
     else:
         print(as_text(pool, len(own), found, quiet_s))
@@ -131,7 +131,7 @@ def as_text(pool: str, count: int, found: list[Stuck], quiet_s: float) -> str:
         for waiting in one.waiting:
             choice = f"choice {waiting.choice}: " if len(one.waiting) > 1 else ""
             lines.append(
-                f"  {choice}{waiting.state} since {show_time(waiting.since_ns)}: waits for {waiting.waits_for}"
+                f"  {choice}{waiting.state} since {iso_time(waiting.since_ns)}: waits for {waiting.waits_for}"
             )
             lines += [f"    {fact}" for fact in waiting.facts]
             lines.append(f"    remedy: {waiting.remedy}")

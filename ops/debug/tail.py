@@ -8,6 +8,7 @@ import difflib
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import aclosing
+from operator import attrgetter
 from typing import Any, Final, NamedTuple, get_args
 
 import msgspec
@@ -16,9 +17,11 @@ from headwater.actors.runtime.ports import Ports
 from headwater.events.ports import Gap, Log, Record, Slice, Unreadable
 from headwater.ops.config.sections import NatsSettings
 from headwater.ops.config.setting import ConfigError
-from headwater.ops.debug.places import PoolLog, find_position, open_log, running, show_time, stored_at
+from headwater.ops.debug.places import PoolLog, find_position, merged, open_log, running, stored_at
 from headwater.ops.history.explanation import event_line
+from headwater.ops.history.requests import is_attempt_of
 from headwater.ops.nats.connect import choose_pool, operator_ports
+from headwater.ops.terminal import iso_time
 from headwater.router.state import in_order
 from headwater.schemas import subjects
 from headwater.schemas.encoding import LogEvent
@@ -201,12 +204,7 @@ class Wanted(NamedTuple):
             return False
         if self.worker and self.worker not in (getattr(event, "worker", ""), record.batch.writer):
             return False
-        return not self.request or any(_is_of(one, self.request) for one in requests_of(event))
-
-
-def _is_of(name: str, request: str) -> bool:
-    """Is it the request, or one of its attempts, whose names begin with its own?"""
-    return name == request or name.startswith(request + "-")
+        return not self.request or any(is_attempt_of(one, self.request) for one in requests_of(event))
 
 
 def requests_of(event: Event) -> tuple[str, ...]:
@@ -346,14 +344,8 @@ async def past(sources: Sources, pool_until: int, requests_until: int) -> AsyncG
     if sources.wanted.of_requests:
         pieces = sources.requests.scan(sources.requests_after, requests_until)
         streams.append(_shown(pieces, "requests", sources.wanted))
-    left = [(head, stream) for stream in streams if (head := await anext(stream, None)) is not None]
-    while left:
-        left.sort(key=lambda one: one[0].order)
-        head, stream = left.pop(0)
-        yield head
-        after_it = await anext(stream, None)
-        if after_it is not None:
-            left.append((after_it, stream))
+    async for one in merged(streams, attrgetter("order")):
+        yield one
 
 
 async def coming(sources: Sources, pool_after: int, requests_after: int) -> AsyncGenerator[list[Shown], None]:
@@ -406,7 +398,7 @@ def _gone(gap: Gap) -> str:
 
 def text_lines(one: Shown) -> Iterator[str]:
     """Time, position, name, writer and content of each event, in columns."""
-    time = show_time(one.stored_ns) if one.stored_ns else "-"
+    time = iso_time(one.stored_ns) if one.stored_ns else "-"
     head = f"{time:<24} {one.position:>9}"
     if one.record is None:
         yield f"{head} {'-':<17} {one.log}: {one.problem}"
@@ -418,7 +410,7 @@ def text_lines(one: Shown) -> Iterator[str]:
 
 def json_lines(one: Shown) -> Iterator[str]:
     """An object for each event."""
-    head: dict[str, Any] = {"time": show_time(one.stored_ns), "log": one.log, "position": one.position}
+    head: dict[str, Any] = {"time": iso_time(one.stored_ns), "log": one.log, "position": one.position}
     if one.record is None:
         yield msgspec.json.encode({**head, "problem": one.problem}).decode()
         return

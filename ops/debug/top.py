@@ -8,19 +8,20 @@ import shutil
 import statistics
 import sys
 from collections import deque
-from types import TracebackType
-from typing import Any, Final, NamedTuple, Self, TextIO
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final, NamedTuple, TextIO
 
 import msgspec
 
 from headwater.actors.runtime.ports import Ports
 from headwater.events.ports import Record, Slice, Unreadable
 from headwater.ops.config.sections import NatsSettings
-from headwater.ops.debug.places import PoolLog, follow, open_log, running, show_time, state_at
+from headwater.ops.debug.places import PoolLog, follow, open_log, running, state_at
 from headwater.ops.nats.connect import choose_pool, operator_ports
-from headwater.ops.terminal import table
+from headwater.ops.terminal import iso_time, table
 from headwater.router.state import RouterState, in_order
-from headwater.router.worker import Worker
+from headwater.router.worker import Worker, state_of
 from headwater.schemas.events import LoadReported, RequestStarted
 from headwater.schemas.routing import Decision
 
@@ -31,32 +32,26 @@ LEAVE: Final = "\x1b[?25h\x1b[?1049l"
 HOME, REST_OF_LINE, REST_OF_SCREEN = "\x1b[H", "\x1b[K", "\x1b[J"
 
 
-class Screen:
-    """A context, at whose end, however it comes, the terminal is as it was."""
+@contextmanager
+def full_screen(out: TextIO) -> Iterator[None]:
+    """However the block ends, the terminal is then as it was."""
+    out.write(ENTER)
+    try:
+        yield
+    finally:
+        out.write(LEAVE)
+        out.flush()
 
-    def __init__(self, out: TextIO = sys.stdout) -> None:
-        self._out = out
 
-    def __enter__(self) -> Self:
-        self._out.write(ENTER)
-        self._out.flush()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._out.write(LEAVE)
-        self._out.flush()
-
-    def show(self, text: str) -> None:
-        """Replace what is shown; what does not fit is cut, and the last line says so."""
-        columns, rows = shutil.get_terminal_size()
-        lines = text.splitlines()
-        if len(lines) > rows:
-            lines = [*lines[: rows - 1], f"… and {len(lines) - rows + 1} more"]
-        shown = f"{REST_OF_LINE}\r\n".join([line[:columns] for line in lines])
-        self._out.write(f"{HOME}{shown}{REST_OF_LINE}{REST_OF_SCREEN}")
-        self._out.flush()
+def redraw(out: TextIO, text: str) -> None:
+    """Replace what is shown on a full screen; what does not fit is cut, and the last line says so."""
+    columns, rows = shutil.get_terminal_size()
+    lines = text.splitlines()
+    if len(lines) > rows:
+        lines = [*lines[: rows - 1], f"… and {len(lines) - rows + 1} more"]
+    shown = f"{REST_OF_LINE}\r\n".join([line[:columns] for line in lines])
+    out.write(f"{HOME}{shown}{REST_OF_LINE}{REST_OF_SCREEN}")
+    out.flush()
 
 
 WINDOW_NS: Final = 60_000_000_000
@@ -157,7 +152,7 @@ class Present:
         cold = " (cold)" if worker.name in self.state.cold else ""
         return WorkerRow(
             worker.name,
-            worker.shown_state + cold,
+            state_of(worker) + cold,
             worker.role,
             worker.running,
             worker.waiting,
@@ -206,19 +201,19 @@ async def top(nats: NatsSettings, pool: str, *, once: bool, as_json: bool) -> in
         if once or as_json or nats.capture or not sys.stdout.isatty():
             print((as_line if as_json else as_text)(pool, started.present, log.now_ns()))
             return 0
-        return await live(ports, pool, log, started, Screen(sys.stdout))
+        return await live(ports, pool, log, started, sys.stdout)
 
 
-async def live(ports: Ports, pool: str, log: PoolLog, started: Started, screen: Screen) -> int:
+async def live(ports: Ports, pool: str, log: PoolLog, started: Started, out: TextIO) -> int:
     """Follow the logs and show the workers again every second. Does not return."""
     present = started.present
-    with screen:
+    with full_screen(out):
         async with running(
             follow(log.log, started.pool_after, present.apply_pool),
             follow(ports.requests, started.requests_after, present.apply_requests),
         ):
             while True:
-                screen.show(as_text(pool, present, log.now_ns()))
+                redraw(out, as_text(pool, present, log.now_ns()))
                 await asyncio.sleep(PERIOD_S)
 
 
@@ -229,7 +224,7 @@ def as_text(pool: str, present: Present, now_ns: int) -> str:
     ttft_ms = present.ttft_ms()
     met = f", TTFT p50 {ttft_ms} ms" if ttft_ms is not None else ""
     head = (
-        f"pool {pool}, position {present.state.position}, {show_time(now_ns)}\n"
+        f"pool {pool}, position {present.state.position}, {iso_time(now_ns)}\n"
         f"{ready} of {len(rows)} workers ready, {present.state.index.rows} distinct blocks; "
         f"{len(present.firsts)} first tokens in a minute{met}"
     )
@@ -251,5 +246,5 @@ def as_text(pool: str, present: Present, now_ns: int) -> str:
 
 def as_line(pool: str, present: Present, now_ns: int) -> str:
     """The same as an object."""
-    facts = {"time": show_time(now_ns), "pool": pool, "position": present.state.position}
+    facts = {"time": iso_time(now_ns), "pool": pool, "position": present.state.position}
     return msgspec.json.encode({**facts, "workers": present.rows(now_ns)}).decode()

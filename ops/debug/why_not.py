@@ -14,17 +14,17 @@ from headwater.actors.runtime.ports import Ports
 from headwater.ops.config.sections import NatsSettings
 from headwater.ops.config.setting import ConfigError
 from headwater.ops.debug.places import PoolLog, earliest, nearest_state, open_log
+from headwater.ops.history.explanation import CostTerms, cost_terms
+from headwater.ops.history.requests import StoredDecision, decisions_in, is_attempt_of
 from headwater.ops.nats.connect import choose_pool, operator_ports
-from headwater.ops.operator.explain import is_about
-from headwater.ops.operator.log_reading import ID_FORM, check_id, decisions_after
-from headwater.ops.terminal import Progress
+from headwater.ops.operator.log_reading import ID_FORM, check_id, decisions_after, make_again
+from headwater.ops.terminal import Progress, fields_of
 from headwater.router.candidates import FILTERS, shares_for
-from headwater.router.cost import cost_weights, delay_of_others, weights_at
 from headwater.router.decide import CannotRecompute, constraints_of
 from headwater.router.load import Loads
-from headwater.router.replay import Difference, Incarnation, Key, Reconstruction, Recorded
-from headwater.router.state import RouterState, in_order
-from headwater.router.worker import Traits
+from headwater.router.replay import Difference, Key, Reconstruction, Recorded
+from headwater.router.state import RouterState
+from headwater.router.worker import Traits, state_of
 from headwater.schemas.events import RequestRouted, RequestStepped, WorkerJoined, WorkerLeft
 from headwater.schemas.routing import Candidate, Constraints, Decision
 from headwater.schemas.subjects import ANY, pool_subject
@@ -81,10 +81,6 @@ def standing_of(state: RouterState, loads: Loads, worker: str, decision: Decisio
     return Standing(True, known.epoch, known.engine, worker in state.cold, tuple(obstacles), known.revision)
 
 
-def _state_text(worker: Traits, _: Constraints) -> str:
-    return f"it was {'draining' if worker.draining and worker.state == 'ready' else worker.state}"
-
-
 def _role_text(worker: Traits, wanted: Constraints) -> str:
     if worker.role == "prefill":
         return "it only prefills, and this was a decode leg"
@@ -117,7 +113,7 @@ TEXTS: Final[dict[str, Callable[[Traits, Constraints], str]]] = {
         "it processes media with other settings than the model card has"
     ),
     "role": _role_text,
-    "state": _state_text,
+    "state": lambda worker, _: f"it was {state_of(worker)}",
 }
 """What each filter means for one worker."""
 
@@ -159,23 +155,9 @@ def compare(decision: Decision, worker: Candidate) -> Comparison:
     timed = any(candidate.prefill_ms for candidate in (worker, decision.chosen))
     terms: tuple[Term, ...] = ()
     if timed:
-        own, chosen = _terms(decision, worker), _terms(decision, decision.chosen)
-        terms = tuple(Term(name, own[name], chosen[name]) for name in own)
+        own, chosen = cost_terms(worker, decision), cost_terms(decision.chosen, decision)
+        terms = tuple(map(Term, CostTerms._fields, own, chosen))
     return Comparison(worker, decision.chosen, "ms" if timed else "blocks", terms)
-
-
-def _terms(decision: Decision, candidate: Candidate) -> dict[str, float]:
-    """The cost of a candidate in parts."""
-    weights = weights_at(cost_weights(decision.weights), decision.spare)
-    found = {
-        "queue": weights.prefill * candidate.queue_ms,
-        "prefill": weights.prefill * candidate.prefill_ms,
-        "transfer": candidate.transfer_ms,
-        "others": delay_of_others(
-            weights.crowding, weights.arrivals, candidate.requests, candidate.queue_ms, candidate.prefill_ms
-        ),
-    }
-    return {**found, "rest": candidate.score - sum(found.values())}
 
 
 def passed_over(decision: Decision, standing: Standing, worker: Candidate) -> str:
@@ -239,19 +221,10 @@ BEFORE_NS = 3_600_000_000_000
 """How long before a decision the request log is searched for failures of the request."""
 
 
-class Stored(NamedTuple):
-    """A decision about the request, and where the log has it."""
-
-    router: Incarnation
-    position: int
-    stored_ns: int
-    decision: Decision
-
-
 class Answer(NamedTuple):
     """Why one decision did not choose the worker. `chosen`: it did. `problem`: why its state is not known."""
 
-    stored: Stored
+    stored: StoredDecision
     chosen: bool
     standing: Standing | None
     obstacles: tuple[Obstacle, ...] = ()
@@ -260,31 +233,30 @@ class Answer(NamedTuple):
     problem: str = ""
 
 
-class Membership(NamedTuple):
-    """When a worker joined and left: (position, text), oldest first."""
+Membership = list[tuple[int, str]]
+"""When a worker joined and left, and as what, in order."""
 
-    changes: list[tuple[int, str]]
 
-    def around(self, position: int) -> str:
-        """What the log has about a worker that was not in the pool at a position."""
-        before = [text for at, text in self.changes if at <= position]
-        after = [f"{text} at position {at}" for at, text in self.changes if at > position]
-        if before:
-            return before[-1]
-        return f"it {after[0]}, later" if after else "it never joined, as far as the log goes back"
+def _absence(member: Membership, position: int) -> str:
+    """What the log has about a worker that was not in the pool at a position."""
+    before = [text for at, text in member if at <= position]
+    after = [f"{text} at position {at}" for at, text in member if at > position]
+    if before:
+        return before[-1]
+    return f"it {after[0]}, later" if after else "it never joined, as far as the log goes back"
 
 
 class _Standings(Reconstruction):
     """A reconstruction that notes how the wanted decisions found a worker."""
 
     def __init__(self, state: RouterState, decisions: list[Recorded], request: str, worker: str) -> None:
-        super().__init__(state, decisions, lambda one: is_about(one, request))
+        super().__init__(state, decisions, lambda one: is_attempt_of(one.request, request))
         self.standings: dict[Key, Standing] = {}
         self._worker = worker
         self._request = request
 
     def _compare(self, loads: Loads, recorded: Recorded) -> Difference | None:
-        if is_about(recorded.decision, self._request):
+        if is_attempt_of(recorded.decision.request, self._request):
             found = standing_of(self.state, loads, self._worker, recorded.decision)
             self.standings[recorded.incarnation, recorded.decision.number] = found
         return super()._compare(loads, recorded)
@@ -319,19 +291,14 @@ async def show(ports: Ports, pool: str, request: str, worker: str, *, as_json: b
     return 0
 
 
-async def _decisions(ns: str, pool: str, log: PoolLog, request: str) -> list[Stored]:
-    found: list[Stored] = []
+async def _decisions(ns: str, pool: str, log: PoolLog, request: str) -> list[StoredDecision]:
+    found: list[StoredDecision] = []
     last = (await log.log.bounds()).last
     with Progress("searching the log for decisions") as progress:
         async for piece in log.log.scan(0, last, (pool_subject(ns, pool, "route", ANY),)):
             for record in piece.records:
                 progress.at(record.position, last)
-                router = record.batch.writer, record.batch.epoch
-                found += [
-                    Stored(router, record.position, record.stored_ns, event)
-                    for event in record.batch.events
-                    if isinstance(event, Decision) and is_about(event, request)
-                ]
+                found += [one for one in decisions_in(record) if is_attempt_of(one.decision.request, request)]
     return found
 
 
@@ -343,7 +310,7 @@ async def _memberships(ns: str, pool: str, log: PoolLog) -> dict[str, Membership
         begins = await nearest_state(log, await earliest(log))
         for name, worker in begins.loads.workers.items():
             text = f"was there as epoch {worker.epoch} when the log begins"
-            found[name] = Membership([(begins.position, text)])
+            found[name] = [(begins.position, text)]
     async for piece in log.log.scan(0, last, (pool_subject(ns, pool, "fleet", ANY),)):
         for record, event in piece.events():
             if isinstance(event, WorkerJoined):
@@ -352,12 +319,12 @@ async def _memberships(ns: str, pool: str, log: PoolLog) -> dict[str, Membership
                 text = f"epoch {event.epoch} had left at position {record.position}: {event.reason}"
             else:
                 continue
-            found.setdefault(event.worker, Membership([])).changes.append((record.position, text))
+            found.setdefault(event.worker, []).append((record.position, text))
     return found
 
 
 async def answer(
-    ports: Ports, pool: str, log: PoolLog, request: str, worker: str, found: list[Stored]
+    ports: Ports, pool: str, log: PoolLog, request: str, worker: str, found: list[StoredDecision]
 ) -> list[Answer]:
     """The answer for each decision, on the state that it was made on."""
     near = await nearest_state(log, max(0, min(one.decision.position for one in found) - NEAR))
@@ -371,23 +338,16 @@ async def answer(
 
 
 async def _fold(
-    log: PoolLog, state: RouterState, request: str, worker: str, found: list[Stored]
+    log: PoolLog, state: RouterState, request: str, worker: str, found: list[StoredDecision]
 ) -> _Standings:
     """Fold from a state until all decisions about the request are made again."""
     start, last = state.position, found[-1].position
     run = _Standings(state, await decisions_after(log.log, start, last), request, worker)
-    run.start()
-    with Progress("folding the log") as progress:
-        async for piece in log.log.scan(start, last):
-            for message in in_order(piece):
-                run.step(message)
-                progress.at(message.position - start, last - start)
-            if not run.left:
-                break
+    await make_again(run, log.log.scan(start, last), last)
     return run
 
 
-async def _failures(ports: Ports, request: str, worker: str, found: list[Stored]) -> dict[int, str]:
+async def _failures(ports: Ports, request: str, worker: str, found: list[StoredDecision]) -> dict[int, str]:
     """Where the request had failed on that worker's incarnations, by epoch: the first reason."""
     start = await ports.requests.position_at(found[0].stored_ns - BEFORE_NS)
     end = await ports.requests.position_at(found[-1].stored_ns)
@@ -401,7 +361,7 @@ async def _failures(ports: Ports, request: str, worker: str, found: list[Stored]
     return failed
 
 
-def _answer(stored: Stored, worker: str, run: _Standings, failed: dict[int, str]) -> Answer:
+def _answer(stored: StoredDecision, worker: str, run: _Standings, failed: dict[int, str]) -> Answer:
     decision = stored.decision
     key = stored.router, decision.number
     standing = run.standings.get(key)
@@ -461,18 +421,11 @@ def as_data(one: Answer, worker: str) -> dict[str, Any]:
         "cost": None
         if comparison is None
         else {
-            "unit": comparison.unit,
-            "lost_by": comparison.lost_by,
-            "terms": comparison.terms,
-            "decisive": comparison.decisive,
-            "candidate": _fields(comparison.worker),
-            "chosen": _fields(comparison.chosen),
+            **fields_of(comparison, "unit", "lost_by", "terms", "decisive"),
+            "candidate": msgspec.structs.asdict(comparison.worker),
+            "chosen": msgspec.structs.asdict(comparison.chosen),
         },
     }
-
-
-def _fields(candidate: Candidate) -> dict[str, Any]:
-    return msgspec.structs.asdict(candidate)
 
 
 def as_text(one: Answer, worker: str, member: Membership) -> str:
@@ -483,7 +436,7 @@ def as_text(one: Answer, worker: str, member: Membership) -> str:
     if one.chosen:
         return f"{head}, the worker asked about"
     if one.standing is not None and not one.standing.present:
-        lines.append(f"{worker} was not in the pool: {member.around(decision.position)}")
+        lines.append(f"{worker} was not in the pool: {_absence(member, decision.position)}")
     lines += [f"{worker} was no candidate: {obstacle.text}" for obstacle in one.obstacles]
     if one.comparison is not None:
         if one.passed_over:

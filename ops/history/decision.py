@@ -10,14 +10,13 @@ from typing import Any, Final, NamedTuple, cast
 import msgspec
 
 from headwater.events.ports import LogError
-from headwater.ops.history.explanation import afterwards, explain_draws, why
+from headwater.ops.history.explanation import afterwards, cost_terms, explain_draws, why
 from headwater.ops.history.history import History, NotKept
-from headwater.ops.history.requests import request_of
-from headwater.router.cost import cost_weights, delay_of_others, weights_at
+from headwater.ops.history.requests import StoredDecision, decisions_in, request_of
+from headwater.router.cost import cost_weights, weights_at
 from headwater.router.decide import RECOMPUTABLE, CannotRecompute, reevaluate
 from headwater.router.load import Loads
 from headwater.router.policies import PolicyError
-from headwater.router.replay import Incarnation
 from headwater.router.state import RouterState
 from headwater.schemas.events import LoadReported
 from headwater.schemas.routing import Candidate, Decision, PolicyName, RouteRefused, Weights
@@ -27,15 +26,6 @@ LATER_S: Final = 600
 
 STORED_WITHIN: Final = 2_000
 """How many messages after a decision the log may store an earlier one of its router."""
-
-
-class Found(NamedTuple):
-    """A decision of the log: stored at `stored` by an incarnation of a router, at `stored_ns`."""
-
-    decision: Decision
-    stored: int
-    stored_ns: int
-    router: Incarnation
 
 
 class Term(NamedTuple):
@@ -53,14 +43,14 @@ class WhatIf(NamedTuple):
     problem: str = ""
 
 
-async def find(history: History, decision: str) -> Found | None:
+async def find(history: History, decision: str) -> StoredDecision | None:
     """A decision by its name, among those of a request that the history has."""
     row = history.requests.by_id.get(request_of(decision))
     for position in row.decisions if row is not None else ():
         record = await history.record_at(position)
-        for event in record.batch.events if record is not None else ():
-            if isinstance(event, Decision) and event.request == decision and record is not None:
-                return Found(event, position, record.stored_ns, (record.batch.writer, record.batch.epoch))
+        for found in decisions_in(record) if record is not None else ():
+            if found.decision.request == decision:
+                return found
     return None
 
 
@@ -71,19 +61,17 @@ def is_timed(decision: Decision) -> bool:
 
 def terms_of(candidate: Candidate, decision: Decision, block_size: int) -> list[Term]:
     """A candidate's cost in terms, which sum to its score."""
-    weights = weights_at(cost_weights(decision.weights), decision.spare)
     if candidate.prefill_ms or candidate.transfer_ms or is_timed(decision):
-        others = delay_of_others(
-            weights.crowding, weights.arrivals, candidate.requests, candidate.queue_ms, candidate.prefill_ms
-        )
+        queue, prefill, transfer, others, _ = cost_terms(candidate, decision)
         found = [
-            Term("queue", weights.prefill * candidate.queue_ms),
-            Term("prefill", weights.prefill * candidate.prefill_ms),
-            Term("transfer", candidate.transfer_ms),
+            Term("queue", queue),
+            Term("prefill", prefill),
+            Term("transfer", transfer),
             Term("delay of others", others),
         ]
         rest = "memory and rest"
     else:
+        weights = weights_at(cost_weights(decision.weights), decision.spare)
         size = max(1, block_size)
         cached = candidate.cached_blocks + candidate.lower_blocks
         held = candidate.decode_blocks + max(0, -(-decision.prompt_tokens // size) - candidate.cached_blocks)
@@ -112,12 +100,12 @@ def explanation(decision: Decision, engines: Mapping[str, str]) -> str:
     return "; ".join([*explain_draws(decision), why(decision, engines, timed=is_timed(decision))])
 
 
-async def later(history: History, found: Found, position: int) -> list[str]:
+async def later(history: History, found: StoredDecision, position: int) -> list[str]:
     """What the log knew of a decision afterwards, up to `LATER_S` and a position."""
     until = min(position, await history.log.position_at(found.stored_ns + LATER_S * 1_000_000_000))
     lines: list[str] = []
     wanted = [subject for subject in history.subjects if ".kv." not in subject]
-    async for piece in history.log.scan(found.stored, until, wanted):
+    async for piece in history.log.scan(found.position, until, wanted):
         for _, event in piece.events():
             lines += afterwards(found.decision, event)
             if isinstance(event, LoadReported) and found.decision.request in event.finished:
@@ -125,7 +113,7 @@ async def later(history: History, found: Found, position: int) -> list[str]:
     return lines
 
 
-async def state_of(history: History, found: Found) -> tuple[RouterState, Loads]:
+async def state_of(history: History, found: StoredDecision) -> tuple[RouterState, Loads]:
     """The state on which a decision was made. Raises `NotKept` and `LogError`.
 
     Its router knew the log up to the decision's position, and those of its own decisions that the log stored later. In which order it
@@ -142,29 +130,30 @@ async def state_of(history: History, found: Found) -> tuple[RouterState, Loads]:
     return state, loads
 
 
-async def _stored_later(history: History, found: Found) -> list[Decision]:
+async def _stored_later(history: History, found: StoredDecision) -> list[Decision]:
     """The router's own decisions before this one that the log did not hold yet, in order."""
     decision = found.decision
     if decision.seen == decision.number - 1:
         return []
     routes = [subject for subject in history.subjects if ".route." in subject]
     return [
-        event
-        async for piece in history.log.scan(decision.position, found.stored + STORED_WITHIN, routes)
+        earlier.decision
+        async for piece in history.log.scan(decision.position, found.position + STORED_WITHIN, routes)
         for record in piece.records
-        if (record.batch.writer, record.batch.epoch) == found.router
-        for event in record.batch.events
-        if isinstance(event, Decision) and decision.seen < event.number < decision.number
+        for earlier in decisions_in(record)
+        if earlier.router == found.router and decision.seen < earlier.decision.number < decision.number
     ]
 
 
-async def candidates_of(history: History, found: Found) -> WhatIf:
+async def candidates_of(history: History, found: StoredDecision) -> WhatIf:
     """All candidates of a decision, also those that its record does not keep."""
     policy = cast(PolicyName, found.decision.preferences.policy)
     return await what_if(history, found, policy, {})
 
 
-async def what_if(history: History, found: Found, policy: PolicyName, weights: Mapping[str, float]) -> WhatIf:
+async def what_if(
+    history: History, found: StoredDecision, policy: PolicyName, weights: Mapping[str, float]
+) -> WhatIf:
     """The decision made again on the same state with another policy, or other weights by name."""
     decision = found.decision
     if decision.algorithm not in RECOMPUTABLE:

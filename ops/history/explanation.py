@@ -1,13 +1,12 @@
 """A decision and the events of a request as text for people: the candidates as a table, why one was chosen, and what became of it."""
 
-from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
 import msgspec
 
-from headwater.ops.terminal import table
+from headwater.ops.terminal import table, utc_time
 from headwater.router.candidates import drawing_key
 from headwater.router.cost import cost_weights, delay_of_others, weights_at
 from headwater.router.encode_leg import ANY_AHEAD
@@ -58,27 +57,6 @@ def afterwards(decision: Decision, event: object) -> list[str]:
     return []
 
 
-class Shown(NamedTuple):
-    """What a table of candidates has columns for, besides those that all have: engines that differ, legs, credit, step times, and times of decoding."""
-
-    engines: bool
-    legs: bool
-    assumed: bool
-    times: bool
-    decoding: bool
-
-
-def _shown(candidates: Sequence[Candidate], engines: Mapping[str, str]) -> Shown:
-    times = any(candidate.prefill_ms for candidate in candidates)
-    return Shown(
-        engines=len({engines.get(candidate.worker) for candidate in candidates}) > 1,
-        legs=any(candidate.leg for candidate in candidates),
-        assumed=any(candidate.assumed_blocks for candidate in candidates),
-        times=times,
-        decoding=times and any(candidate.itl_ms for candidate in candidates),
-    )
-
-
 def describe(
     decision: Decision,
     position: int,
@@ -86,27 +64,60 @@ def describe(
     engines: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
     """A decision for people: what each worker had, what it would have cost, and which was taken."""
-    shown = _shown(decision.candidates, engines)
-    rows = [
-        _row(candidate, decision, engines, shown)
-        for candidate in sorted(decision.candidates, key=lambda candidate: candidate.score)
-    ]
-    does = f" ({LEGS[decision.leg]})" if shown.legs else ""
+    candidates = sorted(decision.candidates, key=lambda candidate: candidate.score)
+    timed = any(one.prefill_ms for one in candidates)
+    decoded = timed and any(one.itl_ms for one in candidates)
+    columns = _columns(decision, engines, timed=timed, decoded=decoded)
+    rows = [[cell(candidate) for _, cell in columns] for candidate in candidates]
+    does = f" ({LEGS[decision.leg]})" if any(one.leg for one in candidates) else ""
     spread = f" (standard deviation {decision.output_deviation})" if decision.output_deviation else ""
-    expected = (
-        [f"E2E: of {decision.output_tokens} output tokens{spread}, at most {decision.max_tokens}"]
-        if shown.decoding
-        else []
-    )
+    expected = f"E2E: of {decision.output_tokens} output tokens{spread}, at most {decision.max_tokens}"
     lines = [
         _head(decision, position),
-        table(_columns(decision, shown), rows),
+        table([title for title, _ in columns], rows),
         *_rest(decision),
-        *expected,
+        *([expected] if decoded else []),
         *explain_draws(decision),
-        f"{decision.worker}{does}: {why(decision, engines, timed=shown.times)}",
+        f"{decision.worker}{does}: {why(decision, engines, timed=timed)}",
     ]
     return "\n".join(lines + [f"  later: {line}" for line in after])
+
+
+Cell = Callable[[Candidate], object]
+
+
+def _columns(
+    decision: Decision, engines: Mapping[str, str], *, timed: bool, decoded: bool
+) -> list[tuple[str, Cell]]:
+    """The columns of the table of candidates: those that all have, and those of what differs or is known."""
+    candidates, adapter = decision.candidates, decision.constraints.lora_name
+    legs = any(one.leg for one in candidates)
+    every: list[tuple[str, bool, Cell]] = [
+        ("", True, lambda one: "->" if one.worker == decision.worker else ""),
+        ("worker", True, lambda one: one.worker),
+        (
+            "engine",
+            len({engines.get(one.worker) for one in candidates}) > 1,
+            lambda one: engines.get(one.worker, "?"),
+        ),
+        ("does", legs, lambda one: LEGS[one.leg]),
+        (adapter, bool(adapter), lambda one: "must load" if one.loads_lora else "holds"),
+        ("cached", True, lambda one: f"{one.cached_blocks} of {decision.blocks}"),
+        ("of those assumed", any(one.assumed_blocks for one in candidates), lambda one: one.assumed_blocks),
+        ("lower tier", True, lambda one: one.lower_blocks),
+        ("queued tokens", True, lambda one: one.prefill_tokens),
+        ("held blocks", True, lambda one: one.decode_blocks),
+        ("requests", True, lambda one: one.requests),
+        ("queue ms", timed, lambda one: f"{one.queue_ms:.1f}"),
+        ("prefill ms", timed, lambda one: f"{one.prefill_ms:.1f}"),
+        ("transfer ms", timed and legs, lambda one: f"{one.transfer_ms:.1f}"),
+        ("others ms", timed, lambda one: f"{cost_terms(one, decision).others:.1f}"),
+        ("rest ms", timed, lambda one: f"{cost_terms(one, decision).rest:.1f}"),
+        ("ITL ms", decoded, lambda one: f"{one.itl_ms:.1f}" if one.itl_ms else "-"),
+        ("E2E ms", decoded, lambda one: f"{e2e_ms:.1f}" if (e2e_ms := decision.e2e_ms(one)) else "-"),
+        ("cost ms" if timed else "cost", True, lambda one: f"{one.score:.2f}"),
+    ]
+    return [(title, cell) for title, is_shown, cell in every if is_shown]
 
 
 def _head(decision: Decision, position: int) -> str:
@@ -116,63 +127,7 @@ def _head(decision: Decision, position: int) -> str:
     waited = f", after {decision.waited_ms} ms in the queue" if decision.waited_ms else ""
     return (
         f"{decision.request}: {decision.prompt_tokens} {'' if image else 'prompt '}tokens{image} in {decision.blocks} full blocks; "
-        f"decided at log position {decision.position}, stored at {position}{waited}; {_time(decision.wall_ns)}"
-    )
-
-
-def _time(wall_ns: int) -> str:
-    """A time to the millisecond, in UTC."""
-    return (
-        f"{datetime.fromtimestamp(wall_ns / 1e9, UTC):%Y-%m-%d %H:%M:%S}.{wall_ns // 1_000_000 % 1000:03} UTC"
-    )
-
-
-def _columns(decision: Decision, shown: Shown) -> tuple[str, ...]:
-    """The titles of the table's columns."""
-    return (
-        "",
-        "worker",
-        *(("engine",) if shown.engines else ()),
-        *(("does",) if shown.legs else ()),
-        *((decision.constraints.lora_name,) if decision.constraints.lora_name else ()),
-        "cached",
-        *(("of those assumed",) if shown.assumed else ()),
-        *("lower tier", "queued tokens", "held blocks", "requests"),
-        *(
-            (
-                "queue ms",
-                "prefill ms",
-                *(("transfer ms",) if shown.legs else ()),
-                "others ms",
-                "rest ms",
-            )
-            if shown.times
-            else ()
-        ),
-        *(("ITL ms", "E2E ms") if shown.decoding else ()),
-        "cost ms" if shown.times else "cost",
-    )
-
-
-def _row(
-    candidate: Candidate, decision: Decision, engines: Mapping[str, str], shown: Shown
-) -> tuple[object, ...]:
-    """A candidate, in the columns of the table."""
-    return (
-        "->" if candidate.worker == decision.worker else "",
-        candidate.worker,
-        *((engines.get(candidate.worker, "?"),) if shown.engines else ()),
-        *((LEGS[candidate.leg],) if shown.legs else ()),
-        *(("must load" if candidate.loads_lora else "holds",) if decision.constraints.lora_name else ()),
-        f"{candidate.cached_blocks} of {decision.blocks}",
-        *((candidate.assumed_blocks,) if shown.assumed else ()),
-        candidate.lower_blocks,
-        candidate.prefill_tokens,
-        candidate.decode_blocks,
-        candidate.requests,
-        *(_times(candidate, decision, shown.legs) if shown.times else ()),
-        *(_decode_times(candidate, decision) if shown.decoding else ()),
-        f"{candidate.score:.2f}",
+        f"decided at log position {decision.position}, stored at {position}{waited}; {utc_time(decision.wall_ns)}"
     )
 
 
@@ -227,33 +182,28 @@ def why(decision: Decision, engines: Mapping[str, str], *, timed: bool) -> str:
     return f"least cost, {chosen.score:.2f} {unit}{drawn}"
 
 
-def _times(candidate: Candidate, decision: Decision, split: bool) -> tuple[str, ...]:
-    """Queue, prefill, what others lose by it, and the rest of the cost (queued prompts, memory, adapters, tiers)."""
+class CostTerms(NamedTuple):
+    """What a cost in milliseconds is the sum of: `others` is what they lose by it, `rest` queued prompts, memory, adapters and tiers."""
+
+    queue: float
+    prefill: float
+    transfer: float
+    others: float
+    rest: float
+
+
+def cost_terms(candidate: Candidate, decision: Decision) -> CostTerms:
+    """The cost of a candidate of which times are known, term by term."""
     weights = weights_at(cost_weights(decision.weights), decision.spare)
-    others = delay_of_others(
-        weights.crowding,
-        weights.arrivals,
-        candidate.requests,
-        candidate.queue_ms,
-        candidate.prefill_ms,
+    known = (
+        weights.prefill * candidate.queue_ms,
+        weights.prefill * candidate.prefill_ms,
+        candidate.transfer_ms,
+        delay_of_others(
+            weights.crowding, weights.arrivals, candidate.requests, candidate.queue_ms, candidate.prefill_ms
+        ),
     )
-    known = weights.prefill * (candidate.queue_ms + candidate.prefill_ms) + candidate.transfer_ms + others
-    return (
-        f"{candidate.queue_ms:.1f}",
-        f"{candidate.prefill_ms:.1f}",
-        *((f"{candidate.transfer_ms:.1f}",) if split else ()),
-        f"{others:.1f}",
-        f"{candidate.score - known:.1f}",
-    )
-
-
-def _decode_times(candidate: Candidate, decision: Decision) -> tuple[str, str]:
-    """Return the times between two tokens and from the decision to the last one, which are not part of the cost; "-" where unknown."""
-    e2e_ms = decision.e2e_ms(candidate)
-    return (
-        f"{candidate.itl_ms:.1f}" if candidate.itl_ms else "-",
-        f"{e2e_ms:.1f}" if e2e_ms else "-",
-    )
+    return CostTerms(*known, candidate.score - sum(known))
 
 
 def event_line(event: Event) -> str:

@@ -175,28 +175,22 @@ def _missing(workers: Sequence[Worker], marks: Sequence[Mark], now_ns: int) -> l
     """Workers that left and did not come back, and a fleet without any."""
     present = {worker.name for worker in workers}
     found: dict[str, Finding] = {}
-    for mark in marks:
-        clean = any(word in mark.text for word in ("stopped", "drained"))
-        if mark.kind == "left" and mark.worker not in present:
-            found[mark.worker] = Finding(
-                "info" if clean else "critical",
-                f"{mark.worker} is gone",
-                f"{mark.worker} {mark.text}",
-                "nothing, if it was stopped on purpose"
-                if clean
-                else "read the end of its log; `headwater up` or its supervisor should have started it again",
-                worker=mark.worker,
-                position=mark.position,
-            )
-        elif mark.kind == "left" and not clean and mark.time_ns > now_ns - RECENT_NS:
-            found[mark.worker] = Finding(
-                "warning",
-                f"{mark.worker} was lost and came back",
-                f"{mark.worker} {mark.text}",
-                "read its log for the cause; its running requests were continued on other workers",
-                worker=mark.worker,
-                position=mark.position,
-            )
+    severity: Severity
+    for mark in [one for one in marks if one.kind == "left"]:
+        is_clean = any(word in mark.text for word in ("stopped", "drained"))
+        title = "is gone"
+        if mark.worker not in present and is_clean:
+            severity, remedy = "info", "nothing, if it was stopped on purpose"
+        elif mark.worker not in present:
+            severity = "critical"
+            remedy = "read the end of its log; `headwater up` or its supervisor should have started it again"
+        elif not is_clean and mark.time_ns > now_ns - RECENT_NS:
+            severity, title = "warning", "was lost and came back"
+            remedy = "read its log for the cause; its running requests were continued on other workers"
+        else:
+            continue
+        name, text = mark.worker, f"{mark.worker} {mark.text}"
+        found[name] = Finding(severity, f"{name} {title}", text, remedy, name, position=mark.position)
     if not any(worker.takes_requests for worker in workers):
         known = f"{len(workers)} workers, none of which takes requests" if workers else "no workers"
         none = Finding(

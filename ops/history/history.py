@@ -20,7 +20,7 @@ import structlog
 
 from headwater.actors.runtime.ports import Ports
 from headwater.events.ports import Log, LogError, Record
-from headwater.events.snapshot_store import SnapshotStore
+from headwater.events.snapshot_store import SnapshotStore, continues
 from headwater.ops.history.requests import RequestTable
 from headwater.router.load import Loads
 from headwater.router.state import RouterState, apply_to_loads
@@ -294,11 +294,6 @@ class History:
         self.subjects = [subjects.pool_subject(ports.ns, pool, kind, ANY) for kind in FOLDED_KINDS]
 
     @property
-    def log_of_requests(self) -> Log:
-        """The request log of the namespace."""
-        return self.ports.requests
-
-    @property
     def indexed(self) -> int:
         """The position up to which the history is folded."""
         return self.fleet.position
@@ -310,12 +305,7 @@ class History:
         self.first = bounds.first
         if bounds.first > 1:
             for position in await self.snapshots.positions():
-                if bounds.first - 1 <= position <= bounds.last:
-                    try:
-                        state = RouterState.restore(await self.snapshots.at(position))
-                    except (LogError, LookupError, TypeError, ValueError) as error:
-                        _log.warning("snapshot_unusable", log_position=position, reason=repr(error))
-                        continue
+                if continues(position, bounds) and (state := await self._restored(position)) is not None:
                     self._start(state.loads, position)
                     break
             else:

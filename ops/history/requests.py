@@ -3,7 +3,7 @@
 import math
 import re
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from operator import attrgetter
 from sys import intern
 from typing import Any, Final, Literal, NamedTuple
@@ -38,6 +38,23 @@ Order = Literal["time", "ttft", "duration", "tokens", "waited"]
 
 SLOW_SHARE: Final = 0.95
 """Requests are slow whose time to the first token is above that of this share of the window's requests."""
+
+
+class StoredDecision(NamedTuple):
+    """A decision of a router (its name and epoch) as the pool's log has it: at a position, stored at `stored_ns`."""
+
+    router: tuple[str, int]
+    position: int
+    stored_ns: int
+    decision: Decision
+
+
+def decisions_in(record: Record) -> Iterator[StoredDecision]:
+    """The decisions of one message."""
+    router = record.batch.writer, record.batch.epoch
+    for event in record.batch.events:
+        if isinstance(event, Decision):
+            yield StoredDecision(router, record.position, record.stored_ns, event)
 
 
 class Decided(NamedTuple):
@@ -410,6 +427,11 @@ def request_of(decision: str) -> str:
     """The request that a decision is about: its name has the choice, the attempt and perhaps an item of media behind the request's id."""
     found = _ATTEMPT.fullmatch(decision)
     return str(found[1]) if found is not None else decision
+
+
+def is_attempt_of(name: str, request: str) -> bool:
+    """Is it the name of a request, or of one of its decisions, which have the choice and the attempt behind that?"""
+    return name == request or name.startswith(request + "-")
 
 
 def attempt_of(decision: str, request: str) -> str:

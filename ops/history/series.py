@@ -87,9 +87,7 @@ def lane(samples: Samples, window: Window, left_ns: int = 0) -> Lane:
 
 def quantile(values: Sequence[float], share: float) -> float | None:
     """The value that this share of the values does not exceed (nearest rank); None of none."""
-    if not values:
-        return None
-    return _ranked(np.sort(np.array(values, np.float64)), share)
+    return _nearest(np.array(values, np.float64), share)
 
 
 class Rates(NamedTuple):

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from headwater.events.ports import Record
-from headwater.router.worker import ACCEPTED, DECIDED, Worker
+from headwater.router.worker import ACCEPTED, DECIDED, Worker, state_of
 from headwater.schemas.events import (
     RequestAccepted,
     RequestCheckpoint,
@@ -284,7 +284,7 @@ def _router(around: Surroundings) -> tuple[list[str], str]:
         return ["no worker is in the pool"], "start workers: headwater engine"
     ready = [worker for worker in around.workers.values() if worker.takes_requests]
     if not ready:
-        states = ", ".join(f"{one.name} is {one.shown_state}" for one in around.workers.values())
+        states = ", ".join(f"{one.name} is {state_of(one)}" for one in around.workers.values())
         return [states], "resume or wake one of them (headwater ctl WORKER resume), or start another"
     waiting = sum(worker.waiting for worker in ready)
     queued = sum(worker.prefill_tokens for worker in ready)
@@ -302,24 +302,16 @@ def _on_worker(
 ) -> Waiting:
     """A choice that waits for a worker: the worst thing that is known of it decides the remedy."""
     worker = around.workers.get(name)
-    if worker is None:
-        facts = [f"{name} has left the pool"]
+    if worker is None or worker.epoch != epoch:
+        fact = f"{name} has left the pool"
+        if worker is not None:
+            fact = f"{name} has restarted: epoch {epoch} has ended, {worker.epoch} serves"
         remedy = "its edge moves the request when it notices; if it does not, look at the edge's log and restart it"
-        return _waiting(choice, around, name, what, facts, remedy)
-    if worker.epoch != epoch:
-        facts = [f"{name} has restarted: epoch {epoch} has ended, {worker.epoch} serves"]
-        remedy = "its edge moves the request when it notices; if it does not, look at the edge's log and restart it"
-        return _waiting(choice, around, name, what, facts, remedy)
+        return _waiting(choice, around, name, what, [fact], remedy)
     facts, remedy = _health(worker, around)
     facts += _place(worker, attempt)
-    return _waiting(
-        choice,
-        around,
-        name,
-        what,
-        facts,
-        remedy or f"look at {name}: headwater ctl {name} status, and its log",
-    )
+    remedy = remedy or f"look at {name}: headwater ctl {name} status, and its log"
+    return _waiting(choice, around, name, what, facts, remedy)
 
 
 def _health(worker: Worker, around: Surroundings) -> tuple[list[str], str]:

@@ -27,6 +27,8 @@ from headwater import __version__
 from headwater.ops.config.sections import Receiver
 from headwater.ops.config.setting import ConfigError
 from headwater.ops.history.request_spans import MS_NS, Span, Stamped, at_edge, waterfall
+from headwater.ops.history.requests import StoredDecision
+from headwater.ops.terminal import fields_of
 from headwater.schemas.events import (
     RequestAccepted,
     RequestEnded,
@@ -35,7 +37,6 @@ from headwater.schemas.events import (
     RequestStepped,
 )
 from headwater.schemas.names import NO_TRACE, span_id
-from headwater.schemas.routing import Decision
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.resources import Resource
@@ -93,22 +94,7 @@ class Trace(NamedTuple):
     spans: list[TraceSpan]
 
 
-class Routing(NamedTuple):
-    """A decision, the router that made it, and the position at which the pool's log stores it."""
-
-    router: str
-    position: int
-    decision: Decision
-
-
-class _Leg(NamedTuple):
-    """The stages of one attempt."""
-
-    attempt: str
-    stages: list[Span]
-
-
-def spans_of(request: str, edge: str, events: Sequence[Stamped], made: Sequence[Routing]) -> Trace:
+def spans_of(request: str, edge: str, events: Sequence[Stamped], made: Sequence[StoredDecision]) -> Trace:
     """The trace of a request from its events, of which there is at least one, and the decisions about it."""
     return _Assembly(request, edge, at_edge(events), made).trace()
 
@@ -116,7 +102,9 @@ def spans_of(request: str, edge: str, events: Sequence[Stamped], made: Sequence[
 class _Assembly:
     """Makes the spans of one request."""
 
-    def __init__(self, request: str, edge: str, events: list[Stamped], made: Sequence[Routing]) -> None:
+    def __init__(
+        self, request: str, edge: str, events: list[Stamped], made: Sequence[StoredDecision]
+    ) -> None:
         self._request = request
         self._edge = edge
         self._events = events
@@ -217,12 +205,10 @@ class _Assembly:
     def _moments(self) -> Iterator[SpanEvent]:
         for time_ns, _, event in self._events:
             if isinstance(event, RequestStarted):
-                yield SpanEvent(
-                    "first token", time_ns, _named({"choice": event.choice, "worker": event.worker})
-                )
+                yield SpanEvent("first token", time_ns, _named(fields_of(event, "choice", "worker")))
             elif isinstance(event, RequestStepped):
                 fields = ("choice", "before", "cause", "after", "worker", "epoch", "reason")
-                yield SpanEvent("failure", time_ns, _named({name: getattr(event, name) for name in fields}))
+                yield SpanEvent("failure", time_ns, _named(fields_of(event, *fields)))
 
     def _add_preparation(self) -> None:
         accepted = self._accepted
@@ -243,7 +229,7 @@ class _Assembly:
     def _add_choice(self, choice: int, spans: list[Span]) -> None:
         """Add the spans of a choice, in the order of their starts."""
         waits: list[Span] = []
-        legs: list[_Leg] = []
+        legs: list[list[Span]] = []
         encodings: list[Span] = []
         for span in spans:
             span.end_ns = span.end_ns or self._end_ns
@@ -253,22 +239,22 @@ class _Assembly:
                 waits[-1].end_ns = span.end_ns
             elif not span.attempt:
                 waits.append(span)
-            elif legs and legs[-1].attempt == span.attempt:
-                legs[-1].stages.append(span)
+            elif legs and legs[-1][0].attempt == span.attempt:
+                legs[-1].append(span)
             else:
-                legs.append(_Leg(span.attempt, [span]))
+                legs.append([span])
         encoded = self._add_encodings(encodings)
         failed = ""
         for leg in legs:
-            wait = next((one for one in reversed(waits) if one.start_ns <= leg.stages[0].start_ns), None)
-            start_ns = self._dispatched_ns(leg, wait, encodings)
+            wait = next((one for one in reversed(waits) if one.start_ns <= leg[0].start_ns), None)
+            start_ns = self._dispatched_ns(leg[0], wait, encodings)
             added = self._add_leg(leg, start_ns, choice, failed)
             failed = added.span if added.error else ""
         self._add_waits(choice, waits, legs, encoded)
 
-    def _dispatched_ns(self, leg: _Leg, wait: Span | None, encodings: list[Span]) -> int:
+    def _dispatched_ns(self, leg: Span, wait: Span | None, encodings: list[Span]) -> int:
         """When a leg was sent: after it was decided, and after its media were encoded, and before its worker had it. The wait for it ends then."""
-        known_ns = leg.stages[0].start_ns
+        known_ns = leg.start_ns
         one = self._made.get(leg.attempt)
         if one is None or wait is None:
             return known_ns
@@ -276,13 +262,15 @@ class _Assembly:
         wait.end_ns = min(max(one.decision.wall_ns, wait.start_ns), known_ns)
         return min(known_ns, max([wait.end_ns, *(e.end_ns for e in encodings if e.attempt == leg.attempt)]))
 
-    def _add_leg(self, leg: _Leg, start_ns: int, choice: int, failed: str) -> TraceSpan:
-        routed, first, last = self._routed[leg.attempt], leg.stages[0], leg.stages[-1]
+    def _add_leg(self, leg: list[Span], start_ns: int, choice: int, failed: str) -> TraceSpan:
+        """Add the span of an attempt, and below it those of its stages."""
+        first, last = leg[0], leg[-1]
+        attempt, routed = first.attempt, self._routed[first.attempt]
         generates = self._accepted is None or self._accepted.max_tokens > 0
-        attributes = {"choice": choice, "attempt": leg.attempt, "leg": routed.leg, "worker": routed.worker}
+        attributes = {"choice": choice, "attempt": attempt, "leg": routed.leg, "worker": routed.worker}
         whole = self._add(
             *(
-                (leg.attempt,),
+                (attempt,),
                 routed.leg or ("generate" if generates else "compute"),
                 "worker",
                 routed.worker,
@@ -292,10 +280,10 @@ class _Assembly:
             links=(failed,) if failed else (),
             error=last.outcome,
         )
-        if len(leg.stages) > 1 or not routed.leg:
-            for number, stage in enumerate(leg.stages if generates else ()):
+        if len(leg) > 1 or not routed.leg:
+            for number, stage in enumerate(leg if generates else ()):
                 self._add(
-                    *((leg.attempt, number), stage.name, "worker", routed.worker),
+                    *((attempt, number), stage.name, "worker", routed.worker),
                     *(stage.start_ns, stage.end_ns),
                     parent=whole.span,
                     attributes=_named(stage.detail) if number else {},
@@ -326,14 +314,16 @@ class _Assembly:
                 found |= dict.fromkeys(names, added.span)
         return found
 
-    def _add_waits(self, choice: int, waits: list[Span], legs: list[_Leg], encoded: dict[str, str]) -> None:
+    def _add_waits(
+        self, choice: int, waits: list[Span], legs: list[list[Span]], encoded: dict[str, str]
+    ) -> None:
         """Add the times in which a choice was at no worker, and the decisions that were made then."""
         before = f"{self._request}-{choice}-"
         own = [one for name, one in self._made.items() if name.startswith(before)]
         own.sort(key=lambda one: (one.decision.wall_ns, one.position))
         ids: list[str] = []
         for number, span in enumerate(waits):
-            is_move = span.name == "route" and any(leg.stages[0].start_ns < span.start_ns for leg in legs)
+            is_move = span.name == "route" and any(leg[0].start_ns < span.start_ns for leg in legs)
             name = "migrate" if is_move else span.name
             added = self._add(
                 *(("wait", choice, number), name, "edge", self._edge, span.start_ns, span.end_ns),
@@ -345,17 +335,17 @@ class _Assembly:
             near = ids[during[-1] if during else 0] if ids else self._root
             self._add_decision(one, encoded.get(one.decision.request, near))
 
-    def _add_decision(self, one: Routing, parent: str) -> None:
+    def _add_decision(self, one: StoredDecision, parent: str) -> None:
         decision = one.decision
         start_ns = decision.wall_ns - decision.waited_ms * MS_NS
         decided = self._add(
-            *(("decide", decision.request), "decide", "router", one.router, start_ns, decision.wall_ns),
+            *(("decide", decision.request), "decide", "router", one.router[0], start_ns, decision.wall_ns),
             parent=parent,
             attributes=_named(_reasons(one)),
         )
         if decision.waited_ms:
             self._add(
-                *(("queue", decision.request), "queue", "router", one.router, start_ns, decision.wall_ns),
+                *(("queue", decision.request), "queue", "router", one.router[0], start_ns, decision.wall_ns),
                 parent=decided.span,
                 attributes=_named({"waited_ms": decision.waited_ms}),
             )
@@ -376,7 +366,7 @@ def _outcome(ended: RequestEnded, position: int) -> dict[str, Value]:
     return found
 
 
-def _reasons(one: Routing) -> dict[str, Any]:
+def _reasons(one: StoredDecision) -> dict[str, Any]:
     """What a decision was made of."""
     decision = one.decision
     chosen = decision.chosen
@@ -420,18 +410,41 @@ def need_opentelemetry() -> None:
         ) from error
 
 
-class SpanForm:
-    """Makes the SDK's spans. `ns` is the namespace of the fleet."""
+class OtlpSender:
+    """Sends traces of a namespace to one receiver. Raises `ConfigError` where OpenTelemetry is not installed, or its variables are wrong."""
 
-    def __init__(self, ns: str) -> None:
+    def __init__(self, receiver: Receiver, ns: str) -> None:
+        need_opentelemetry()
         from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
+        self.receiver = receiver
         self._ns = ns
         self._scope = InstrumentationScope(SCOPE, __version__, GEN_AI_SCHEMA)
         self._resources: dict[tuple[Service, str], Resource] = {}
+        self._reasons = _Reasons()
+        try:
+            self._exporter = _exporter(receiver)
+        except ValueError as error:
+            raise ConfigError(f"{receiver.endpoint}: {error}") from error
 
-    def spans(self, trace: Trace) -> Iterator["ReadableSpan"]:
-        """All spans of a trace."""
+    def spans(self, traces: Iterable[Trace]) -> list["ReadableSpan"]:
+        """The spans of traces, as `send` takes them."""
+        return [span for trace in traces for span in self._spans(trace)]
+
+    def send(self, spans: Sequence["ReadableSpan"]) -> str:
+        """Send spans; returns why that failed, "" if it did not. Blocks for as long as the exporter's time limit (10 s by default)."""
+        from opentelemetry.sdk.trace.export import SpanExportResult
+
+        with self._reasons as reasons:
+            if self._exporter.export(spans) is SpanExportResult.SUCCESS:
+                return ""
+        return reasons.first or "the receiver did not take them"
+
+    def close(self) -> None:
+        """End a `send` that waits, and all connections."""
+        self._exporter.shutdown()
+
+    def _spans(self, trace: Trace) -> Iterator["ReadableSpan"]:
         from opentelemetry.trace import TraceState
 
         state = TraceState.from_header([trace.state])
@@ -478,37 +491,6 @@ class SpanForm:
                 }
             )
         return self._resources[key]
-
-
-class OtlpSender:
-    """Sends traces to one receiver. Raises `ConfigError` where OpenTelemetry is not installed, or its variables are wrong."""
-
-    def __init__(self, receiver: Receiver, ns: str) -> None:
-        need_opentelemetry()
-        self.receiver = receiver
-        self._form = SpanForm(ns)
-        self._reasons = _Reasons()
-        try:
-            self._exporter = _exporter(receiver)
-        except ValueError as error:
-            raise ConfigError(f"{receiver.endpoint}: {error}") from error
-
-    def spans(self, traces: Iterable[Trace]) -> list["ReadableSpan"]:
-        """The spans of traces, as `send` takes them."""
-        return [span for trace in traces for span in self._form.spans(trace)]
-
-    def send(self, spans: Sequence["ReadableSpan"]) -> str:
-        """Send spans; returns why that failed, "" if it did not. Blocks for as long as the exporter's time limit (10 s by default)."""
-        from opentelemetry.sdk.trace.export import SpanExportResult
-
-        with self._reasons as reasons:
-            if self._exporter.export(spans) is SpanExportResult.SUCCESS:
-                return ""
-        return reasons.first or "the receiver did not take them"
-
-    def close(self) -> None:
-        """End a `send` that waits, and all connections."""
-        self._exporter.shutdown()
 
 
 def _exporter(receiver: Receiver) -> Any:

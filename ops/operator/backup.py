@@ -12,8 +12,8 @@ import contextlib
 import hashlib
 import os
 import shutil
-from collections.abc import Iterator
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -78,25 +78,25 @@ async def backup(nats: NatsSettings, out: str) -> int:
     folder = Path(out)
     if folder.exists():
         raise ConfigError(f"--out {out}: it exists; give the name of a new folder")
-    partial = folder.with_name(folder.name + PARTIAL)
+    unfinished = folder.with_name(folder.name + PARTIAL)
     try:
-        partial.mkdir(parents=True)
+        unfinished.mkdir(parents=True)
     except FileExistsError as error:
         raise ConfigError(
-            f"{partial}: another backup writes there, or one was interrupted: remove it"
+            f"{unfinished}: another backup writes there, or one was interrupted: remove it"
         ) from error
     except OSError as error:
         raise ConfigError(f"--out {out}: {error.strerror}") from error
     try:
         async with connected(nats, "operator", "backup") as client:
-            streams = [await _copy(client, spec, partial) for spec in await _specs(client, nats.namespace)]
+            streams = [await _copy(client, spec, unfinished) for spec in await _specs(client, nats.namespace)]
         made = datetime.now(UTC).isoformat(timespec="seconds")
         manifest = Manifest(FORMAT, nats.namespace, __version__, made, tuple(streams))
-        (partial / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest)))
-        os.rename(partial, folder)
+        (unfinished / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest)))
+        os.rename(unfinished, folder)
     finally:
-        if partial.exists():
-            shutil.rmtree(partial, ignore_errors=True)
+        if unfinished.exists():
+            shutil.rmtree(unfinished, ignore_errors=True)
     print(as_table(manifest))
     return 0
 
@@ -209,7 +209,7 @@ async def _restore_one(client: Connection, folder: Path, one: CopiedStream, repl
         # What is older than its log's age would be cut at once.
         config["max_age"] = 0
     with (folder / one.file).open("rb") as file:
-        await restore_stream(client, config, one.copy.state, _chunks(file.read))
+        await restore_stream(client, config, one.copy.state, iter(partial(file.read, CHUNK_BYTES), b""))
 
 
 def _as_given(config: dict[str, Any]) -> dict[str, Any]:
@@ -219,11 +219,6 @@ def _as_given(config: dict[str, Any]) -> dict[str, Any]:
     }
     kept = {key: value for key, value in config.items() if key != "metadata"}
     return {**kept, "metadata": metadata} if metadata else kept
-
-
-def _chunks(read: Any) -> Iterator[bytes]:
-    while chunk := read(CHUNK_BYTES):
-        yield chunk
 
 
 async def _verify(client: Connection, one: CopiedStream) -> list[str]:

@@ -32,7 +32,7 @@ from headwater.ops.nats.capture_file import (
 )
 from headwater.ops.nats.connect import choose_pool, operator_ports
 from headwater.ops.operator.log_reading import find_life
-from headwater.ops.terminal import FORMS, Progress, shown_time, time_ns
+from headwater.ops.terminal import FORMS, Progress, time_ns, utc_time
 from headwater.router.state import RouterState
 from headwater.schemas.encoding import SCHEMA_VERSION
 from headwater.schemas.names import time_of
@@ -92,7 +92,7 @@ async def span_of(ports: Ports, order: Order) -> Span:
     at_ns = time_ns(order.around, now_ns)
     if at_ns is not None:
         if at_ns > now_ns:
-            raise ConfigError(f"--around {order.around}: {shown_time(at_ns)} is in the future")
+            raise ConfigError(f"--around {order.around}: {utc_time(at_ns)} is in the future")
         return Span(at_ns - margin_ns, min(now_ns, at_ns + margin_ns))
     with Progress(f"looking for {order.around} in the request log") as progress:
         life = await find_life(ports.requests, order.around, now_ns, progress.at)
@@ -114,7 +114,7 @@ async def collect(ports: Ports, pool: str, order: Order, span: Span, writer: Cap
     bounds = await log.bounds()
     if end < bounds.first or begin >= end:
         raise ConfigError(
-            f"--around {order.around}: the log of pool {pool} has nothing from {shown_time(span.begin_ns)} to {shown_time(span.end_ns)}"
+            f"--around {order.around}: the log of pool {pool} has nothing from {utc_time(span.begin_ns)} to {utc_time(span.end_ns)}"
         )
     snapshot = await _add_snapshot(ports, pool, log, begin, end, writer)
     if snapshot == 0 and bounds.first <= 1 and begin > PREFIX_MESSAGES_MAX:
@@ -308,7 +308,7 @@ def described(path: Path, size: int, contents: Contents) -> list[str]:
     pool_log, request_log = contents.pool_log, contents.request_log
     start = f"the snapshot at position {contents.snapshot}" if contents.snapshot else "no snapshot"
     lines = [
-        f"{path}: {size:,} bytes, {shown_time(contents.begin_ns)} to {shown_time(contents.end_ns)}",
+        f"{path}: {size:,} bytes, {utc_time(contents.begin_ns)} to {utc_time(contents.end_ns)}",
         f"pool {contents.pool}: {_part(pool_log)}, with {start}",
         f"request log: {_part(request_log)}, {'with' if contents.has_contents else 'without'} contents of prompts and answers",
         f"{len(contents.leases)} leases and {len(contents.cards)} model cards as they are now; metrics of {len(contents.metrics)} processes",

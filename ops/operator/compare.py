@@ -2,7 +2,6 @@
 
 import asyncio
 import http.client
-import math
 import ssl
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +18,7 @@ from headwater.actors.worker.control import request_weights
 from headwater.events.ports import Log
 from headwater.ops.config.sections import NatsSettings
 from headwater.ops.config.setting import ConfigError
+from headwater.ops.history.series import quantile
 from headwater.ops.nats.connect import ports_of
 from headwater.ops.operator.ctl import pool_of
 from headwater.ops.terminal import table
@@ -239,14 +239,9 @@ def summarize(engine: str, answers: Sequence[GreedyAnswer]) -> EngineSummary:
 
 
 def _latency(seconds: Sequence[float]) -> Latency | None:
-    if not seconds:
-        return None
-    ranked = sorted(seconds)
-
-    def percentile(share: float) -> float:
-        return round(ranked[max(1, math.ceil(share * len(ranked))) - 1] * 1_000.0, 3)
-
-    return Latency(percentile(0.50), percentile(0.99))
+    found = [quantile(seconds, share) for share in (0.50, 0.99)]
+    times_ms = [round(one * 1_000.0, 3) for one in found if one is not None]
+    return Latency(*times_ms) if times_ms else None
 
 
 # The comparison as a document, and as text for people.
@@ -296,11 +291,6 @@ def compare(model: str, names: list[str], pairs: list[tuple[GreedyAnswer, Greedy
     )
 
 
-def as_json(comparison: EngineComparison) -> str:
-    """The document."""
-    return msgspec.json.encode(comparison).decode()
-
-
 def as_text(comparison: EngineComparison) -> str:
     """Latency of both engines, the share of equal answers, and a line for each prompt whose answers differ."""
     ours, theirs = (one.engine for one in comparison.engines)
@@ -311,16 +301,20 @@ def as_text(comparison: EngineComparison) -> str:
         "",
         table(
             (
-                "engine",
-                "requests",
-                "failed",
-                "tokens",
-                "first token p50 ms",
-                "p99 ms",
-                "total p50 ms",
-                "p99 ms",
+                *("engine", "requests", "failed", "tokens"),
+                *("first token p50 ms", "p99 ms", "total p50 ms", "p99 ms"),
             ),
-            [_engine_row(one) for one in comparison.engines],
+            [
+                (
+                    one.engine,
+                    one.requests,
+                    one.failed,
+                    one.tokens,
+                    *_times(one.first_token_ms),
+                    *_times(one.total_ms),
+                )
+                for one in comparison.engines
+            ],
         ),
     ]
     spread = [one.divergence.logprob_difference for one in comparison.prompts if one.divergence is not None]
@@ -334,7 +328,11 @@ def as_text(comparison: EngineComparison) -> str:
     ]
     if differing:
         columns = ("prompt", "first differing token", ours, theirs, f"gap {ours}", f"gap {theirs}")
-        lines += ["", table(columns, [_prompt_row(name, found) for name, found in differing])]
+        rows = [
+            (name, found.position, *map(_token, found.tokens), *map(_written_gap, found.gaps))
+            for name, found in differing
+        ]
+        lines += ["", table(columns, rows)]
         lines += [
             "gap: by how much an engine prefers its own token to the other's, in nats; about 0 is rounding"
         ]
@@ -347,23 +345,8 @@ def as_text(comparison: EngineComparison) -> str:
     return "\n".join(lines)
 
 
-def _engine_row(one: EngineSummary) -> tuple[Any, ...]:
-    return (
-        one.engine,
-        one.requests,
-        one.failed,
-        one.tokens,
-        *_times(one.first_token_ms),
-        *_times(one.total_ms),
-    )
-
-
 def _times(latency: Latency | None) -> tuple[str, str]:
     return ("-", "-") if latency is None else (f"{latency.p50:.1f}", f"{latency.p99:.1f}")
-
-
-def _prompt_row(name: str, found: Divergence) -> tuple[Any, ...]:
-    return name, found.position, *map(_token, found.tokens), *map(_written_gap, found.gaps)
 
 
 def _token(text: str | None) -> str:
@@ -529,7 +512,7 @@ async def run_compare(nats: NatsSettings, options: CompareOptions) -> int:
         for number, prompt in enumerate(plan.prompts)
     ]
     found = compare(plan.model, [prompt.name for prompt in plan.prompts], pairs)
-    print(as_json(found) if options.as_json else as_text(found))
+    print(msgspec.json.encode(found).decode() if options.as_json else as_text(found))
     return 1 if any(one.failed for one in found.engines) else 0
 
 

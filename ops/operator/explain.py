@@ -12,6 +12,7 @@ from headwater.events.ports import Log
 from headwater.events.snapshot_store import SnapshotStore
 from headwater.ops.config.sections import NatsSettings
 from headwater.ops.history.explanation import HIDDEN, afterwards, describe, event_line
+from headwater.ops.history.requests import StoredDecision, is_attempt_of
 from headwater.ops.nats.connect import choose_pool, operator_ports
 from headwater.ops.operator.log_reading import (
     FULL,
@@ -26,27 +27,36 @@ from headwater.ops.operator.log_reading import (
     find_life,
     first_state,
     is_complete,
+    make_again,
     newest_state,
     pieces_after,
     untold,
     windows,
 )
 from headwater.ops.terminal import Progress
-from headwater.router.replay import Incarnation, Reconstructed, Reconstruction
-from headwater.router.state import RouterState, in_order
+from headwater.router.replay import Reconstructed, Reconstruction
+from headwater.router.state import RouterState
 from headwater.schemas.events import RequestStepped, WorkerJoined, WorkerLeft
 from headwater.schemas.routing import Decision
 from headwater.schemas.subjects import pool_kinds
 
 
 class Explained(NamedTuple):
-    """A decision of a router, stored at a log position; what the log knew of it later; and the engine of each worker by then."""
+    """A decision; what the log knew of it later; and the engine of each worker by then."""
 
-    router: Incarnation
-    position: int
-    decision: Decision
+    stored: StoredDecision
     after: list[str]
     engines: Mapping[str, str]
+
+    @property
+    def decision(self) -> Decision:
+        """The decision itself."""
+        return self.stored.decision
+
+    @property
+    def position(self) -> int:
+        """The position at which the pool's log stores it."""
+        return self.stored.position
 
 
 class Account(NamedTuple):
@@ -113,7 +123,7 @@ def as_data(pool: str, request: str, found: Account) -> dict[str, Any]:
     decisions = [
         {
             "position": one.position,
-            "router": {"name": one.router[0], "epoch": one.router[1]},
+            "router": dict(zip(("name", "epoch"), one.stored.router, strict=True)),
             "decision": plain(one.decision),
             "engines": {
                 candidate.worker: one.engines[candidate.worker]
@@ -165,8 +175,10 @@ async def decisions_for(
     async with aclosing(batches_with(log, request, window, wanted, told)) as batches:
         async for message, batch in batches:
             for event in batch.events:
-                if isinstance(event, Decision) and is_about(event, request):
-                    found.append(Explained((batch.writer, batch.epoch), message.position, event, [], {}))
+                if isinstance(event, Decision) and is_attempt_of(event.request, request):
+                    router = batch.writer, batch.epoch
+                    stored = StoredDecision(router, message.position, message.stored_ns, event)
+                    found.append(Explained(stored, [], {}))
                 for one in found:
                     one.after.extend(afterwards(one.decision, event))
     if not found:
@@ -223,16 +235,9 @@ async def _recomputed(
     """All candidates of each decision, from a fold that begins with this state."""
     start, until = state.position, max(one.position for one in found)
     decisions = await decisions_after(log, start, until)
-    run = Reconstruction(state, decisions, lambda one: is_about(one, request))
-    run.start()
-    with Progress("folding the log", "positions") as progress:
-        async for piece in pieces_after(log, start):
-            for message in in_order(piece):
-                run.step(message)
-            progress.at(state.position - start, until - start)
-            if not run.left:
-                break
-    return [run.found.get((one.router, one.decision.number)) for one in found]
+    run = Reconstruction(state, decisions, lambda one: is_attempt_of(one.request, request))
+    await make_again(run, pieces_after(log, start), until)
+    return [run.found.get((one.stored.router, one.decision.number)) for one in found]
 
 
 def _completed(one: Explained, all_of_it: Reconstructed | None) -> Explained:
@@ -242,12 +247,7 @@ def _completed(one: Explained, all_of_it: Reconstructed | None) -> Explained:
         )
         return one._replace(after=[f"the other candidates cannot be recomputed: {reason}", *one.after])
     whole = msgspec.structs.replace(one.decision, candidates=all_of_it.candidates)
-    return one._replace(decision=whole)
-
-
-def is_about(decision: Decision, request: str) -> bool:
-    """Is it one of the request's decisions? Each has its choice and attempt behind the request's id."""
-    return decision.request == request or decision.request.startswith(request + "-")
+    return one._replace(stored=one.stored._replace(decision=whole))
 
 
 async def why_workers_left(log: Log, workers: set[tuple[str, int]]) -> list[str]:

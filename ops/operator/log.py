@@ -68,40 +68,29 @@ async def audited(log: Log) -> list[dict[str, Any]]:
         for record in piece.records:
             when = datetime.fromtimestamp(record.batch.wall_ns / 1e9, UTC).isoformat(timespec="milliseconds")
             for event in record.batch.events:
-                if isinstance(event, WorkerControlled):
-                    arguments = msgspec.json.decode(event.arguments)
-                    facts = {**msgspec.structs.asdict(event), "arguments": arguments}
-                    found.append({"position": record.position, "time": when, **facts})
-                elif isinstance(event, EnginesWeighted):
-                    found.append({"position": record.position, "time": when, **_weighted(record, event)})
-                elif isinstance(event, TrafficSplit):
-                    found.append({"position": record.position, "time": when, **_split(record, event)})
+                if isinstance(event, WorkerControlled | EnginesWeighted | TrafficSplit):
+                    found.append({"position": record.position, "time": when, **_as_command(record, event)})
     return found
 
 
-def _weighted(record: Record, event: EnginesWeighted) -> dict[str, Any]:
-    """Engine weights, as a command to the router that wrote them."""
+def _as_command(record: Record, event: WorkerControlled | EnginesWeighted | TrafficSplit) -> dict[str, Any]:
+    """A command to a worker; engine weights and a traffic split as one to the router that wrote them."""
+    match event:
+        case WorkerControlled():
+            return {**msgspec.structs.asdict(event), "arguments": msgspec.json.decode(event.arguments)}
+        case EnginesWeighted(weights=arguments):
+            command, detail = "weights", "engine weights set" if arguments else "engine weights removed"
+        case TrafficSplit(shares=arguments):
+            command = f"split by {event.subject}"
+            detail = event.reason or ("traffic split set" if arguments else "traffic split removed")
     return {
         "worker": record.batch.writer,
         "epoch": record.batch.epoch,
-        "command": "weights",
-        "arguments": event.weights,
+        "command": command,
+        "arguments": arguments,
         "by": event.by,
         "status": 200,
-        "detail": "engine weights set" if event.weights else "engine weights removed",
-    }
-
-
-def _split(record: Record, event: TrafficSplit) -> dict[str, Any]:
-    """A traffic split, as a command to the router that wrote it."""
-    return {
-        "worker": record.batch.writer,
-        "epoch": record.batch.epoch,
-        "command": f"split by {event.subject}",
-        "arguments": event.shares,
-        "by": event.by,
-        "status": 200,
-        "detail": event.reason or ("traffic split set" if event.shares else "traffic split removed"),
+        "detail": detail,
     }
 
 

@@ -13,8 +13,10 @@ from typing import Final, NamedTuple
 from headwater.events.ports import Log, LogError, Slice, StoredMessage
 from headwater.events.snapshot_store import SnapshotStore, continues
 from headwater.ops.config.setting import ConfigError
-from headwater.router.replay import Recorded
-from headwater.router.state import RouterState
+from headwater.ops.history.requests import decisions_in
+from headwater.ops.terminal import Progress
+from headwater.router.replay import Reconstruction, Recorded
+from headwater.router.state import RouterState, in_order
 from headwater.schemas.encoding import Batch, LogEvent, UnreadableBatch, decode_batch
 from headwater.schemas.events import Event, RequestEnded, RequestRouted
 from headwater.schemas.names import SECOND_NS, time_of
@@ -250,12 +252,25 @@ async def bookmarked_state(store: SnapshotStore, bookmark: str, log: Log) -> Rou
 
 async def decisions_after(log: Log, after: int, until: int = FULL) -> list[Recorded]:
     """All decisions that the log stores after a position, up to another."""
-    found: list[Recorded] = []
-    async for piece in log.scan(after, until, pool_kinds("route")):
-        for record in piece.records:
-            life = (record.batch.writer, record.batch.epoch)
-            found += [Recorded(life, event) for event in record.batch.events if isinstance(event, Decision)]
-    return found
+    return [
+        Recorded(one.router, one.decision)
+        async for piece in log.scan(after, until, pool_kinds("route"))
+        for record in piece.records
+        for one in decisions_in(record)
+    ]
+
+
+async def make_again(run: Reconstruction, pieces: AsyncIterator[Slice], until: int) -> None:
+    """Fold from the state of a reconstruction until it has made all decisions again that it is asked for, the last before `until`."""
+    start = run.state.position
+    run.start()
+    with Progress("folding the log") as progress:
+        async for piece in pieces:
+            for message in in_order(piece):
+                run.step(message)
+            progress.at(run.state.position - start, until - start)
+            if not run.left:
+                break
 
 
 async def pieces_after(log: Log, after: int, until: int = FULL) -> AsyncIterator[Slice]:

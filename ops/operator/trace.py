@@ -9,7 +9,6 @@ from headwater.ops.config.sections import NatsSettings, Receiver
 from headwater.ops.history.request_spans import Stamped
 from headwater.ops.history.trace_spans import (
     OtlpSender,
-    Routing,
     Trace,
     TraceSpan,
     Value,
@@ -65,8 +64,7 @@ def trace_of(request: str, found: Account) -> Trace | None:
     if not found.life:
         return None
     events = [Stamped(one.stored_ns, one.position, one.event) for one in found.life]
-    made = [Routing(one.router[0], one.position, one.decision) for one in found.decisions]
-    return spans_of(request, found.life[0].edge, events, made)
+    return spans_of(request, found.life[0].edge, events, [one.stored for one in found.decisions])
 
 
 def _send(made: Trace, receiver: Receiver, ns: str) -> int:

@@ -105,6 +105,21 @@ async def test_a_position_counts_though_enter_comes_before_it_is_rendered(consol
         await shown.page.wait_for_function("at => location.hash.includes(`at=${at}`)", arg=at)
 
 
+async def test_a_field_with_the_focus_holds_still_while_the_position_moves(console: Console) -> None:
+    """What is typed replaces what was selected, though newer positions have come meanwhile."""
+    moved = "was => Number(document.querySelector('#position-slider').value) > was"
+    async with console.page() as shown:
+        await shown.open("overview", pool=console.pool)
+        await shown.page.locator("#position-field").focus()
+        held = await shown.position()
+        await shown.page.wait_for_function(moved, arg=held)
+        assert await shown.position() == held
+        await shown.page.keyboard.insert_text("40")
+        await expect(shown.page.locator("#position-field")).to_have_value("40")
+        await shown.page.keyboard.press("Enter")
+        await shown.page.wait_for_function("() => location.hash.includes('at=40')")
+
+
 @pytest.mark.soak
 async def test_the_copied_link_has_the_position_though_the_page_is_live(console: Console) -> None:
     async with console.page(permissions=("clipboard-read", "clipboard-write")) as shown:

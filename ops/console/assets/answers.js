@@ -123,6 +123,12 @@ export function useAnswer(path, values) {
   return { ...state, retry: () => holder.current.retry() };
 }
 
+/** The newest answer to a question at the position shown; nothing is asked while `values` is null. */
+export function useAnswerHere(path, values) {
+  const at = useSignal(position);
+  return useAnswer(path, values && at !== null ? { at, ...values } : null);
+}
+
 /**
  * What is known of a request or a decision at the position. The request log may have its end before the pool's log has a newer position:
  * while live, all that is known is asked for, again and again until `settled(data)`.

@@ -67,13 +67,9 @@ function latestTime(newest, [, hours, minutes, seconds = '0', fraction = '0']) {
 /** Goes to what a person typed; says so if it cannot be read. */
 export function goToTyped(text) {
   const wanted = readMoment(text);
-  if (!wanted) {
-    state.message.value = 'Type a position (12345), a time (14:03:22), a date and time, or a time before now (-5m).';
-    return false;
-  }
-  if (wanted.position !== undefined) state.goTo(wanted.position);
+  if (!wanted) state.message.value = 'Type a position (12345), a time (14:03:22), a date and time, or a time before now (-5m).';
+  else if (wanted.position !== undefined) state.goTo(wanted.position);
   else goToTime(wanted.time);
-  return true;
 }
 
 /** How often a played log moves (ms). */

@@ -71,17 +71,10 @@ function Ground({ bounds, log }) {
 
 /** A text field that shows the position and takes a position or a time. */
 function PositionField({ position }) {
-  const { typed, latest, type } = useTyped();
-  const submitted = (event) => {
-    event.preventDefault();
-    if (latest.current !== null && goToTyped(latest.current)) type(null);
-    event.currentTarget.querySelector('input').blur();
-  };
-  return html`<form class="position-field" onSubmit=${submitted}>
+  const { form, field } = useTyped(format.integer(position), goToTyped);
+  return html`<form class="position-field" ...${form}>
     <label for="position-field">Position</label>
-    <input id="position-field" class="number" type="text" inputmode="text" autocomplete="off" title="A position, a time (14:03:22), or a time before now (-5m)"
-      value=${typed ?? format.integer(position)} onFocus=${(event) => event.currentTarget.select()}
-      onInput=${(event) => type(event.currentTarget.value)} onBlur=${() => type(null)} />
+    <input id="position-field" class="number" type="text" inputmode="text" autocomplete="off" title="A position, a time (14:03:22), or a time before now (-5m)" ...${field} />
   </form>`;
 }
 

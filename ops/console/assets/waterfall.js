@@ -1,18 +1,7 @@
 /** The spans of a request on one scale of time: where it waited, on which worker each leg ran, and what was lost. */
 import { classes, html, useState } from './library.js';
-import { Fields, PositionLink, WorkerLink } from './parts.js';
+import { Fields, WorkerLink } from './parts.js';
 import * as format from './format.js';
-
-/** Depth of a span below its parents. */
-function depthOf(spans, index) {
-  let depth = 0;
-  let parent = spans[index].parent;
-  while (parent !== null && parent !== undefined && depth < 6) {
-    depth += 1;
-    parent = spans[parent]?.parent;
-  }
-  return depth;
-}
 
 /** The first and last moment of all that is drawn. */
 function extent(request, until) {
@@ -45,16 +34,15 @@ function Bar({ span, range, until }) {
 
 function Details({ span, columns }) {
   const entries = Object.entries(span.detail || {}).map(([name, value]) => [name.replaceAll('_', ' '), format.anything(value)]);
-  const stored = format.isNumber(span.position) ? [['stored at', html`<${PositionLink} position=${span.position} />`]] : [];
-  if (!entries.length && !stored.length) stored.push(['details', 'The log holds none.']);
-  return html`<tr class="span-detail"><td colspan=${columns}><${Fields} entries=${[...entries, ...stored]} /></td></tr>`;
+  const shown = entries.length ? entries : [['details', 'The log holds none.']];
+  return html`<tr class="span-detail"><td colspan=${columns}><${Fields} entries=${shown} /></td></tr>`;
 }
 
-function SpanRow({ span, depth, range, until, choices, cursor }) {
+function SpanRow({ span, range, until, choices, cursor }) {
   const [open, setOpen] = useState(false);
   const end = span.end_ms ?? until;
   return html`<tr class=${classes(`span-row`, open && 'span-row-open')}>
-      <th scope="row" class=${`span-name indent-${depth}`}>
+      <th scope="row" class="span-name">
         <button type="button" class="disclose" aria-expanded=${open} onClick=${() => setOpen(!open)}><span class=${`swatch span-${span.name}`} aria-hidden="true"></span>${span.label || span.name}</button>
         ${span.worker ? html`<span class="span-worker narrow-only"><${WorkerLink} name=${span.worker} /></span>` : null}
       </th>
@@ -86,7 +74,7 @@ export function Waterfall({ request, time }) {
       <th scope="col" class="span-track"><span class="visually-hidden">Time since it was accepted</span><span class="span-lane axis-lane" aria-hidden="true">${ticks(range).map((at) => html`<span key=${at} class="axis-tick" style=${{ left: place(range.from + at, range) }}>${format.duration(at)}</span>`)}</span></th></tr></thead>
     <tbody>
       <tr class="mark-row" aria-hidden="true"><td></td>${choices > 1 ? html`<td></td>` : null}<td class="wide-only"></td><td class="wide-only"></td><td></td><td class="span-track"><${MarkLane} marks=${request.marks} range=${range} /></td></tr>
-      ${request.spans.map((span, index) => html`<${SpanRow} key=${index} span=${span} depth=${depthOf(request.spans, index)} range=${range} until=${until} choices=${choices} cursor=${cursor} />`)}
+      ${request.spans.map((span, index) => html`<${SpanRow} key=${index} span=${span} range=${range} until=${until} choices=${choices} cursor=${cursor} />`)}
     </tbody>
   </table></div>`;
 }

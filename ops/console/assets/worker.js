@@ -95,7 +95,6 @@ function State({ worker }) {
     ['Pace', format.number(worker.pace)],
     ['Role', worker.role],
     ['Engine', worker.engine],
-    ['Model', worker.model],
     ['Block size', `${format.integer(worker.block_size)} tokens`],
     ['Epoch', format.integer(worker.epoch)],
     ['Instance', worker.instance || format.UNKNOWN],

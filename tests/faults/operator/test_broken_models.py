@@ -20,6 +20,14 @@ ENDLESS = {
 }
 
 
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """The folder of a model without weights."""
+    folder = tmp_path / "tiny-river"
+    model_folder.make(folder)
+    return folder
+
+
 async def _up(
     tmp_path: Path, model: Path, *flags: str, engine: str = "vllm", within_s: float, forked: bool = False
 ) -> Ended:
@@ -32,10 +40,8 @@ async def _up(
 @pytest.mark.parametrize(
     "missing", ["weights", *(pytest.param(name, marks=SOAK) for name in ("tokenizer.json", "config.json"))]
 )
-async def test_a_model_without_one_of_its_files(tmp_path: Path, missing: str) -> None:
+async def test_a_model_without_one_of_its_files(tmp_path: Path, model: Path, missing: str) -> None:
     """Found before an engine is started: one line that names the folder and what it has not."""
-    model = tmp_path / "tiny-river"
-    model_folder.make(model)
     if missing != "weights":
         (model / "model.safetensors").write_bytes(b"")
         (model / missing).unlink()
@@ -52,10 +58,8 @@ async def test_a_model_without_one_of_its_files(tmp_path: Path, missing: str) ->
         *(pytest.param(name, marks=SOAK) for name in ("config.json", "tokenizer_config.json")),
     ],
 )
-async def test_a_model_with_a_damaged_file(tmp_path: Path, name: str) -> None:
+async def test_a_model_with_a_damaged_file(tmp_path: Path, model: Path, name: str) -> None:
     """Half of a JSON file: one line that names it, also with the simulated engine."""
-    model = tmp_path / "tiny-river"
-    model_folder.make(model)
     (model / "model.safetensors").write_bytes(b"")
     text = (model / name).read_text()
     (model / name).write_text(text[: len(text) // 2])
@@ -64,10 +68,8 @@ async def test_a_model_with_a_damaged_file(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.processes
-async def test_truncated_weights(tmp_path: Path) -> None:
+async def test_truncated_weights(tmp_path: Path, model: Path) -> None:
     """The file is shorter than its own header says: found without an engine, in one line, without a restart."""
-    model = tmp_path / "tiny-river"
-    model_folder.make(model)
     header = json.dumps({"a": {"dtype": "F32", "shape": [1000], "data_offsets": [0, 4000]}}).encode()
     (model / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + b"\0" * 2000)
     line = (await _up(tmp_path, model, within_s=40)).told()

@@ -1,9 +1,10 @@
 """What the tests of the `Log` contract share: a log under test, numbered batches, and reading helpers."""
 
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any, NamedTuple
 
+import pytest
 from nats.aio.client import Client
 
 from headwater.events.jetstream import JetStreamLog, connect
@@ -112,6 +113,24 @@ async def read_all(log: Log, after: int = 0) -> list[Slice]:
 async def records_of(log: Log, after: int = 0) -> list[Record]:
     """Every record up to the present end."""
     return [record for piece in await read_all(log, after) for record in piece.records]
+
+
+def watch_scans(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The subjects of each scan of a log in memory from now on; a scan of some yields the kinds of no others."""
+    asked: list[list[str]] = []
+    scan = MemoryLog.scan
+
+    async def watched(
+        self: MemoryLog, after: int, until: int, names: Sequence[str] = ()
+    ) -> AsyncIterator[Slice]:
+        asked.append([*names])
+        kinds = {one.split(".")[4] for one in names}
+        async for piece in scan(self, after, until, names):
+            assert not names or {subjects.pool_kind(one.subject) for one in piece.records} <= kinds
+            yield piece
+
+    monkeypatch.setattr(MemoryLog, "scan", watched)
+    return asked
 
 
 async def take(slices: AsyncIterator[Slice], count: int) -> list[Record]:

@@ -1,5 +1,7 @@
 """Which test stages each kind of finding, and the command's JSON."""
 
+import asyncio
+from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -67,3 +69,16 @@ async def diagnosis(*flags: str) -> Diagnosis:
     found = Diagnosis(end.code, msgspec.json.decode(line))
     assert all(one["remedy"] and one["about"] and one["text"] for one in found.document["findings"])
     return found
+
+
+async def diagnosis_once(is_wanted: Callable[[Diagnosis], bool], *flags: str) -> Diagnosis:
+    """The first diagnosis that is as wanted, within a minute."""
+    last = await diagnosis(*flags)
+    try:
+        async with asyncio.timeout(60):
+            while not is_wanted(last):
+                await asyncio.sleep(0.2)
+                last = await diagnosis(*flags)
+    except TimeoutError as error:
+        raise AssertionError(f"found: {last.document['findings']}") from error
+    return last

@@ -27,7 +27,7 @@ from tests.support.engines import ailing
 from tests.support.processes.commands import ended, kill_all, launched, spawn
 from tests.support.processes.fleet import FleetProcess, fleet
 from tests.support.servers.nats import running
-from tests.system.doctor.staged import STAGED, Diagnosis, diagnosis
+from tests.system.doctor.staged import STAGED, Diagnosis, diagnosis, diagnosis_once
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
@@ -79,21 +79,9 @@ async def _processes(up: FleetProcess, *lines: tuple[str, ...]) -> AsyncIterator
         yield
 
 
-async def _until(wanted: frozenset[str], up: FleetProcess, *flags: str) -> Diagnosis:
+async def _until(wanted: frozenset[str], up: FleetProcess, data: Path) -> Diagnosis:
     """The diagnosis once it has all of these."""
-    last = None
-    try:
-        async with asyncio.timeout(60):
-            while True:
-                last = await diagnosis("--nats", up.nats, *flags)
-                if wanted <= last.ids:
-                    return last
-                await asyncio.sleep(0.5)
-    except TimeoutError as error:
-        found = last.document["findings"] if last else []
-        raise AssertionError(
-            f"not found: {wanted - (last.ids if last else set())}; found: {found}"
-        ) from error
+    return await diagnosis_once(lambda found: wanted <= found.ids, "--nats", up.nats, "--data-dir", str(data))
 
 
 async def test_engines_that_are_misconfigured(tmp_path: Path) -> None:
@@ -123,9 +111,8 @@ async def test_engines_that_are_misconfigured(tmp_path: Path) -> None:
                 sum(s.get("state") == "ready" for s in stats if s["name"] == "headwater-worker") == 3
             ),
         )
-        asking = asyncio.create_task(_ask(up, "m", 12))
-        await asking
-        found = await _until(STAGED["engines"], up, "--data-dir", str(tmp_path / "data"))
+        await _ask(up, "m", 12)
+        found = await _until(STAGED["engines"], up, tmp_path / "data")
         assert found.code == 1
         assert set(found.of("kv-silent")) == {"worker-0"}
         assert set(found.of("hashes-differ")) == {"odd"}
@@ -233,7 +220,7 @@ async def test_processes_and_logs_that_went_wrong(tmp_path: Path) -> None:
         # Without `up`, which would start another one.
         os.kill(up.process.pid, signal.SIGSTOP)
         up.kill(" edge ")
-        found = await _until(STAGED["processes and logs"], up, "--data-dir", str(tmp_path / "data"))
+        found = await _until(STAGED["processes and logs"], up, tmp_path / "data")
         os.kill(up.process.pid, signal.SIGCONT)
         assert found.of("clock-off") == {"elsewhere": "its clock is 30.0 s ahead of the NATS server's"}
         assert set(found.of("process-silent")) == {"worker far", "worker wide"}

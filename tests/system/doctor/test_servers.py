@@ -25,7 +25,7 @@ from tests.support.processes.fleet import fleet
 from tests.support.servers.disk import disk
 from tests.support.servers.nats import NatsServer, running
 from tests.support.servers.nats_cluster import NatsCluster
-from tests.system.doctor.staged import STAGED, diagnosis
+from tests.system.doctor.staged import STAGED, diagnosis, diagnosis_once
 
 pytestmark = [pytest.mark.processes]
 
@@ -188,16 +188,12 @@ async def test_a_server_that_denies_us(tmp_path: Path) -> None:
     key.chmod(0o644)
     settings = {"authorization": {"users": [{"user": "u", "password": "p"}]}}
     async with running(tmp_path, **settings) as server:
-        found = await diagnosis(
-            "--nats", server.url, "--nats-nkey-file", str(key), "--data-dir", str(tmp_path)
-        )
+        flags = ("--nats", server.url, "--nats-nkey-file", str(key), "--data-dir", str(tmp_path))
+        found = await diagnosis(*flags)
         assert (found.code, found.ids) == (2, set(STAGED["denied"]))
         assert set(found.of("key-file-readable")) == {str(key)}
         key.chmod(0o600)
-        found = await diagnosis(
-            "--nats", server.url, "--nats-nkey-file", str(key), "--data-dir", str(tmp_path)
-        )
-        assert found.ids == {"nats-denied"}
+        assert (await diagnosis(*flags)).ids == {"nats-denied"}
 
 
 @pytest.mark.soak
@@ -215,22 +211,14 @@ async def test_a_cluster_that_lost_a_server(tmp_path: Path) -> None:
         lost = await cluster.leader(client, alone)
         url = next(server.url for server in cluster.servers if server is not lost)
         common = ("--nats", url, "--data-dir", str(tmp_path / "none"))
-        async with asyncio.timeout(60):
-            # Followers of a new stream are current within moments.
-            while True:
-                found = await diagnosis(*common, "--namespace", "three", "--replicas", "3")
-                if "stream-behind" not in found.ids:
-                    break
-                await asyncio.sleep(0.2)
+        three = (*common, "--namespace", "three", "--replicas", "3")
+        # Followers of a new stream are current within moments.
+        found = await diagnosis_once(lambda found: "stream-behind" not in found.ids, *three)
         # Whichever server is asked.
         assert found.ids == {"nothing-runs", "payload-small"}
         assert set(found.of("payload-small")) == {odd.url}
         lost.kill()
-        async with asyncio.timeout(60):
-            while True:
-                found = await diagnosis(*common, "--namespace", "three", "--replicas", "3")
-                if "stream-behind" in found.ids:
-                    break
+        found = await diagnosis_once(lambda found: "stream-behind" in found.ids, *three)
         assert "2 of 3 replicas" in next(iter(found.of("stream-behind").values()))
         found = await diagnosis(*common, "--namespace", "one")
         assert found.code == 1
@@ -242,17 +230,11 @@ async def test_a_full_disk(tmp_path: Path) -> None:
     """A fleet whose disk filled: the disk, the store that stopped, and who cannot append."""
     with disk(tmp_path / "disk") as full:
         async with fleet(full.folder, "--engine", "sim", "--workers", "1") as up:
-            folder = str(full.folder / "data")
+            folder, staged = str(full.folder / "data"), STAGED["a full disk"]
+            flags = ("--nats", up.nats, "--data-dir", folder)
             full.fill()
-            async with asyncio.timeout(60):
-                while True:
-                    found = await diagnosis("--nats", up.nats, "--data-dir", folder)
-                    if STAGED["a full disk"] <= found.ids:
-                        break
-                    await asyncio.sleep(0.5)
+            found = await diagnosis_once(lambda found: staged <= found.ids, *flags)
             assert found.code == 1
             assert f"{folder}" in found.of("disk-full")
             full.free()
-            async with asyncio.timeout(60):
-                while (await diagnosis("--nats", up.nats, "--data-dir", folder)).ids & STAGED["a full disk"]:
-                    await asyncio.sleep(0.5)
+            await diagnosis_once(lambda found: not staged & found.ids, *flags)

@@ -17,7 +17,6 @@ from headwater.ops.operator.compare import (
     LogprobGap,
     PromptRequest,
     _read,
-    as_json,
     as_text,
     compare,
     find_divergence,
@@ -251,7 +250,7 @@ def test_the_report_has_shares_times_differences_and_errors() -> None:
     ]
     found = compare("m", ["p1", "p2", "p3"], pairs)
     assert (found.compared, found.equal, found.equal_share) == (2, 1, 0.5)
-    document = json.loads(as_json(found))
+    document = json.loads(msgspec.json.encode(found))
     assert document["equal_share"] == 0.5
     assert document["prompts"][1]["divergence"]["position"] == 1
     assert [one["failed"] for one in document["engines"]] == [0, 1]

@@ -1,6 +1,6 @@
 /** Why a request went where it went: every candidate, and what another policy or other weights would have chosen. */
 import { html, useSignal, useState } from '../library.js';
-import { useAnswer, useKnown } from '../answers.js';
+import { useAnswer, useAnswerHere, useKnown } from '../answers.js';
 import { Candidates, TermLegend, cost, costScale, termNames } from '../candidates.js';
 import { step } from '../moving.js';
 import { Badge, Empty, Fields, Link, Panel, PositionLink, RequestLink, Select, SmallTable, Time, View, WorkerLink } from '../parts.js';
@@ -20,7 +20,7 @@ function Facts({ decision }) {
     ['Decided at', html`<${PositionLink} position=${decision.position} />`],
     ['Stored at', html`<${PositionLink} position=${decision.stored} />`],
     ['Time', html`<${Time} value=${decision.time_ms} precise=${true} />`],
-    ['Prompt', `${format.integer(decision.prompt_tokens)} tokens in ${format.integer(decision.blocks)} full blocks${format.isNumber(decision.block_size) ? ` of ${format.integer(decision.block_size)}` : ''}`],
+    ['Prompt', `${format.integer(decision.prompt_tokens)} tokens in ${format.integer(decision.blocks)} full blocks`],
     ['Policy', decision.policy],
     ['Candidates compared', format.integer(decision.scored)],
     ['Waited in the queue', format.duration(decision.waited_ms)],
@@ -68,11 +68,10 @@ function Outcome({ decision }) {
 function Shadows({ shadow, unit }) {
   if (!shadow.length) return html`<p class="muted">No shadow router followed this pool at this decision. <code>headwater shadow</code> starts one.</p>`;
   const headings = [['Policy'], ['Would choose'], ['Judged by'], ['Its choice', true], ['The choice made', true], ['Least']];
-  const least = (one) => (typeof one.least === 'string' ? html`<${WorkerLink} name=${one.least} />` : cost(one.least, unit));
   return html`<${SmallTable} label="Choices of shadow routers" headings=${headings}>
     ${shadow.map((one, index) => html`<tr key=${index}>
       <td>${one.policy}</td><td><${WorkerLink} name=${one.worker} /></td><td>${one.judge}</td>
-      <td class="right number">${cost(one.score, unit)}</td><td class="right number">${cost(one.chosen_score, unit)}</td><td>${least(one)}</td>
+      <td class="right number">${cost(one.score, unit)}</td><td class="right number">${cost(one.chosen_score, unit)}</td><td>${cost(one.least, unit)}</td>
     </tr>`)}
   <//>`;
 }
@@ -101,7 +100,7 @@ function WhatIfForm({ policies, values, decision }) {
     <${Select} label="Policy" value=${policy} options=${options} onChange=${(value) => set('policy', value)} />
     ${text ? html`<p class="muted">${text}</p>` : null}
     <details open=${Object.keys(weights).some((name) => name.startsWith('weight.') && weights[name] !== '')}><summary>Weights</summary><div class="weights">
-      ${policies.weights.map((weight) => html`<label key=${weight.name} title=${weight.text}><span>${weight.name}</span>
+      ${policies.weights.map((weight) => html`<label key=${weight.name}><span>${weight.name}</span>
         <input type="number" step="any" inputmode="decimal" placeholder=${String(decision.weights[weight.name] ?? weight.default)} value=${weights[`weight.${weight.name}`] ?? ''} onInput=${(event) => set(`weight.${weight.name}`, event.currentTarget.value)} /></label>`)}
     </div></details>
     <div class="actions"><button type="submit" class="primary">Compute again</button><button type="button" onClick=${cleared}>Clear</button></div>
@@ -152,10 +151,9 @@ function NoDecision() {
 
 /** The view: the decision with this id, or without one the newest at the position. */
 export function Decision() {
-  const position = useSignal(state.position);
   const values = useSignal(state.parameters);
   const { id, all } = values;
-  const newest = useAnswer('events', id || position === null ? null : { at: position, kind: 'route', event: 'route.decided', limit: 1 });
+  const newest = useAnswerHere('events', id ? null : { kind: 'route', event: 'route.decided', limit: 1 });
   const shown = id || newest.data?.events[0]?.fields.request;
   const asked = useKnown('decision', shown ? { id: shown, all, ...whatIf(values) } : null, (data) => data.settled);
   if (!id && newest.data && !shown) return html`<${NoDecision} />`;

@@ -22,18 +22,14 @@ function difference({ before, after }) {
 
 function EndField({ label, name, value, current }) {
   const id = useId();
-  const { typed, latest, type } = useTyped();
-  const submitted = (event) => {
-    event.preventDefault();
-    const text = latest.current;
-    const found = text === null ? null : readMoment(text);
+  const { form, field } = useTyped(format.integer(value), (text) => {
+    const found = readMoment(text);
     if (found?.position !== undefined) state.adjust({ [name]: state.within(state.log.peek(), found.position) });
-    else if (text !== null) state.message.value = 'Type a position.';
-    type(null);
-  };
-  return html`<form class="end-field" onSubmit=${submitted}>
+    else state.message.value = 'Type a position.';
+  });
+  return html`<form class="end-field" ...${form}>
     <label for=${id}>${label}</label>
-    <input id=${id} class="number" type="text" inputmode="numeric" autocomplete="off" value=${typed ?? format.integer(value)} onInput=${(event) => type(event.currentTarget.value)} onBlur=${() => type(null)} />
+    <input id=${id} class="number" type="text" inputmode="numeric" autocomplete="off" ...${field} />
     <button type="button" onClick=${() => state.adjust({ [name]: current })}>Use the position shown</button>
   </form>`;
 }
@@ -62,7 +58,7 @@ export function Diff() {
         <${Tile} label="Between them" value=${format.duration(Math.abs(data.b_ms - data.a_ms))} />
         <${Tile} label="Decisions" value=${format.integer(data.counts.decisions)} />
         <${Tile} label="Requests" value=${format.integer(data.counts.requests)} />
-        <${Tile} label="Messages" value=${format.integer(data.counts.events ?? data.counts.messages)} />
+        <${Tile} label="Messages" value=${format.integer(data.counts.messages)} />
       </dl>
       <${Panel} title="Changes" note=${`${changes.length} of ${data.changes.length}`}>
         <${Table} label="Changes" columns=${COLUMNS} rows=${changes} keyOf=${(change) => `${change.what} ${change.field}`}

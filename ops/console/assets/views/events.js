@@ -1,7 +1,7 @@
 /** The messages of the log before the position; a row opens all fields of its event. */
 import { classes, html, useRef, useSignal, useState } from '../library.js';
 import { ask } from '../api.js';
-import { useAnswer } from '../answers.js';
+import { useAnswer, useAnswerHere } from '../answers.js';
 import { goToTime } from '../moving.js';
 import { Empty, PositionLink, RequestLink, Select, SmallTable, TextField, Time, View, WorkerLink } from '../parts.js';
 import { Table } from '../table.js';
@@ -118,10 +118,9 @@ function Filters({ values }) {
 
 /** The view. */
 export function Events() {
-  const position = useSignal(state.position);
   const values = useSignal(state.parameters);
-  const question = { at: position, direction: values.direction || 'before', kind: values.kind, event: values.event, writer: values.writer, text: values.text, limit: PAGE };
-  const answer = useAnswer('events', position === null ? null : question);
+  const question = { direction: values.direction || 'before', kind: values.kind, event: values.event, writer: values.writer, text: values.text, limit: PAGE };
+  const answer = useAnswerHere('events', question);
   const { events, more, load } = useOlder(answer, question);
   const opened = useOpened(values.open, events);
   const after = question.direction === 'after';

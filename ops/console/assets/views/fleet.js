@@ -1,7 +1,7 @@
 /** The workers: their state at the position, and what they did before it. */
 import { html, useMemo, useSignal, useState } from '../library.js';
 import { setEngineWeights } from '../api.js';
-import { useAnswer } from '../answers.js';
+import { useAnswerHere } from '../answers.js';
 import { MarkTable } from '../charts.js';
 import { fleet, refreshFleet, withRetry } from '../following.js';
 import { Lanes } from '../lanes.js';
@@ -108,13 +108,12 @@ function Splits({ splits }) {
 
 /** The view. */
 export function Fleet() {
-  const position = useSignal(state.position);
   const window = useSignal(state.windowSeconds);
   const { text = '', sort = 'name', order = 'asc' } = useSignal(state.parameters);
   const answer = withRetry(useSignal(fleet));
   // The server sends the lanes of the busiest workers, or that of the one that is named.
   const named = answer.data?.workers.some((worker) => worker.name === text) ? text : '';
-  const lanes = useAnswer('lanes', position === null ? null : { at: position, window_s: window, columns: 240, worker: named });
+  const lanes = useAnswerHere('lanes', { window_s: window, columns: 240, worker: named });
   const names = useMemo(() => (text ? (name) => name.toLowerCase().includes(text.toLowerCase()) : null), [text]);
   const workers = answer.data ? sorted(answer.data.workers.filter((worker) => !names || names(worker.name)), sort, order) : [];
   const actions = html`<${TextField} label="Filter" filter=${true} value=${text} placeholder="worker’s name" onChange=${(value) => state.adjust({ text: value }, 'replace')} /><${WindowSelect} />`;

@@ -1,6 +1,6 @@
 /** The first screen: what is wrong, how much is going on, and the fleet at a glance. */
 import { html, useSignal } from '../library.js';
-import { useAnswer } from '../answers.js';
+import { useAnswerHere } from '../answers.js';
 import { Chart } from '../charts.js';
 import { Findings } from '../findings.js';
 import { fleet, withRetry } from '../following.js';
@@ -61,10 +61,9 @@ function SmallCharts({ answer }) {
 
 /** The view. */
 export function Overview() {
-  const position = useSignal(state.position);
   const window = useSignal(state.windowSeconds);
   const answer = withRetry(useSignal(fleet));
-  const series = useAnswer('series', position === null ? null : { at: position, window_s: window, columns: 120 });
+  const series = useAnswerHere('series', { window_s: window, columns: 120 });
   const data = answer.data;
   return html`<${View} title="Overview" answer=${answer} actions=${html`<${WindowSelect} />`}>
     ${data && html`

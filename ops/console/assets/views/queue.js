@@ -1,6 +1,6 @@
 /** Requests that wait at the router, and prompts that are handed from worker to worker. */
 import { html, useSignal } from '../library.js';
-import { useAnswer } from '../answers.js';
+import { useAnswerHere } from '../answers.js';
 import { Empty, Panel, RequestLink, StateBadge, Tile, Time, View, WindowSelect, WorkerLink, windowLabel } from '../parts.js';
 import { Table } from '../table.js';
 import * as format from '../format.js';
@@ -57,10 +57,9 @@ function QueuePart({ data }) {
 
 /** The view. */
 export function Queue() {
-  const position = useSignal(state.position);
   const seconds = useSignal(state.windowSeconds);
-  const queue = useAnswer('queue', position === null ? null : { at: position });
-  const handoffs = useAnswer('handoffs', position === null ? null : { at: position, window_s: seconds });
+  const queue = useAnswerHere('queue', {});
+  const handoffs = useAnswerHere('handoffs', { window_s: seconds });
   return html`<${View} title="Queue and hand-offs" actions=${html`<${WindowSelect} />`} answer=${queue} answers=${[handoffs]}>
     ${queue.data && html`<${QueuePart} data=${queue.data} />`}
     <${Panel} title="Hand-offs" note=${`of the ${windowLabel(seconds)} before the position`}>

@@ -1,6 +1,6 @@
 /** Rates and latencies over time, of all requests or some, split by tenant or model, with the log's events as marks; and usage. */
 import { html, useSignal } from '../library.js';
-import { useAnswer } from '../answers.js';
+import { useAnswerHere } from '../answers.js';
 import { Chart, MarkTable } from '../charts.js';
 import { goToTime } from '../moving.js';
 import { Badge, Empty, Link, Notice, Panel, Select, View, WindowSelect, windowLabel } from '../parts.js';
@@ -93,12 +93,11 @@ function Usage({ answer }) {
 
 /** The view. */
 export function Rates() {
-  const position = useSignal(state.position);
   const seconds = useSignal(state.windowSeconds);
   const values = useSignal(state.parameters);
   const { split, model, tenant } = values;
-  const answer = useAnswer('series', position === null ? null : { at: position, window_s: seconds, columns: 120, split, model, tenant });
-  const usage = useAnswer('usage', position === null ? null : { at: position, window_s: seconds });
+  const answer = useAnswerHere('series', { window_s: seconds, columns: 120, split, model, tenant });
+  const usage = useAnswerHere('usage', { window_s: seconds });
   const data = answer.data;
   const subtitle = data && `${format.time(data.from_ms)} to ${format.time(data.to_ms)}; a point stands for ${format.duration(data.step_ms)}`;
   const rest = data ? data.groups_total - data.groups.length : 0;

@@ -1,6 +1,6 @@
 /** Requests of the window before the position, with filters; a row opens the request. */
 import { html, useEffect, useSignal, useState } from '../library.js';
-import { useAnswer } from '../answers.js';
+import { useAnswerHere } from '../answers.js';
 import { Badge, Empty, RequestLink, Select, StateBadge, TextField, Time, View, WindowSelect, WorkerLink, windowLabel } from '../parts.js';
 import { Table } from '../table.js';
 import * as format from '../format.js';
@@ -71,7 +71,6 @@ function NoRequests({ filtered, seconds }) {
 
 /** The view. */
 export function Requests() {
-  const position = useSignal(state.position);
   const seconds = useSignal(state.windowSeconds);
   const values = useSignal(state.parameters);
   const [offset, setOffset] = useState(0);
@@ -79,8 +78,8 @@ export function Requests() {
   const sort = values.sort || 'time';
   const order = values.order || 'desc';
   useEffect(() => setOffset(0), [JSON.stringify(filters), sort, order]);
-  const question = { at: position, window_s: seconds, ...filters, sort, order, offset, limit: PAGE };
-  const answer = useAnswer('requests', position === null ? null : question);
+  const question = { window_s: seconds, ...filters, sort, order, offset, limit: PAGE };
+  const answer = useAnswerHere('requests', question);
   const ranged = (first, last) => {
     const data = answer.data;
     if (!data || (first >= data.offset && last <= data.offset + data.requests.length)) return;

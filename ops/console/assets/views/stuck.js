@@ -1,6 +1,6 @@
 /** Requests that do not get on: what each waits for, and what helps. */
 import { html, useSignal } from '../library.js';
-import { useAnswer } from '../answers.js';
+import { useAnswerHere } from '../answers.js';
 import { Empty, RequestLink, StateBadge, Time, View, WorkerLink } from '../parts.js';
 import * as format from '../format.js';
 import * as state from '../state.js';
@@ -15,8 +15,7 @@ function StuckRequest({ one }) {
 
 /** The view. */
 export function Stuck() {
-  const position = useSignal(state.position);
-  const answer = useAnswer('stuck', position === null ? null : { at: position });
+  const answer = useAnswerHere('stuck', {});
   const stuck = answer.data ? [...answer.data.stuck].sort((a, b) => b.for_ms - a.for_ms) : [];
   const subtitle = answer.data && (stuck.length === 1 ? '1 request does not get on' : `${stuck.length} requests do not get on`);
   return html`<${View} title="Stuck requests" subtitle=${subtitle} answer=${answer}>

@@ -1,6 +1,6 @@
 /** The prefix tree: runs of blocks below each other, who holds them on which tier, and how much they are used. */
 import { classes, html, useSignal } from '../library.js';
-import { useAnswer } from '../answers.js';
+import { useAnswerHere } from '../answers.js';
 import { fleet } from '../following.js';
 import { Empty, Fields, Link, PositionLink, RequestLink, Select, Tile, Time, View, WindowSelect, WorkerLink, windowLabel } from '../parts.js';
 import { Table } from '../table.js';
@@ -84,8 +84,7 @@ function Origin({ answer, worker }) {
 }
 
 function Details({ run, worker }) {
-  const position = useSignal(state.position);
-  const answer = useAnswer('origin', worker ? { at: position, worker, block: run.first } : null);
+  const answer = useAnswerHere('origin', worker && { worker, block: run.first });
   const close = () => state.adjust({ open: '', holder: '' }, 'replace');
   const options = [...new Set([worker, ...run.holders.map((one) => one.worker)])].filter(Boolean);
   const rest = run.holders_total - run.holders.length;
@@ -110,13 +109,12 @@ const LIMITS = [200, 500, 2000].map((value) => ({ value: String(value), label: `
 
 /** The view. */
 export function Tree() {
-  const position = useSignal(state.position);
   const values = useSignal(state.parameters);
   const seconds = useSignal(state.windowSeconds);
   const workers = useSignal(fleet).data?.workers || [];
   const limit = values.limit || '200';
-  const question = { at: position, worker: values.worker, depth: values.depth || -1, limit, window_s: seconds };
-  const answer = useAnswer('tree', position === null ? null : question);
+  const question = { worker: values.worker, depth: values.depth || -1, limit, window_s: seconds };
+  const answer = useAnswerHere('tree', question);
   const data = answer.data;
   const names = [...new Set([...workers.map((worker) => worker.name), ...(values.worker ? [values.worker] : [])])];
   const opened = data?.runs.find((run) => run.first === values.open);

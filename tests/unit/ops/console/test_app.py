@@ -19,11 +19,12 @@ from headwater.actors.edge.admit.control import (
     parse_scopes,
 )
 from headwater.actors.edge.settings import AccessSettings, OidcSettings
+from headwater.actors.http.asgi import Scope
 from headwater.actors.http.errors import ApiError
 from headwater.actors.runtime.ports import Ports
 from headwater.actors.runtime.tables import ApiKeyTable
 from headwater.engines.sim.engine import SimEngine
-from headwater.ops.console.app import EVERYTHING, READ, ConsoleAccess, ConsoleApp, without_tenants
+from headwater.ops.console.app import EVERYTHING, READ, ConsoleAccess, ConsoleApp, Scopes, without_tenants
 from headwater.ops.console.pools import WATCHED_S, Pools
 from headwater.ops.console.process import keys_of
 from headwater.ops.sim import fleet as sim_fleet
@@ -59,6 +60,19 @@ class Answer(msgspec.Struct):
         return msgspec.json.decode(self.body)
 
 
+def scope_of(method: str, target: bytes, headers: Sequence[tuple[bytes, bytes]]) -> Scope:
+    """A request as a server passes it to an application."""
+    path, _, query = target.partition(b"?")
+    return {
+        "type": "http",
+        "method": method,
+        "path": path.decode("utf-8", "replace"),
+        "query_string": query,
+        "headers": list(headers),
+        "client": ("127.0.0.1", 5),
+    }
+
+
 async def call(
     app: ConsoleApp,
     target: str | bytes,
@@ -67,16 +81,7 @@ async def call(
     body: bytes = b"",
 ) -> Answer:
     """One request. `target` is a path with its query, as bytes on the wire."""
-    raw = target if isinstance(target, bytes) else target.encode()
-    path, _, query = raw.partition(b"?")
-    scope = {
-        "type": "http",
-        "method": method,
-        "path": path.decode("utf-8", "replace"),
-        "query_string": query,
-        "headers": list(headers),
-        "client": ("127.0.0.1", 5),
-    }
+    scope = scope_of(method, target if isinstance(target, bytes) else target.encode(), headers)
     answer = Answer()
 
     async def receive() -> dict[str, Any]:
@@ -92,11 +97,26 @@ async def call(
     return answer
 
 
-def open_app(fleet: SimFleet) -> ConsoleApp:
+class Reader(ConsoleAccess):
+    """Admits everyone without the scope of tenants."""
+
+    async def admit(self, scope: Scope) -> Scopes:
+        return READ
+
+
+def open_app(fleet: SimFleet, access: type[ConsoleAccess] = ConsoleAccess) -> ConsoleApp:
     """A console of a fleet that everyone on the machine may read."""
     pools = Pools(ports_of(fleet), "the simulator")
-    app = ConsoleApp(pools, ConsoleAccess(None, None, is_open=True))
+    app = ConsoleApp(pools, access(None, None, is_open=True))
     fleet.loop.create_task(pools.run())
+    return app
+
+
+async def followed_app(fleet: SimFleet) -> ConsoleApp:
+    """Such a console, whose history has all that is in the logs."""
+    app = open_app(fleet)
+    await call(app, "/api/fleet")
+    await asyncio.sleep(2)
     return app
 
 
@@ -104,15 +124,13 @@ def open_app(fleet: SimFleet) -> ConsoleApp:
 async def test_views_say_what_the_log_says(clock: VirtualLoop) -> None:
     """At one position: workers as a replay has them, requests as the log has them, and decisions by their records."""
     async with told(clock) as fleet:
-        app, records = open_app(fleet), await records_of(fleet)
+        app, records = await followed_app(fleet), await records_of(fleet)
         decisions = [
             Recorded((record.batch.writer, record.batch.epoch), event)
             for record in records
             for event in record.batch.events
             if isinstance(event, Decision)
         ]
-        await call(app, "/api/fleet")
-        await asyncio.sleep(2)
         for record in records[:: len(records) // 7]:
             replay = Replay(RouterState(), decisions)
             for earlier in records:
@@ -154,9 +172,7 @@ async def check_requests(app: ConsoleApp) -> None:
 async def test_a_position_shows_nothing_of_what_came_later(clock: VirtualLoop) -> None:
     """Every view at a position is the same before and after more has happened, also where requests were open then."""
     async with told(clock, bursts=2) as fleet:
-        app = open_app(fleet)
-        await call(app, "/api/fleet")
-        await asyncio.sleep(2)
+        app = await followed_app(fleet)
         asked = asyncio.ensure_future(ask_many(fleet, random.Random(1), 20))
         await asyncio.sleep(0.3)
         # Both logs are read up to here, and no further until this turn ends.
@@ -193,9 +209,7 @@ async def test_a_position_shows_nothing_of_what_came_later(clock: VirtualLoop) -
 async def test_a_request_is_shown_as_it_was_known_at_the_position(clock: VirtualLoop) -> None:
     """At each position of its life it has the events until then and no later one; before its acceptance there is none."""
     async with told(clock) as fleet:
-        app = open_app(fleet)
-        await call(app, "/api/fleet")
-        await asyncio.sleep(2)
+        app = await followed_app(fleet)
         rows = (await call(app, "/api/requests?window_s=3600&state=migrated")).document["requests"]
         for row in rows:
             whole = (await call(app, f"/api/request?id={row['id']}")).document
@@ -238,9 +252,7 @@ async def test_a_decision_has_its_regret_once_the_first_token_is_known(
 ) -> None:
     """That of the series: of one decision of each request, and not before the position at which its first token is known."""
     async with told(clock, roles) as fleet:
-        app = open_app(fleet)
-        await call(app, "/api/fleet")
-        await asyncio.sleep(2)
+        app = await followed_app(fleet)
         rows = (await call(app, "/api/requests?window_s=3600&limit=1000")).document["requests"]
         regrets, moved = [], 0
         for row in rows:
@@ -307,15 +319,7 @@ async def follow(app: ConsoleApp, ends: asyncio.Event, received: list[bytes]) ->
     async def send(message: dict[str, Any]) -> None:
         received.append(message.get("body", b""))
 
-    scope = {
-        "type": "http",
-        "method": "GET",
-        "path": "/api/live",
-        "query_string": b"",
-        "headers": [HOST],
-        "client": ("127.0.0.1", 5),
-    }
-    await app(scope, receive, send)
+    await app(scope_of("GET", b"/api/live", (HOST,)), receive, send)
 
 
 @pytest.mark.parametrize("end", ["the page is closed", "the console stops", "the log is another one"])
@@ -353,9 +357,7 @@ async def test_a_stream_of_positions_ends_with_its_page_and_then_nothing_is_read
 async def test_hostile_requests_are_refused(clock: VirtualLoop) -> None:
     """Each gets an answer of JSON that is no failure of the server's, and the console answers on."""
     async with told(clock, bursts=2) as fleet:
-        app = open_app(fleet)
-        await call(app, "/api/fleet")
-        await asyncio.sleep(2)
+        app = await followed_app(fleet)
         requests = hostile(random.Random(11))
         assert len(requests) == 200
         statuses = set()

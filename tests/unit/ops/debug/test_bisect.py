@@ -2,12 +2,10 @@
 
 import json
 import random
-from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
 from headwater.events.memory import MemoryLog
-from headwater.events.ports import Slice
 from headwater.events.snapshot_store import SnapshotStore
 from headwater.ops.config.setting import ConfigError
 from headwater.ops.debug.bisect import Searched, search, show
@@ -24,10 +22,9 @@ from headwater.schemas.events import (
     WorkerLeft,
     WorkerState,
 )
-from headwater.schemas.subjects import pool_kind
 from tests.support.data.examples import joined, packed
 from tests.support.data.queries import route_query
-from tests.support.ports.logs import records_of
+from tests.support.ports.logs import records_of, watch_scans
 from tests.support.worlds.told_fleet import ToldFleet, clock_of, told_fleet
 
 Capture = pytest.CaptureFixture[str]
@@ -157,19 +154,8 @@ async def test_the_first_position_is_that_of_a_whole_fold(seed: int) -> None:
 
 async def test_only_what_it_depends_on_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kinds, and the writers where the condition is about named workers; decisions have no such writer."""
-    asked: list[Sequence[str]] = []
-    scan = MemoryLog.scan
-
-    async def watched(
-        self: MemoryLog, after: int, until: int, names: Sequence[str] = ()
-    ) -> AsyncIterator[Slice]:
-        asked.append(names)
-        async for piece in scan(self, after, until, names):
-            assert {pool_kind(one.subject) for one in piece.records} <= {one.split(".")[4] for one in names}
-            yield piece
-
     told = await a_life(1, 50)
-    monkeypatch.setattr(MemoryLog, "scan", watched)
+    asked = watch_scans(monkeypatch)
     for text, wanted in (
         ("workers.ready > 9", ["fleet.*"]),
         ('worker("w1").waiting > 99', ["fleet.*", "load.w1"]),

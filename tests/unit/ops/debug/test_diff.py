@@ -65,7 +65,7 @@ async def test_every_fact_that_differs_is_listed() -> None:
         ("w4", "present"): (False, True),
     }
     assert found.after == facts_of(told.state)
-    assert found.after.workers["w4"].requests == 1
+    assert found.after.workers["w4"]["requests"] == 1
     assert found.events == {
         ("fleet", "fleet.changed"): 1,
         ("fleet", "fleet.left"): 1,

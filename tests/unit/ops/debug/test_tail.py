@@ -3,17 +3,16 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
 from headwater.events.memory import MemoryLog
-from headwater.events.ports import Slice
 from headwater.ops.config.setting import ConfigError
 from headwater.ops.debug.tail import TAGS, read_wanted, show
 from headwater.schemas.events import BlocksStored, RequestAccepted, RequestEnded, RequestsOpen
 from tests.support.data.examples import packed
 from tests.support.data.queries import route_query
+from tests.support.ports.logs import watch_scans
 from tests.support.worlds.clock import settle
 from tests.support.worlds.told_fleet import ToldFleet, clock_of, told_fleet
 
@@ -97,23 +96,13 @@ async def test_it_begins_where_it_is_told_to(capsys: Capture, start: str, first:
 
 async def test_other_kinds_are_not_transferred(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     """The subjects that are read are those of the wanted kinds, and of the worker where only it writes them."""
-    asked: list[Sequence[str]] = []
-    scan = MemoryLog.scan
-
-    async def watched(
-        self: MemoryLog, after: int, until: int, names: Sequence[str] = ()
-    ) -> AsyncIterator[Slice]:
-        asked.append(names)
-        async for piece in scan(self, after, until, names):
-            yield piece
-
     told = await a_fleet()
-    monkeypatch.setattr(MemoryLog, "scan", watched)
+    asked = watch_scans(monkeypatch)
     await shown(told, capsys, "1", kinds="fleet,route")
-    assert asked[1:] == [("hw.ns.pool.p.fleet.*",), ("hw.ns.pool.p.route.*",)]
+    assert asked[1:] == [["hw.ns.pool.p.fleet.*"], ["hw.ns.pool.p.route.*"]]
     asked.clear()
     await shown(told, capsys, "1", worker="w1", kinds="kv,load,fleet")
-    assert asked[1:] == [("hw.ns.pool.p.fleet.*",), ("hw.ns.pool.p.kv.w1",), ("hw.ns.pool.p.load.w1",)]
+    assert asked[1:] == [["hw.ns.pool.p.fleet.*"], ["hw.ns.pool.p.kv.w1"], ["hw.ns.pool.p.load.w1"]]
 
 
 async def test_following_shows_what_comes(capsys: Capture) -> None:

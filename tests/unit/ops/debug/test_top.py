@@ -9,7 +9,7 @@ import shutil
 import pytest
 
 from headwater.ops.debug.places import open_log
-from headwater.ops.debug.top import ENTER, LEAVE, Present, Screen, as_line, as_text, begin, live
+from headwater.ops.debug.top import ENTER, LEAVE, Present, as_line, as_text, begin, live, redraw
 from headwater.schemas.events import BlocksStored, KvGap, RequestStarted, WorkerChanged, WorkerDraining
 from tests.support.data.examples import packed
 from tests.support.data.queries import route_query
@@ -92,7 +92,7 @@ async def test_the_screen_follows_the_logs_and_is_left_as_it_was(monkeypatch: py
     log = await open_log(told.ports, "p")
     monkeypatch.setattr("headwater.ops.debug.top.PERIOD_S", 0.0)
     monkeypatch.setattr(shutil, "get_terminal_size", lambda: os.terminal_size((80, 24)))
-    task = asyncio.create_task(live(told.ports, "p", log, await begin(told.ports, log), Screen(out)))
+    task = asyncio.create_task(live(told.ports, "p", log, await begin(told.ports, log), out))
     await settle()
     assert out.getvalue().startswith(ENTER)
     assert "position 12," in out.getvalue()
@@ -113,5 +113,5 @@ def test_what_does_not_fit_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     """In both directions."""
     monkeypatch.setattr(shutil, "get_terminal_size", lambda: os.terminal_size((5, 3)))
     out = io.StringIO()
-    Screen(out).show("abcdefgh\nb\nc\nd\ne")
+    redraw(out, "abcdefgh\nb\nc\nd\ne")
     assert out.getvalue() == "\x1b[Habcde\x1b[K\r\nb\x1b[K\r\n… and\x1b[K\x1b[J"

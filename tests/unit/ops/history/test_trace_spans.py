@@ -9,7 +9,8 @@ import pytest
 
 from headwater.actors.runtime.ports import Ports
 from headwater.ops.history.request_spans import MS_NS, Stamped, at_edge
-from headwater.ops.history.trace_spans import Routing, Trace, TraceSpan, spans_of
+from headwater.ops.history.requests import StoredDecision
+from headwater.ops.history.trace_spans import Trace, TraceSpan, spans_of
 from headwater.ops.operator.explain import account
 from headwater.ops.operator.trace import lines_of, trace_of
 from headwater.ops.sim import loop
@@ -229,7 +230,7 @@ def test_traces_of_a_fleet_with_failures_equal_its_log(roles: Any) -> None:
     assert migrated
 
 
-def routing(wall_ms: float) -> Routing:
+def routing(wall_ms: float) -> StoredDecision:
     """The decision that led to the prefill leg, at so many milliseconds of the router's clock."""
     scores = {"p": 1.5, "q": 4.0}
     decision = Decision(
@@ -238,7 +239,7 @@ def routing(wall_ms: float) -> Routing:
         tuple(Candidate(name, 1, 2, 0, 0, 0, 0, score) for name, score in scores.items()),
         waited_ms=3,
     )
-    return Routing("router-0", 41, decision)
+    return StoredDecision(("router-0", 1), 41, T0, decision)
 
 
 @pytest.mark.parametrize(("wall_ms", "ends_ms"), [(2.0, 2.0), (-50.0, 0.0), (50.0, 3.5)])

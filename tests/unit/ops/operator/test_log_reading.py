@@ -1,4 +1,4 @@
-"""How `headwater explain` finds a request: by the time in its id, in the parts of the logs where it may be."""
+"""What commands read of the logs: a request, by the time in its id, where it may be; and the states that they fold on from."""
 
 from collections.abc import AsyncIterator, Sequence
 from io import StringIO
@@ -10,15 +10,17 @@ import pytest
 from headwater.actors.runtime.ports import Ports
 from headwater.events.memory import MemoryLog
 from headwater.events.ports import Entry, StoredMessage
+from headwater.events.snapshot_store import SnapshotStore
 from headwater.ops.operator.explain import account, as_data, lines_of
-from headwater.ops.operator.log_reading import find_life
+from headwater.ops.operator.log_reading import find_life, first_state, folded, newest_state
 from headwater.ops.terminal import QUIET_S, Progress
 from headwater.schemas.encoding import SCHEMA_VERSION, Batch, seal
 from headwater.schemas.events import RequestAccepted, RequestStepped, WorkerLeft
-from headwater.schemas.subjects import pool_subject
+from headwater.schemas.subjects import pool_subject, snapshot_name
 from tests.bench.large_log import POOL, MadeUpFleet
 from tests.support.worlds.clock import ManualClock
 from tests.support.worlds.memory import memory_world
+from tests.support.worlds.told_fleet import told_fleet
 
 STEP_S = 0.05
 MESSAGES = 9_000
@@ -151,3 +153,37 @@ def test_progress_is_shown_on_a_terminal_once_it_takes_long() -> None:
             progress.at(501, 1_000)
         expected = "folding: 500 of 1,000 positions (50%), about 2 s left"
         assert stream.getvalue() == (f"\r{expected}\r{' ' * len(expected)}\r" if shown else "")
+
+
+async def test_the_newest_usable_snapshot_is_taken_and_the_others_are_told_of() -> None:
+    """Up to a position; with one that is damaged an older one; none of another log of this name."""
+    told = await told_fleet()
+    store, heard = SnapshotStore(told.ports.blobs, "p"), list[str]()
+    told.state.log = await told.log.identity()
+    for worker in ("w1", "w2", "w3"):
+        await told.join(worker)
+        if worker == "w3":
+            told.state.log = "another"
+        await store.save(told.state.snapshot())
+        # Else only the newest two stay.
+        await store.bookmarks.put(worker, told.state.position)
+    await told.join("w4")
+
+    async def position_of(until: int) -> int | None:
+        state = await newest_state(store, told.log, until, heard.append)
+        return None if state is None else state.position
+
+    assert await position_of(1) is None
+    assert [await position_of(until) for until in (3, 4)] == [2, 4]
+    assert not heard
+    assert await position_of(8) == 4
+    assert heard == ["the snapshot at position 6 is of another log that had this name before"]
+    await told.ports.blobs.put(snapshot_name("p", 4), b"?")
+    assert await position_of(5) == 2
+    assert heard[1].startswith("the snapshot at position 4 is unreadable: ")
+    assert sorted((await folded(told.log, store)).loads.workers) == ["w1", "w2", "w3", "w4"]
+    assert isinstance(told.log, MemoryLog)
+    told.log.purge(2)
+    oldest = await first_state(store, told.log)
+    assert oldest is not None
+    assert oldest.position == 2

@@ -9,9 +9,10 @@ arguments, those after `*` are flags, with the description of their `Meta`.
 """
 
 import inspect
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
-from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints, overload
+from functools import cache, cached_property
+from typing import Annotated, Any, Final, Literal, NamedTuple, get_args, get_origin, get_type_hints, overload
 
 import msgspec
 from cyclopts import App, Group, Parameter, Token
@@ -39,11 +40,22 @@ from headwater.ops.config.setting import (
     value_at,
     with_values,
 )
-from headwater.ops.config.sources import CONFIG, CONFIG_KEY, CONFIG_VARIABLE, KEY_VARIABLE, read_tokens
+from headwater.ops.config.sources import (
+    CONFIG,
+    CONFIG_KEY,
+    CONFIG_VARIABLE,
+    ENGINE,
+    KEY_VARIABLE,
+    NATIVE,
+    read_tokens,
+)
 
 OPTIONS = Group("Options", sort_key=0)
 COLUMNS = Group("Columns", sort_key=1)
 CONFIGURATION = Group("Configuration file", sort_key=len(GROUPS) + 1)
+
+NEED_ALL: Final = frozenset({"--help", "-h", "--config", "--config-key"})
+"""Flags with which a command line needs the parameters of all settings."""
 
 
 class Key(NamedTuple):
@@ -88,17 +100,51 @@ class Bound(NamedTuple):
 
 
 class Command:
-    """A function as a command. Called with flat values by name, as cyclopts has them, it returns a `Bound`."""
+    """A function as a command. Called with flat values by name, as cyclopts has them, it returns a `Bound`.
 
-    def __init__(self, function: Callable[..., int], defaults: Mapping[str, Any], notes: str = "") -> None:
+    Its parameters are made when they are first asked for: a command line needs those of one command.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., int],
+        defaults: Mapping[str, Any],
+        notes: str = "",
+        *,
+        given: frozenset[str] | None = None,
+    ) -> None:
+        """`given`: the flags on a command line, None for a command with the parameters of all its settings."""
         self.function = function
-        self._hints = get_type_hints(function, include_extras=True)
-        self._defaults = {setting(key).path: value for key, value in defaults.items()}
+        self._changed = defaults
+        self._notes = notes
+        self._given = given
         self.__name__ = function.__name__
         self.__doc__ = f"{_flowing(inspect.getdoc(function) or '')}\n\n{notes}".strip()
         self.__module__ = function.__module__
-        self.__signature__ = inspect.Signature(list(self._parameters()))
-        self.__annotations__ = {one.name: one.annotation for one in self.__signature__.parameters.values()}
+        # The signature has them.
+        self.__annotations__ = {}
+
+    def for_line(self, words: Sequence[str]) -> "Command":
+        """The same command with those settings alone that these words or a variable give: cyclopts takes half a millisecond for each.
+
+        Help and a configuration file need all of them.
+        """
+        flags = frozenset(word.partition("=")[0] for word in words)
+        if flags & NEED_ALL or not os.environ.keys().isdisjoint((CONFIG_VARIABLE, KEY_VARIABLE)):
+            return self
+        return Command(self.function, self._changed, self._notes, given=flags)
+
+    @cached_property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.Signature(list(self._parameters()))
+
+    @cached_property
+    def _hints(self) -> dict[str, Any]:
+        return get_type_hints(self.function, include_extras=True)
+
+    @cached_property
+    def _defaults(self) -> dict[tuple[str, ...], Any]:
+        return {setting(key).path: value for key, value in self._changed.items()}
 
     @property
     def settings(self) -> tuple[Setting, ...]:
@@ -171,6 +217,9 @@ class Command:
             elif parameter.name != "return" and not self._fields_of(parameter.name):
                 yield _own(parameter, kind)
         settings = [*reused, *self.settings]
+        if self._given is not None:
+            yield from (_parameter(one, self.default(one)) for one in settings if _is_given(one, self._given))
+            return
         for one in settings:
             yield _parameter(one, self.default(one))
         if settings:
@@ -203,6 +252,16 @@ def command(
     if function is None:
         return lambda real: Command(real, defaults or {}, notes)
     return Command(function, defaults or {}, notes)
+
+
+def _is_given(one: Setting, flags: frozenset[str]) -> bool:
+    """May a command line with these flags give a value of it? The words after `--` and an argument of `engine` do, too."""
+    return (
+        not flags.isdisjoint((one.flag, f"--no-{one.flag[2:]}"))
+        or one.variable in os.environ
+        or one.path[-1] == NATIVE
+        or one.name == ENGINE
+    )
 
 
 def _flowing(text: str) -> str:

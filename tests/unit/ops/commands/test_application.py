@@ -244,22 +244,35 @@ def test_the_reference_has_every_setting_and_command(capsys: Capture) -> None:
     assert found["queue"]["fields"][0].items() >= {"name": "requests", "default": "4096"}.items()
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "up --engine sim --workers 3 --model-aliases a,b --taint x",
-        "edge --media-ports 81,82 --oidc-audience a",
-        "router --routing-weights crowding=0.2 --policy slo",
-        "whatif trace.jsonl --workers 2 --workers 4 --policy kv",
-        "tune trace.jsonl --search queued --trials 4",
-        "bench edge --keys",
-        "bench serve http://h:1 --input-tokens uniform:1,2 --rate 1,2.5 --concurrency 8 --slo ttft=1s --no-ignore-eos",
-        "advise trace.jsonl --model m --gpus 8xH100 --slo ttft=1s,itl=50ms --step-time default",
-        "keys create --tenant t",
-        "config show",
-    ],
-)
+LINES = [
+    "up --engine sim --workers 3 --model-aliases a,b --taint x",
+    "edge --media-ports 81,82 --oidc-audience a --no-probes",
+    "router --routing-weights crowding=0.2 --policy slo",
+    "engine vllm --role=prefill -- --seed 1",
+    "whatif trace.jsonl --workers 2 --workers 4 --policy kv",
+    "tune trace.jsonl --search queued --trials 4",
+    "bench edge --keys",
+    "bench serve http://h:1 --input-tokens uniform:1,2 --rate 1,2.5 --concurrency 8 --slo ttft=1s --no-ignore-eos",
+    "advise trace.jsonl --model m --gpus 8xH100 --slo ttft=1s,itl=50ms --step-time default",
+    "keys create --tenant t",
+    "config show",
+]
+
+
+@pytest.mark.parametrize("line", LINES)
 def test_lines_are_read_where_something_has_imported_pydantic(line: str) -> None:
     """Then cyclopts validates with it too, what our own converters return and the defaults of flags."""
     assert "pydantic" in sys.modules
     parse(line.split())
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_the_settings_that_a_line_gives_are_enough_to_read_it(
+    line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Arguments and origins are those of the parser that knows all settings of the command."""
+    monkeypatch.setenv("HEADWATER_LOG_LEVEL", "error")
+    fast, sources = parse(line.split())
+    monkeypatch.setattr(Command, "for_line", lambda self, _words: self)
+    whole, all_sources = parse(line.split())
+    assert (fast, sources.origins) == (whole, all_sources.origins)

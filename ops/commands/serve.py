@@ -2,7 +2,6 @@
 
 import sys
 import tempfile
-from collections.abc import Sequence
 from typing import Annotated, Any, Final, TypeVar
 
 from msgspec import Meta
@@ -74,7 +73,8 @@ def _taken(settings: HasEngine, engine: str) -> HasEngine:
         return settings
     worker, words = settings.worker, options.native
     for name, spellings in traits.shared_arguments.items():
-        theirs, ours = _value(words, spellings), getattr(worker, name)
+        values = (native_arguments.value(words, spelling) for spelling in spellings)
+        theirs, ours = next(filter(None, values), None), getattr(worker, name)
         if ours and theirs and ours != theirs:
             flag = "--" + name.replace("_", "-")
             raise ConfigError(
@@ -95,28 +95,25 @@ def _taken(settings: HasEngine, engine: str) -> HasEngine:
     return with_engine_options(changed, engine, options._replace(**{NATIVE: words}))
 
 
-def _value(words: Sequence[str], spellings: Sequence[str]) -> str | None:
-    found = [native_arguments.value(words, spelling) for spelling in spellings]
-    return next((one for one in found if one), None)
-
-
 def _check_unused(settings: HasEngine) -> None:
     engine = settings.worker.engine
-    used = {section_of(name) for name in (engine, *added_engines(settings.fleet))}
-    unused = [one for one in settings_below("engines") if one.path[1] not in used]
+    engines = (engine, *added_engines(settings.fleet))
+    sections = {section_of(name) for name in engines}
+    unused = [one for one in settings_below("engines") if one.path[1] not in sections]
     if section_of(engine) in WITH_OPTIONS:
         unused.append(setting("worker.engine_options"))
-    common = [common_options(name) for name in (engine, *added_engines(settings.fleet))]
-    unused += [setting(f"worker.{name}") for name in COMMON if not any(name in own for own in common)]
+    users = {name: [each for each in engines if name in common_options(each)] for name in COMMON}
+    unused += [setting(f"worker.{name}") for name in COMMON if not users[name]]
     for one in unused:
         if value_at(settings, one.path) != one.default:
             what = "engine arguments (after `--`)" if one.path[-1] == NATIVE else one.flag
             raise ConfigError(f"{what} [{one.variable}] is not used by --engine {engine}: leave it out")
-    refusals = [
-        word
-        for name in (engine, *added_engines(settings.fleet))
-        for word in registry.traits_of(name).refusals
-    ]
+    if settings.worker.logits_processors and len(users["logits_processors"]) > 1:
+        raise ConfigError(
+            f"--logits-processors: a class is for one engine, and this fleet has workers of {' and '.join(users['logits_processors'])}: "
+            "give each its own in a fleet's file (`headwater launch`), as settings.worker.logits_processors of its workers"
+        )
+    refusals = [word for name in engines for word in registry.traits_of(name).refusals]
     for word in settings.worker.allow:
         if word not in refusals:
             raise ConfigError(

@@ -8,6 +8,7 @@ import pytest
 from headwater.engines.engine import EngineUnavailable
 from headwater.engines.launcher import visible_gpus
 from headwater.events.jetstream import connection
+from headwater.ops.commands.serve import checked
 from headwater.ops.config.processes import (
     EngineProcess,
     added_engines,
@@ -179,6 +180,17 @@ def test_a_worker_gets_no_setting_that_only_others_of_its_fleet_use() -> None:
         {"a": "b:c"},
     )
     assert with_engine_options(added, "sglang", options) == added
+
+
+def test_logits_processors_are_of_one_engine() -> None:
+    """Another engine of the same command line could not load the class."""
+    values = {"worker.logits_processors": {"a": "b:c"}, "fleet.sglang_workers": 1}
+    with pytest.raises(
+        ConfigError, match=r"--logits-processors: .* workers of vllm and sglang: give each its own"
+    ):
+        checked(made({"worker.engine": "vllm", **values}))
+    for sound in (made({"worker.engine": "sim", **values}), made({**values, "fleet.sglang_workers": 0})):
+        assert checked(sound).worker.logits_processors == {"a": "b:c"}
 
 
 def test_side_channels_get_free_ports_where_they_are_needed() -> None:

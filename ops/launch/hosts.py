@@ -42,6 +42,7 @@ from headwater.ops.launch.fleet_file import (
     is_reference,
     resolved,
     settings_in,
+    tables_of,
 )
 from headwater.ops.nats import config as nats_config
 from headwater.ops.start import plan
@@ -350,10 +351,8 @@ def processes_of(fleet: FleetFile, host: str) -> Iterator[HostProcess]:
     for edge in wanted.edges:
         shared = edge.http._replace(share_port=len(wanted.edges) > 1)
         yield _process(fleet, "edge", edge._replace(http=shared))
-    alone = ("admin", wanted.admin), ("console", wanted.console), ("tracer", wanted.tracer)
-    for kind, single in (*alone, ("picker", wanted.picker)):
-        if single is not None:
-            yield _process(fleet, kind, single._replace(nats=wanted.nats))
+    for kind, single in wanted.singles:
+        yield _process(fleet, kind, single)
     for engines in wanted.engines:
         launcher = plan.launcher_for(engines)
         # Ports that nobody chose are found where the worker starts, not here.
@@ -387,11 +386,7 @@ def _process(fleet: FleetFile, kind: str, process: Any, after: tuple[str, ...] =
 def references_of(fleet: FleetFile) -> dict[str, Mapping[str, str]]:
     """All references of a fleet's file by the setting's key."""
     found: dict[str, Mapping[str, str]] = {}
-    tables = [fleet.settings, fleet.nats.settings]
-    tables += [one.settings for one in (fleet.edges, fleet.admin, fleet.console, fleet.tracer, fleet.picker)]
-    for pool in fleet.pools.values():
-        tables += [pool.settings, pool.routers.settings, *(one.settings for one in pool.workers)]
-    for table in tables:
+    for _, table in tables_of(fleet):
         found |= _references_in(table, "")
     if isinstance(fleet.nats.url, dict):
         found["nats.url"] = fleet.nats.url

@@ -119,6 +119,17 @@ class MachinePlan(NamedTuple):
     address: str = ""
     started_by: str = "up"
 
+    @property
+    def singles(self) -> list[tuple[str, Any]]:
+        """The processes of which a machine has one at most, each with its command."""
+        found = (
+            ("admin", self.admin),
+            ("console", self.console),
+            ("tracer", self.tracer),
+            ("picker", self.picker),
+        )
+        return [(command, process) for command, process in found if process is not None]
+
 
 class Machine:
     """The supervised processes of one machine."""
@@ -141,8 +152,7 @@ class Machine:
         metrics = wanted.metrics
         others = [("edge", one.name) for one in wanted.edges]
         others += [("router", one.name) for one in wanted.routers]
-        others += [("tracer", one.name) for one in [wanted.tracer] if one is not None]
-        others += [("picker", one.name) for one in [wanted.picker] if one is not None]
+        others += [(command, one.name) for command, one in wanted.singles if "metrics" in one._fields]
         workers = sum(len(plan.names(one)) for one in wanted.engines)
         first = metrics.port or free_range(workers + len(others), metrics.host)
         # The workers' ports first: one process may host several, and plans them in the same way.
@@ -289,10 +299,9 @@ class Machine:
             self._add("admin", "admin", self._with_access(wanted.admin._replace(admin=own)))
         if wanted.console is not None:
             self._start_console(wanted.console)
-        if wanted.tracer is not None:
-            self._add("tracer", "tracer", self._with_access(wanted.tracer))
-        if wanted.picker is not None:
-            self._add("picker", "picker", self._with_access(wanted.picker))
+        for command, process in (("tracer", wanted.tracer), ("picker", wanted.picker)):
+            if process is not None:
+                self._add(command, command, self._with_access(process))
 
     def _start_console(self, process: ConsoleProcess) -> None:
         own = process.console

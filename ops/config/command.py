@@ -278,35 +278,46 @@ def _group(title: str) -> Group:
     return Group(title, sort_key=1 + list(dict.fromkeys(GROUPS.values())).index(title))
 
 
-def _parameter(one: Setting, default: Any) -> inspect.Parameter:
-    """Return what cyclopts is to know of a setting."""
-    hint: Any = (
-        bool
-        if one.base is bool
-        else tuple[Any, ...]
-        if one.repeatable or one.fields
-        else Literal[one.choices]
-        if one.choices
-        # No types of the values: where pydantic is imported, cyclopts compares what converters return with them.
-        else Any
-    )
+def _flag(one: Setting, group: Group, default: Any, *, many: bool = False, **more: Any) -> inspect.Parameter:
+    """Return what cyclopts is to know of a flag; `many`: its parameter gets the values of all times that it is given."""
+    # No types of the values: where pydantic is imported, cyclopts compares what converters return with them.
+    hint: Any = Literal[one.choices] if one.choices else Any
+    if many or one.repeatable or one.fields:
+        hint = tuple[Any, ...]
+    elif one.base is bool:
+        hint = bool
+
+    def read(_type: Any, tokens: Sequence[Token]) -> Any:
+        return tuple(read_tokens(one, [token]) for token in tokens) if many else read_tokens(one, tokens)
+
     details = Parameter(
         name=one.flag,
-        group=_group(one.group),
+        group=group,
         help=one.description,
-        env_var=one.variable,
-        env_var_split=_whole,
-        converter=lambda _type, tokens: read_tokens(one, tokens),
+        converter=read,
         metavar=None if hint is bool else one.metavar,
-        negative=f"--no-{one.flag[2:]}" if hint is bool else (),
-        show_default=_shown(one, default),
         show_choices="|" not in one.metavar,
         allow_repeating=True,
         # A value of several fields is one setting, with a notation of its own.
         accepts_keys=False,
+        n_tokens=None if hint is bool or hint == tuple[Any, ...] else 1,
+        **more,
     )
     return inspect.Parameter(
         one.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[hint, details]
+    )
+
+
+def _parameter(one: Setting, default: Any) -> inspect.Parameter:
+    """The flag of a setting, which may also come from a variable."""
+    return _flag(
+        one,
+        _group(one.group),
+        default,
+        env_var=one.variable,
+        env_var_split=_whole,
+        negative=f"--no-{one.flag[2:]}" if one.base is bool else (),
+        show_default=_shown(one, default),
     )
 
 
@@ -319,44 +330,19 @@ def _options_of(kind: Any) -> tuple[Setting, ...]:
 
 
 def _option(one: Setting, *, many: bool) -> inspect.Parameter:
-    """Return what cyclopts is to know of an option of a command's own; `many`: it may be repeated."""
-    hint: Any = (
-        tuple[Any, ...]
-        if many or one.repeatable
-        else bool
-        if one.base is bool
-        else one.base
-        if one.choices
-        else Any
-    )
+    """The flag of an option of a command's own."""
     shown = (
         isinstance(one.default, str | int | float)
         and not isinstance(one.default, bool)
         and one.default not in ("", -1.0)
     )
-
-    def read(_type: Any, tokens: Sequence[Token]) -> Any:
-        if not many:
-            return read_tokens(one, tokens)
-        return tuple(read_tokens(one, [token]) for token in tokens)
-
-    details = Parameter(
-        name=one.flag,
-        group=COLUMNS if many else OPTIONS,
-        help=one.description,
-        converter=read,
-        metavar=None if hint is bool else one.metavar,
-        show_choices="|" not in one.metavar,
+    return _flag(
+        one,
+        COLUMNS if many else OPTIONS,
+        (one.default,) if many else one.default,
+        many=many,
         negative=f"--no-{one.flag[2:]}" if one.default is True else (),
         show_default=(lambda _: one.write(one.default)) if shown or one.repeatable else False,
-        allow_repeating=True,
-        # A value of several fields is one option, with a notation of its own.
-        accepts_keys=False,
-        n_tokens=None if hint is bool or many or one.repeatable else 1,
-    )
-    default = (one.default,) if many else one.default
-    return inspect.Parameter(
-        one.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[hint, details]
     )
 
 

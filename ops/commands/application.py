@@ -128,7 +128,7 @@ def main(line: Sequence[str] | None = None) -> int:
 
             logs.configure(bound.log.level, bound.log.format, kind=bound.function.__name__)
         _warn_of_variables()
-        code = bound.run()
+        code = _run(bound)
         sys.stdout.flush()
         return code
     except KeyboardInterrupt:
@@ -154,6 +154,15 @@ def main(line: Sequence[str] | None = None) -> int:
             _say(str(error), failed=True)
             return 2
         raise
+
+
+def _run(bound: Bound) -> int:
+    code = bound.run()
+    if isinstance(code, int):
+        return code
+    from headwater.ops.start import signals
+
+    return signals.run_command(lambda: code)
 
 
 def open_standard_streams() -> None:

@@ -17,7 +17,7 @@ Json = Annotated[bool, Flag("json"), Meta(description="print JSON")]
 
 
 @command
-def serve(
+async def serve(
     url: Annotated[str, Meta(description="URL of the server, as http://HOST:PORT")],
     /,
     *,
@@ -31,9 +31,8 @@ def serve(
     Exit codes: 0 if all requests succeeded, 1 if one failed, 2 if something given is wrong or the server is out of reach.
     """
     from headwater.ops.bench import serve as bench_serve
-    from headwater.ops.start import signals
 
-    return signals.run_command(lambda: bench_serve.serve(url, traffic, arrivals, target, output))
+    return await bench_serve.serve(url, traffic, arrivals, target, output)
 
 
 @command

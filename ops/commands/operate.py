@@ -43,7 +43,7 @@ COMMAND_NOTES = "\n".join(
 
 
 @command(defaults={"log.level": "warning"}, notes=COMMAND_NOTES)
-def ctl(
+async def ctl(
     *words: Annotated[
         str,
         Meta(
@@ -73,18 +73,17 @@ def ctl(
     """Control workers: drain, sleep, wake, role, adapters, …"""
     from headwater.ops.operator import ctl as control
     from headwater.ops.operator import ctl as operator_ctl
-    from headwater.ops.start import signals
 
     if words[:1] == ("weights",) and not everyone:
         by = by or control.whoami()
-        return signals.run_command(lambda: operator_ctl.weigh(settings.nats, words[1:], by, as_json=as_json))
+        return await operator_ctl.weigh(settings.nats, words[1:], by, as_json=as_json)
     given = {"level": level, "mode": mode, "within_s": drain_timeout, "forget": forget or None}
     call = control.ControlCall(words, given, everyone, by, timeout, as_json)
-    return signals.run_command(lambda: control.ctl(settings.nats, call))
+    return await control.ctl(settings.nats, call)
 
 
 @command
-def streams(
+async def streams(
     settings: StreamOperator,
     *,
     repair: Annotated[bool, Meta(description="create and alter streams where nothing is lost by it")] = False,
@@ -96,13 +95,10 @@ def streams(
     """List all streams of the namespace: size, health, and differences from their wanted configuration."""
     from headwater.ops.operator import mirrors
     from headwater.ops.operator import streams as operator
-    from headwater.ops.start import signals
 
     if promote:
-        return signals.run_command(lambda: mirrors.promote_all(settings.nats, settings.streams))
-    return signals.run_command(
-        lambda: operator.streams(settings.nats, settings.streams, repair=repair, as_json=as_json)
-    )
+        return await mirrors.promote_all(settings.nats, settings.streams)
+    return await operator.streams(settings.nats, settings.streams, repair=repair, as_json=as_json)
 
 
 @command
@@ -330,7 +326,7 @@ def warm() -> int:
     defaults={"log.level": "error"},
     notes="Exit status: 0 if there is nothing but notes, 1 if there are findings, 2 if the server is out of reach or an argument is wrong.",
 )
-def doctor(
+async def doctor(
     settings: StreamOperator,
     *,
     monitor: Annotated[
@@ -353,7 +349,6 @@ def doctor(
     from headwater.ops.debug import doctor as debug_doctor
     from headwater.ops.debug.doctor_collect import Asked
     from headwater.ops.debug.doctor_facts import Place, WantedPort
-    from headwater.ops.start import signals
 
     nats = settings.nats
     wanted = [WantedPort("--port", host, port)] if port else []
@@ -361,4 +356,4 @@ def doctor(
         wanted.insert(0, WantedPort("--nats-port", "127.0.0.1", nats.port))
     place = Place(Path(data_dir), cache_dir, tuple(wanted))
     asked = Asked(nats, settings.streams, place, monitor, engine_log)
-    return signals.run_command(lambda: debug_doctor.doctor(asked, as_json=as_json))
+    return await debug_doctor.doctor(asked, as_json=as_json)

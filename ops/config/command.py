@@ -1,7 +1,7 @@
 """Commands: functions whose parameters are the settings that they use, and options of their own.
 
     @command
-    def router(settings: RouterProcess) -> int: ...
+    async def tree(settings: PoolReader) -> int: ...
 
 A parameter or a field of a parameter's `NamedTuple` that has name and type of a field of `Settings` stands for its
 settings: for each a flag, a variable and a key. Other parameters are the command's own: positional ones are
@@ -10,7 +10,7 @@ arguments, those after `*` are flags, with the description of their `Meta`.
 
 import inspect
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from functools import cache, cached_property
 from typing import Annotated, Any, Final, Literal, NamedTuple, get_args, get_origin, get_type_hints, overload
 
@@ -81,10 +81,14 @@ class Columns(NamedTuple):
     struct: Any
 
 
+Function = Callable[..., int | Coroutine[Any, Any, int]]
+"""What a command does, to its exit code. An asynchronous one ends with the first signal."""
+
+
 class Bound(NamedTuple):
     """A function with the arguments that a command line gives it."""
 
-    function: Callable[..., int]
+    function: Function
     arguments: dict[str, Any]
     positional: tuple[Any, ...] = ()
 
@@ -94,7 +98,7 @@ class Bound(NamedTuple):
         found = (getattr(value, "log", None) for value in self.arguments.values() if is_section(type(value)))
         return next((one for one in found if one is not None), None)
 
-    def run(self) -> int:
+    def run(self) -> int | Coroutine[Any, Any, int]:
         """Call the function."""
         return self.function(*self.positional, **self.arguments)
 
@@ -107,7 +111,7 @@ class Command:
 
     def __init__(
         self,
-        function: Callable[..., int],
+        function: Function,
         defaults: Mapping[str, Any],
         notes: str = "",
         *,
@@ -230,21 +234,21 @@ class Command:
 
 
 @overload
-def command(function: Callable[..., int]) -> Command: ...
+def command(function: Function) -> Command: ...
 
 
 @overload
 def command(
     *, defaults: Mapping[str, Any] | None = None, notes: str = ""
-) -> Callable[[Callable[..., int]], Command]: ...
+) -> Callable[[Function], Command]: ...
 
 
 def command(
-    function: Callable[..., int] | None = None,
+    function: Function | None = None,
     *,
     defaults: Mapping[str, Any] | None = None,
     notes: str = "",
-) -> Command | Callable[[Callable[..., int]], Command]:
+) -> Command | Callable[[Function], Command]:
     """Make a function a command.
 
     `defaults`: values by key that differ from the settings' own. `notes` follow its docstring in help.

@@ -5,9 +5,9 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from headwater.ops.config.command import Columns, Options, command, group
+from headwater.ops.config.command import Columns, Json, Options, command, group
 from headwater.ops.config.processes import ClientSettings, PoolReader
-from headwater.ops.config.setting import ConfigError, Flag
+from headwater.ops.config.setting import ConfigError
 from headwater.ops.whatif.advise_options import Advice
 from headwater.ops.whatif.setup import Runs, Search, Setup
 
@@ -130,7 +130,7 @@ async def compare(
     max_tokens: Annotated[int, Meta(ge=1, description="tokens of an answer at most")] = 64,
     url: Annotated[str, Meta(description="URL of an edge")] = "http://127.0.0.1:8000",
     api_key_file: Annotated[str, Meta(description="file with the API key for the edge")] = "",
-    as_json: Annotated[bool, Flag("json"), Meta(description="print JSON")] = False,
+    as_json: Json = False,
     settings: ClientSettings,
 ) -> int:
     """Send the same prompts to two engines at temperature 0, and show where and by how much their answers diverge."""
@@ -153,7 +153,7 @@ def sim(
         str | None, Meta(description="numbers of the seed's faults to inject, comma-separated, or none")
     ] = None,
     jobs: Annotated[int, Meta(ge=0, description="processes for --seeds; 0: one per core")] = 0,
-    as_json: Annotated[bool, Flag("json"), Meta(description="print JSON")] = False,
+    as_json: Json = False,
 ) -> int:
     """Run a simulated fleet under faults from a seed, on virtual time."""
     from headwater.ops.sim import run as simulation

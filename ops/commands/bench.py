@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 from msgspec import Meta
 
 from headwater.ops.bench.options import Arrivals, Output, Target, Traffic
-from headwater.ops.config.command import Options, command, group
-from headwater.ops.config.setting import ConfigError, Flag
+from headwater.ops.config.command import Json, Options, command, group
+from headwater.ops.config.setting import ConfigError
 
 if TYPE_CHECKING:
     from headwater.ops.bench.report import Report
-
-Json = Annotated[bool, Flag("json"), Meta(description="print JSON")]
 
 
 @command

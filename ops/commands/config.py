@@ -11,7 +11,7 @@ from cyclopts import App, Parameter
 from msgspec import Meta
 
 from headwater.ops.commands import COMMANDS, place_of
-from headwater.ops.config.command import AnyWord, Bound, Command, command, group, setting_value
+from headwater.ops.config.command import AnyWord, Bound, Command, Json, command, group, setting_value
 from headwater.ops.config.processes import SECTION_TYPES, settings_below
 from headwater.ops.config.setting import ConfigError, Flag, Setting, base_of
 from headwater.ops.config.sources import ValueOrigin
@@ -168,7 +168,7 @@ def _row(*cells: str) -> str:
 def show(
     *flags: Annotated[str, AnyWord(), Meta(description="flags of that command")],
     of: Annotated[str, Flag("command"), Meta(description="command whose settings are shown")] = "up",
-    as_json: Annotated[bool, Flag("json"), Meta(description="print JSON")] = False,
+    as_json: Json = False,
 ) -> int:
     """Print every setting of a command, its value and the origin of the value: default, file, environment or flag.
 

@@ -5,7 +5,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from headwater.engines.traits import Text
-from headwater.ops.config.command import AnyWord, command
+from headwater.ops.config.command import AnyWord, Json, command
 from headwater.ops.config.processes import PoolReader
 from headwater.ops.config.setting import ConfigError, Flag
 
@@ -50,7 +50,7 @@ async def diff(
     /,
     *,
     settings: PoolReader,
-    as_json: Annotated[bool, Flag("json"), Meta(description="print JSON")] = False,
+    as_json: Json = False,
 ) -> int:
     """Show what differs between a pool's states at two places of its log: workers, load, cached blocks, and events between."""
     from headwater.ops.debug import diff as debug
@@ -86,7 +86,7 @@ async def bisect(
         str, Flag("from"), AnyWord(), Meta(description=f"begin there: {PLACE} (default: the log's start)")
     ] = "",
     end: Annotated[str, Flag("to"), AnyWord(), Meta(description="end there, likewise")] = "end",
-    as_json: Annotated[bool, Flag("json"), Meta(description="print JSON")] = False,
+    as_json: Json = False,
 ) -> int:
     """Find the first position of a pool's log where a condition on the folded state begins to hold."""
     from headwater.ops.debug import bisect as debug
@@ -103,7 +103,7 @@ async def why_not(
     /,
     *,
     settings: PoolReader,
-    as_json: Annotated[bool, Flag("json"), Meta(description="print JSON")] = False,
+    as_json: Json = False,
 ) -> int:
     """Explain what would have had to differ for a request to go to a worker: a filter, or its cost, part by part."""
     from headwater.ops.debug import why_not as debug
@@ -120,7 +120,7 @@ async def stuck(
         Text(float, str, "SECONDS"),
         Meta(ge=0, description="list requests without an event for so many seconds"),
     ] = 10.0,
-    as_json: Annotated[bool, Flag("json"), Meta(description="print JSON")] = False,
+    as_json: Json = False,
 ) -> int:
     """List a pool's open requests that make no progress, by the logs: what each waits for, since when, and the remedy."""
     from headwater.ops.debug import stuck as debug

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from headwater.ops.config.command import AnyWord, Key, command, group
+from headwater.ops.config.command import AnyWord, Json, Key, command, group
 from headwater.ops.config.processes import PoolReader
 from headwater.ops.config.setting import ConfigError, Flag
 
@@ -98,7 +98,7 @@ async def tree(
     worker: Annotated[str, Meta(description="only blocks that this worker caches, and their ancestors")] = "",
     depth: Annotated[int, Meta(description="only runs that begin before block N of a prompt; -1: all")] = -1,
     limit: Annotated[int, Meta(ge=1, description="maximum number of runs, the largest first")] = 50,
-    as_json: Annotated[bool, Flag("json"), Meta(description="print JSON")] = False,
+    as_json: Json = False,
 ) -> int:
     """Show the blocks cached by a pool's workers, as a tree of prefixes."""
     from headwater.ops.operator import log as operator
@@ -132,7 +132,7 @@ async def replay(
     ] = "",
     api_key_file: Annotated[str, Meta(description="with --into: file with an API key of the endpoint")] = "",
     speed: Annotated[float, Meta(gt=0, description="with --into: times as fast as they arrived")] = 1.0,
-    as_json: Annotated[bool, Flag("json"), Meta(description="print JSON")] = False,
+    as_json: Json = False,
 ) -> int:
     """Fold a pool's log again, and verify its decisions; or send its requests again.
 
@@ -165,7 +165,7 @@ async def snapshots(
         int | None, Meta(description="position of the snapshot for --bookmark (default: the newest)")
     ] = None,
     drop: Annotated[str, Meta(description="delete a bookmark")] = "",
-    as_json: Annotated[bool, Flag("json"), Meta(description="print JSON")] = False,
+    as_json: Json = False,
 ) -> int:
     """List a pool's snapshots, or bookmark one."""
     from headwater.ops.operator import log as operator
@@ -220,7 +220,7 @@ def engines(
         Flag("ENGINE"),
         Meta(description="list these too: files (echo.py) or classes (package.module:Echo)"),
     ],
-    as_json: Annotated[bool, Flag("json"), Meta(description="print JSON")] = False,
+    as_json: Json = False,
 ) -> int:
     """List the engines that can be chosen, with versions and capabilities."""
     from headwater.ops.start import engines
@@ -280,7 +280,7 @@ def inspect(
         str, Meta(description="as for workers: this format in place of the detected one")
     ] = "",
     reasoning_parser: Annotated[str, Meta(description="as for workers, likewise")] = "",
-    as_json: Annotated[bool, Flag("json"), Meta(description="print JSON")] = False,
+    as_json: Json = False,
 ) -> int:
     """Print the formats of a model's tool calls and reasoning, and why they were chosen, and what its chat template does not render."""
     from headwater.actors.edge.chat_template import ChatTemplate

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from headwater.ops.config.command import command, group
+from headwater.ops.config.command import Json, command, group
 from headwater.ops.config.processes import ClientSettings
 from headwater.ops.config.setting import Flag
 from headwater.schemas.tables import ENDPOINTS, EVERY, PERMISSIONS
@@ -62,7 +62,7 @@ async def create(
             description="share cached prompts with other tenants for the operator's published system prompts"
         ),
     ] = False,
-    as_json: Annotated[bool, Flag("json"), Meta(description="print JSON")] = False,
+    as_json: Json = False,
     settings: ClientSettings,
 ) -> int:
     """Create an API key, and print it: it is shown once, only a digest is stored."""
@@ -143,7 +143,7 @@ async def update(
         Literal["on", "off"] | None,
         Meta(description="share cached prompts for the operator's published system prompts"),
     ] = None,
-    as_json: Annotated[bool, Flag("json"), Meta(description="print JSON")] = False,
+    as_json: Json = False,
     settings: ClientSettings,
 ) -> int:
     """Change what an API key may do: every edge knows within a second. Options that are not given stay as they are.
@@ -179,7 +179,7 @@ async def rotate(
     grace: Annotated[
         str, Meta(description="how long the present secret stays valid, such as 24h; 0s: not at all")
     ] = "24h",
-    as_json: Annotated[bool, Flag("json"), Meta(description="print JSON")] = False,
+    as_json: Json = False,
     settings: ClientSettings,
 ) -> int:
     """Give an API key a new secret, and print it. Its id, tenant, scopes and limits stay."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from msgspec import Meta
 
-from headwater.ops.config.command import Key, command
+from headwater.ops.config.command import Json, Key, command
 from headwater.ops.config.processes import ClientSettings, PoolOperator, StreamOperator
 from headwater.ops.config.setting import Flag
 from headwater.schemas.control import COMMANDS
@@ -90,7 +90,7 @@ async def streams(
     promote: Annotated[
         bool, Meta(description="make the mirrors of a site that is lost for good the originals")
     ] = False,
-    as_json: Annotated[bool, Flag("json"), Meta(description="print JSON")] = False,
+    as_json: Json = False,
 ) -> int:
     """List all streams of the namespace: size, health, and differences from their wanted configuration."""
     from headwater.ops.operator import mirrors
@@ -343,7 +343,7 @@ async def doctor(
     cache_dir: Annotated[str, Key("cache_dir")],
     host: Annotated[str, Key("http.host")],
     port: Annotated[int, Key("http.port")],
-    as_json: Annotated[bool, Flag("json"), Meta(description="print JSON")] = False,
+    as_json: Json = False,
 ) -> int:
     """Find what is wrong with a fleet, its server and this machine, and the remedy of each. Nothing is changed."""
     from headwater.ops.debug import doctor as debug_doctor

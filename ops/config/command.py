@@ -68,6 +68,10 @@ class AnyWord(NamedTuple):
     """Annotation of an argument or option of a command's own: it takes words that look like flags, too, such as -5m."""
 
 
+Json = Annotated[bool, Flag("json"), msgspec.Meta(description="print JSON")]
+"""The option of a command that prints what it found for programs, too."""
+
+
 class Options(NamedTuple):
     """Annotation of a command's parameter that is a `NamedTuple` of options of its own."""
 

@@ -54,7 +54,7 @@ from headwater.ops.diagnosis import check_room, free_bytes, log_findings
 from headwater.ops.history.trace_spans import need_opentelemetry
 from headwater.ops.monitoring.files import TARGETS
 from headwater.ops.nats import server as nats_server
-from headwater.ops.nats.connect import open_connection, watch_store
+from headwater.ops.nats.connect import get_json, open_connection, watch_store
 from headwater.ops.start import admin, engine_process, plan
 from headwater.ops.start.actor import keep_namespace, keep_pools, revoke_leases_of
 from headwater.ops.start.children import Child, ChildGroup, headwater_command
@@ -69,6 +69,7 @@ from headwater.schemas.names import host_port, reachable, split_host_port
 from headwater.schemas.tables import LeaseKind, ModelCard
 
 READY_POLL_S = 0.05
+HEALTH_S = 5.0
 PROGRESS_S = 3.0
 
 NAME_POLL_S = 0.25
@@ -521,15 +522,7 @@ def _planned(engines: Sequence[EngineProcess]) -> list[list[WorkerPlan]]:
 
 async def _health(url: str) -> dict[str, Any]:
     """The body of /health, empty while nothing answers."""
-    address = url.removeprefix("http://")
     try:
-        async with asyncio.timeout(5.0):
-            reader, writer = await asyncio.open_connection(*split_host_port(address))
-            try:
-                writer.write(f"GET /health HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n".encode())
-                answer = await reader.read()
-            finally:
-                writer.close()
-        return msgspec.json.decode(answer.partition(b"\r\n\r\n")[2], type=dict[str, Any])
+        return await get_json(*split_host_port(url.removeprefix("http://")), "/health", timeout_s=HEALTH_S)
     except (OSError, ValueError, TimeoutError):
         return {}

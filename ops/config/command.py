@@ -350,7 +350,9 @@ def _option(one: Setting, *, many: bool) -> inspect.Parameter:
         (one.default,) if many else one.default,
         many=many,
         negative=f"--no-{one.flag[2:]}" if one.default is True else (),
-        show_default=(lambda _: one.write(one.default)) if shown or (one.repeatable and one.default) else False,
+        show_default=(lambda _: one.write(one.default))
+        if shown or (one.repeatable and one.default)
+        else False,
     )
 
 

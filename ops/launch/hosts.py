@@ -17,8 +17,6 @@ from headwater.ops.config.processes import (
     ConsoleProcess,
     EdgeProcess,
     EngineProcess,
-    LogSettings,
-    MetricsSettings,
     PickerProcess,
     PoolOperator,
     RouterProcess,
@@ -60,18 +58,15 @@ def plan_host(fleet: FleetFile, host: str, *, remote: bool = False) -> MachinePl
     """
     fleet.host(host)
     part = _HostPart(fleet, host, resolve=not remote)
-    shared = part.shared
-    replicas = min(len(fleet.nats_hosts), REPLICAS_MAX) or 1
-    access = {
-        "nats": part.nats(),
-        "streams": with_keys(StreamSettings(replicas=replicas), "streams", shared),
-    }
+    streams = StreamSettings(replicas=min(len(fleet.nats_hosts), REPLICAS_MAX) or 1)
+    shared: Settings = with_fields(DEFAULTS._replace(streams=streams), part.shared)
+    access: dict[str, Any] = {"nats": part.nats(), "streams": shared.streams}
     groups = [(rank, one._replace(**access)) for rank, one in part.workers()]
     return MachinePlan(
         data_dir=fleet.folder_of(host),
-        drain_timeout=with_keys(DEFAULTS, "", shared).drain_timeout,
-        metrics=with_keys(MetricsSettings(), "metrics", shared),
-        log=with_keys(LogSettings(), "log", shared),
+        drain_timeout=shared.drain_timeout,
+        metrics=shared.metrics,
+        log=shared.log,
         server=server_plan(fleet, host) if host in fleet.nats_hosts and not remote else None,
         edges=tuple(one._replace(**access) for one in part.processes("edges", EdgeProcess)),
         routers=tuple(one._replace(**access) for one in part.routers()),
@@ -91,20 +86,8 @@ def plan_host(fleet: FleetFile, host: str, *, remote: bool = False) -> MachinePl
 
 def shared_settings(fleet: FleetFile) -> Settings:
     """All settings with those that the file has for every process; without references."""
-    found: Settings = with_keys(DEFAULTS, "", settings_in(fleet.settings, "settings", resolve=False))
+    found: Settings = with_fields(DEFAULTS, settings_in(fleet.settings, "settings", resolve=False))
     return found
-
-
-def with_keys(base: Any, section: str, values: Mapping[str, Any]) -> Any:
-    """A section, "" for all settings, with those values that are its own."""
-    found: dict[tuple[str, ...], Any] = {}
-    for key, value in values.items():
-        path = setting(key).path
-        if not section:
-            found[path] = value
-        elif path[0] == section:
-            found[path[1:]] = value
-    return with_values(base, found) if found else base
 
 
 def with_fields(base: Any, values: Mapping[str, Any]) -> Any:
@@ -173,7 +156,7 @@ class _HostPart(NamedTuple):
         for key in values:
             if not key.startswith("nats."):
                 raise ConfigError(f"nats.settings.{key}: these are settings of nats only")
-        found: NatsSettings = with_keys(base, "nats", values)
+        found: NatsSettings = with_fields(DEFAULTS._replace(nats=base), values).nats
         return found
 
     def numbers(self, wanted: Processes) -> range:

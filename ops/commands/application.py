@@ -157,12 +157,12 @@ def main(line: Sequence[str] | None = None) -> int:
 
 
 def _run(bound: Bound) -> int:
-    code = bound.run()
-    if isinstance(code, int):
-        return code
+    found = bound.run()
+    if isinstance(found, int):
+        return found
     from headwater.ops.start import signals
 
-    return signals.run_command(lambda: code)
+    return signals.run(found) if callable(found) else signals.run_command(lambda: found)
 
 
 def open_standard_streams() -> None:

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from headwater.ops.config.command import AnyWord, Json, Key, command, group
+from headwater.ops.config.command import AnyWord, Json, Key, Process, command, group
 from headwater.ops.config.processes import PoolReader
 from headwater.ops.config.setting import ConfigError, Flag
 
@@ -61,14 +61,13 @@ def open(
     *,
     host: Annotated[str, Key("console.host")],
     port: Annotated[int, Key("console.port")],
-) -> int:
+) -> Process:
     """Show a capture in the console, on this machine and without NATS."""
     from headwater.ops.config.sections import ConsoleSettings
     from headwater.ops.console import process
-    from headwater.ops.start import signals
 
     own = ConsoleSettings(host, port)
-    return signals.run(lambda stop: process.open_capture(file, own, stop))
+    return lambda stop: process.open_capture(file, own, stop)
 
 
 @command

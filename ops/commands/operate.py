@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from msgspec import Meta
 
-from headwater.ops.config.command import Json, Key, command
+from headwater.ops.config.command import Json, Key, Process, command
 from headwater.ops.config.processes import ClientSettings, PoolOperator, StreamOperator
 from headwater.ops.config.setting import Flag
 from headwater.schemas.control import COMMANDS
@@ -106,12 +106,11 @@ def pools(
     settings: PoolOperator,
     *,
     watch: Annotated[bool, Meta(description="keep running, and create the logs of new pools")] = False,
-) -> int:
+) -> Process:
     """Create the namespace's streams and the logs of its pools, and list them."""
     from headwater.ops.operator import streams as operator
-    from headwater.ops.start import signals
 
-    return signals.run(lambda stop: operator.create_pools(settings, stop, watch=watch))
+    return lambda stop: operator.create_pools(settings, stop, watch=watch)
 
 
 @command(
@@ -136,15 +135,12 @@ def mirror(
         bool, Meta(description="drop what these servers have and the site has not, and copy again")
     ] = False,
     watch: Annotated[bool, Meta(description="keep running, and mirror new pools")] = False,
-) -> int:
+) -> Process:
     """Keep copies of a site's streams on the NATS servers of a hub, which are its leaf nodes' other end."""
     from headwater.ops.operator import mirrors
-    from headwater.ops.start import signals
 
-    return signals.run(
-        lambda stop: mirrors.mirror(
-            settings.nats, settings.streams, site, stop, kv=kv, requests=requests, anew=anew, watch=watch
-        )
+    return lambda stop: mirrors.mirror(
+        settings.nats, settings.streams, site, stop, kv=kv, requests=requests, anew=anew, watch=watch
     )
 
 

@@ -10,7 +10,7 @@ arguments, those after `*` are flags, with the description of their `Meta`.
 
 import inspect
 import os
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from functools import cache, cached_property
 from typing import Annotated, Any, Final, Literal, NamedTuple, get_args, get_origin, get_type_hints, overload
 
@@ -85,8 +85,11 @@ class Columns(NamedTuple):
     struct: Any
 
 
-Function = Callable[..., int | Coroutine[Any, Any, int]]
-"""What a command does, to its exit code. An asynchronous one ends with the first signal."""
+Process = Callable[[Any], Awaitable[int]]
+"""What a process does until the event that it gets is set, to its exit code."""
+
+Function = Callable[..., int | Coroutine[Any, Any, int] | Process]
+"""What a command does, to its exit code. An asynchronous one ends with the first signal; a process is told to stop by it."""
 
 
 class Bound(NamedTuple):
@@ -102,7 +105,7 @@ class Bound(NamedTuple):
         found = (getattr(value, "log", None) for value in self.arguments.values() if is_section(type(value)))
         return next((one for one in found if one is not None), None)
 
-    def run(self) -> int | Coroutine[Any, Any, int]:
+    def run(self) -> int | Coroutine[Any, Any, int] | Process:
         """Call the function."""
         return self.function(*self.positional, **self.arguments)
 

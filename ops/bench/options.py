@@ -105,24 +105,6 @@ def write_limits(limits: Mapping[str, float]) -> str:
     return ",".join(f"{name}={value:g}ms" for name, value in limits.items())
 
 
-def _read_rates(text: str) -> tuple[float, ...]:
-    rates = tuple(map(float, text.split(",")))
-    if not min(rates) > 0:
-        raise ValueError("a rate is greater than 0")
-    return rates
-
-
-def _write_numbers(numbers: tuple[float, ...]) -> str:
-    return ",".join(f"{number:g}" for number in numbers)
-
-
-def _read_counts(text: str) -> tuple[int, ...]:
-    counts = tuple(map(int, text.split(",")))
-    if min(counts) < 1:
-        raise ValueError("at least 1 is needed")
-    return counts
-
-
 SLO: Final = Text(read_limits, write_limits, "LIMITS", Any)
 
 
@@ -193,16 +175,14 @@ class Arrivals(NamedTuple):
     """When it is sent."""
 
     rate: Annotated[
-        tuple[float, ...],
-        Text(_read_rates, _write_numbers, "N,…", Any),
+        tuple[Annotated[float, Meta(gt=0)], ...],
         Meta(
             description="requests (of conversations: first turns) per second, whether or not earlier ones are answered; several for a "
             "sweep (default: a trace has its own times, all else --concurrency)"
         ),
     ] = ()
     concurrency: Annotated[
-        tuple[int, ...],
-        Text(_read_counts, _write_numbers, "N,…", Any),
+        tuple[Annotated[int, Meta(ge=1)], ...],
         Meta(
             description="requests in flight: each is sent when another is answered; several for a sweep; with --rate or a trace's own "
             "times the most at a time (default: 8; with a rate or a trace no limit)"

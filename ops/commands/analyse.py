@@ -5,9 +5,9 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from headwater.ops.config.command import Columns, Options, command, group
+from headwater.ops.config.command import Columns, Json, Options, command, group
 from headwater.ops.config.processes import ClientSettings, PoolReader
-from headwater.ops.config.setting import ConfigError, Flag
+from headwater.ops.config.setting import ConfigError
 from headwater.ops.whatif.advise_options import Advice
 from headwater.ops.whatif.setup import Runs, Search, Setup
 
@@ -33,12 +33,11 @@ def whatif_trace(
 
 
 @command
-def whatif_log(settings: PoolReader, *, values: Values, runs: Annotated[Runs, Options()]) -> int:
+async def whatif_log(settings: PoolReader, *, values: Values, runs: Annotated[Runs, Options()]) -> int:
     """Simulate a pool's recorded log: with its own settings, compared with what happened, and with other ones."""
-    from headwater.ops.start import signals
     from headwater.ops.whatif import command as whatif_command
 
-    return signals.run_command(lambda: whatif_command.run_log(settings.nats, settings.pool, values, runs))
+    return await whatif_command.run_log(settings.nats, settings.pool, values, runs)
 
 
 whatif = group("whatif", whatif_trace, log=whatif_log)
@@ -63,7 +62,7 @@ def tune_trace(
 
 
 @command
-def tune_log(
+async def tune_log(
     settings: PoolReader,
     *,
     values: Values,
@@ -71,12 +70,9 @@ def tune_log(
     runs: Annotated[Runs, Options()],
 ) -> int:
     """Search for routing weights on a pool's recorded log."""
-    from headwater.ops.start import signals
     from headwater.ops.whatif import command as whatif_command
 
-    return signals.run_command(
-        lambda: whatif_command.tune_log(settings.nats, settings.pool, values, search, runs)
-    )
+    return await whatif_command.tune_log(settings.nats, settings.pool, values, search, runs)
 
 
 tune = group("tune", tune_trace, log=tune_log)
@@ -100,12 +96,11 @@ def advise_trace(
 
 
 @command
-def advise_log(settings: PoolReader, *, options: Annotated[Advice, Options()]) -> int:
+async def advise_log(settings: PoolReader, *, options: Annotated[Advice, Options()]) -> int:
     """Recommend a layout of workers for the requests of a pool's recorded log, with the step times of its workers."""
-    from headwater.ops.start import signals
     from headwater.ops.whatif import advise
 
-    return signals.run_command(lambda: advise.advise_on_log(settings.nats, settings.pool, options))
+    return await advise.advise_on_log(settings.nats, settings.pool, options)
 
 
 advise = group("advise", advise_trace, log=advise_log)
@@ -117,7 +112,7 @@ Both engines get each prompt once, one request at a time, by the header x-headwa
 
 
 @command(defaults={"log.level": "warning"}, notes=NOTES)
-def compare(
+async def compare(
     model: Annotated[str, Meta(description="model, or the pool that serves it")],
     /,
     *,
@@ -135,16 +130,15 @@ def compare(
     max_tokens: Annotated[int, Meta(ge=1, description="tokens of an answer at most")] = 64,
     url: Annotated[str, Meta(description="URL of an edge")] = "http://127.0.0.1:8000",
     api_key_file: Annotated[str, Meta(description="file with the API key for the edge")] = "",
-    as_json: Annotated[bool, Flag("json"), Meta(description="print JSON")] = False,
+    as_json: Json = False,
     settings: ClientSettings,
 ) -> int:
     """Send the same prompts to two engines at temperature 0, and show where and by how much their answers diverge."""
     from headwater.ops.operator.compare import CompareOptions, run_compare
-    from headwater.ops.start import signals
 
     names = tuple(name.strip() for name in engines.split(",") if name.strip())
     options = CompareOptions(model, url, api_key_file, prompts, names, limit, max_tokens, as_json)
-    return signals.run_command(lambda: run_compare(settings.nats, options))
+    return await run_compare(settings.nats, options)
 
 
 @command
@@ -159,7 +153,7 @@ def sim(
         str | None, Meta(description="numbers of the seed's faults to inject, comma-separated, or none")
     ] = None,
     jobs: Annotated[int, Meta(ge=0, description="processes for --seeds; 0: one per core")] = 0,
-    as_json: Annotated[bool, Flag("json"), Meta(description="print JSON")] = False,
+    as_json: Json = False,
 ) -> int:
     """Run a simulated fleet under faults from a seed, on virtual time."""
     from headwater.ops.sim import run as simulation

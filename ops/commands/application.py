@@ -22,10 +22,12 @@ SHOW = ["config", "show"]
 """The command whose arguments are another command's line."""
 
 
-def application(sources: Sources | None = None, *, needed: str | None = None) -> App:
+def application(
+    sources: Sources | None = None, *, needed: str | None = None, words: Sequence[str] = ()
+) -> App:
     """The whole command line.
 
-    Only the module of the command `needed` is imported, "" for none; without it all are.
+    Only the module of the command `needed` is imported, "" for none; without it all are. With `words` it has the settings that these give.
     """
     top = App(
         name="headwater",
@@ -48,7 +50,8 @@ def application(sources: Sources | None = None, *, needed: str | None = None) ->
                     found.group, found.sort_key = (group,), position
                     top.command(found)
                 else:
-                    top.command(found, name=name, group=group, sort_key=position)
+                    command = found.for_line(words) if words else found
+                    top.command(command, name=name, group=group, sort_key=position)
             else:
                 top.command(f"{module}:{attribute}", name=name, help=text, group=group, sort_key=position)
     return top
@@ -57,14 +60,20 @@ def application(sources: Sources | None = None, *, needed: str | None = None) ->
 def parse(line: Sequence[str]) -> tuple[Bound, Sources]:
     """Return what a command line means. Raises `ConfigError`; `--help` and `--version` print and end the process."""
     words, native = (list(line), []) if list(line[:2]) == SHOW else _split(line)
-    sources = Sources(native)
+    with contextlib.suppress(CycloptsError):
+        return _parse(words, Sources(native), words)
+    # What is wrong is said by the parser that knows every flag.
     try:
-        top = application(sources, needed=words[0] if words else "")
-        command, bound, _ = top.parse_args(
-            words, exit_on_error=False, print_error=False, end_of_options_delimiter=""
-        )
+        return _parse(words, Sources(native), ())
     except CycloptsError as error:
         raise ConfigError(_message(error)) from error
+
+
+def _parse(words: list[str], sources: Sources, given: Sequence[str]) -> tuple[Bound, Sources]:
+    top = application(sources, needed=words[0] if words else "", words=given)
+    command, bound, _ = top.parse_args(
+        words, exit_on_error=False, print_error=False, end_of_options_delimiter=""
+    )
     found = command(*bound.args, **bound.kwargs)
     if not isinstance(found, Bound):
         # Help or the version was printed.
@@ -119,7 +128,7 @@ def main(line: Sequence[str] | None = None) -> int:
 
             logs.configure(bound.log.level, bound.log.format, kind=bound.function.__name__)
         _warn_of_variables()
-        code = bound.run()
+        code = _run(bound)
         sys.stdout.flush()
         return code
     except KeyboardInterrupt:
@@ -145,6 +154,15 @@ def main(line: Sequence[str] | None = None) -> int:
             _say(str(error), failed=True)
             return 2
         raise
+
+
+def _run(bound: Bound) -> int:
+    found = bound.run()
+    if isinstance(found, int):
+        return found
+    from headwater.ops.start import signals
+
+    return signals.run(found) if callable(found) else signals.run_command(lambda: found)
 
 
 def open_standard_streams() -> None:

@@ -7,17 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 from msgspec import Meta
 
 from headwater.ops.bench.options import Arrivals, Output, Target, Traffic
-from headwater.ops.config.command import Options, command, group
-from headwater.ops.config.setting import ConfigError, Flag
+from headwater.ops.config.command import Json, Options, command, group
+from headwater.ops.config.setting import ConfigError
 
 if TYPE_CHECKING:
     from headwater.ops.bench.report import Report
 
-Json = Annotated[bool, Flag("json"), Meta(description="print JSON")]
-
 
 @command
-def serve(
+async def serve(
     url: Annotated[str, Meta(description="URL of the server, as http://HOST:PORT")],
     /,
     *,
@@ -31,9 +29,8 @@ def serve(
     Exit codes: 0 if all requests succeeded, 1 if one failed, 2 if something given is wrong or the server is out of reach.
     """
     from headwater.ops.bench import serve as bench_serve
-    from headwater.ops.start import signals
 
-    return signals.run_command(lambda: bench_serve.serve(url, traffic, arrivals, target, output))
+    return await bench_serve.serve(url, traffic, arrivals, target, output)
 
 
 @command

@@ -1,7 +1,7 @@
 """`headwater config`: settings of a command and their origins, and the reference of commands and settings, generated from their types."""
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib import import_module
 from itertools import groupby
 from typing import Annotated, Any, Literal, NamedTuple, get_args
@@ -11,44 +11,23 @@ from cyclopts import App, Parameter
 from msgspec import Meta
 
 from headwater.ops.commands import COMMANDS, place_of
-from headwater.ops.config.command import AnyWord, Bound, Command, command, group, setting_value
+from headwater.ops.config.command import AnyWord, Bound, Command, Json, command, group, setting_value
 from headwater.ops.config.processes import SECTION_TYPES, settings_below
 from headwater.ops.config.setting import ConfigError, Flag, Setting, base_of
 from headwater.ops.config.sources import ValueOrigin
 from headwater.ops.terminal import table
 
 
-class Shown(NamedTuple):
-    """One setting of a command: its value, also as text, and the origin of it. Secrets are masked."""
-
-    key: str
-    value: Any
-    text: str
-    origin: str
-
-
-def shown(command: Command, bound: Bound, origins: dict[str, ValueOrigin]) -> list[Shown]:
-    """All settings of a command."""
-    found = []
+def _shown(
+    command: Command, bound: Bound, origins: Mapping[str, ValueOrigin]
+) -> Iterator[tuple[str, Any, str, str]]:
+    """All settings of a command: key, value, the value as text, and its origin. Secrets are masked."""
     for one in command.settings:
         value = setting_value(bound, one)
         if one.secret is not None:
             value = one.secret.mask(value)
         origin = origins.get(one.key)
-        where = f"{origin.source} {origin.where}" if origin else "default"
-        found.append(Shown(one.key, one.plain(value), one.write(value), where))
-    return found
-
-
-def as_text(settings: list[Shown]) -> str:
-    """A table with a line per setting."""
-    rows = [(one.key, one.text or "-", one.origin) for one in settings]
-    return table(("setting", "value", "origin"), rows)
-
-
-def as_data(settings: list[Shown]) -> list[dict[str, Any]]:
-    """Key, value and origin of each."""
-    return [{"key": one.key, "value": one.value, "origin": one.origin} for one in settings]
+        yield one.key, one.plain(value), one.write(value), " ".join(origin) if origin else "default"
 
 
 class CommandDoc(NamedTuple):
@@ -189,25 +168,29 @@ def _row(*cells: str) -> str:
 def show(
     *flags: Annotated[str, AnyWord(), Meta(description="flags of that command")],
     of: Annotated[str, Flag("command"), Meta(description="command whose settings are shown")] = "up",
-    as_json: Annotated[bool, Flag("json"), Meta(description="print JSON")] = False,
+    as_json: Json = False,
 ) -> int:
     """Print every setting of a command, its value and the origin of the value: default, file, environment or flag.
 
     For example: headwater config show --command router --config fleet.toml --policy random
     """
     from headwater.ops.commands.application import parse
-    from headwater.ops.config.command import Command
 
     found = next((one for _, name, one in commands() if name == of), None)
     if not isinstance(found, Command):
         names = ", ".join(name for _, name, one in commands() if isinstance(one, Command) and one.settings)
         raise ConfigError(f"--command {of}: choose from {names}")
     bound, sources = parse([of, *flags])
-    settings = shown(found, bound, sources.origins)
+    rows = list(_shown(found, bound, sources.origins))
     if as_json:
-        print(msgspec.json.encode(as_data(settings)).decode())
+        data = [{"key": key, "value": value, "origin": origin} for key, value, _, origin in rows]
+        print(msgspec.json.encode(data).decode())
     else:
-        print(as_text(settings))
+        print(
+            table(
+                ("setting", "value", "origin"), [(key, text or "-", origin) for key, _, text, origin in rows]
+            )
+        )
     return 0
 
 

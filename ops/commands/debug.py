@@ -5,7 +5,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from headwater.engines.traits import Text
-from headwater.ops.config.command import AnyWord, command
+from headwater.ops.config.command import AnyWord, Json, command
 from headwater.ops.config.processes import PoolReader
 from headwater.ops.config.setting import ConfigError, Flag
 
@@ -16,7 +16,7 @@ PLACE = (
 
 
 @command(notes="Exit status: 0, or 1 if there is no such event.")
-def tail(
+async def tail(
     settings: PoolReader,
     *,
     kind: Annotated[
@@ -38,32 +38,28 @@ def tail(
 ) -> int:
     """Show the events of a pool's log and of the request log in the order of time."""
     from headwater.ops.debug import tail as debug
-    from headwater.ops.start import signals
 
     wanted = debug.read_wanted(kind, event, worker, request)
-    return signals.run_command(
-        lambda: debug.tail(settings.nats, settings.pool, wanted, start, follow=follow, as_json=as_json)
-    )
+    return await debug.tail(settings.nats, settings.pool, wanted, start, follow=follow, as_json=as_json)
 
 
 @command
-def diff(
+async def diff(
     a: Annotated[str, Flag("A"), AnyWord(), Meta(description=PLACE)],
     b: Annotated[str, Flag("B"), AnyWord(), Meta(description="likewise, after A")],
     /,
     *,
     settings: PoolReader,
-    as_json: Annotated[bool, Flag("json"), Meta(description="print JSON")] = False,
+    as_json: Json = False,
 ) -> int:
     """Show what differs between a pool's states at two places of its log: workers, load, cached blocks, and events between."""
     from headwater.ops.debug import diff as debug
-    from headwater.ops.start import signals
 
-    return signals.run_command(lambda: debug.diff(settings.nats, settings.pool, a, b, as_json=as_json))
+    return await debug.diff(settings.nats, settings.pool, a, b, as_json=as_json)
 
 
 @command
-def top(
+async def top(
     settings: PoolReader,
     *,
     once: Annotated[bool, Meta(description="print the table once; without a terminal it always is")] = False,
@@ -71,13 +67,12 @@ def top(
 ) -> int:
     """Show a pool's workers, every second until Ctrl-C: load, KV cache, hit rate and TTFT of the last minute."""
     from headwater.ops.debug import top as debug
-    from headwater.ops.start import signals
 
-    return signals.run_command(lambda: debug.top(settings.nats, settings.pool, once=once, as_json=as_json))
+    return await debug.top(settings.nats, settings.pool, once=once, as_json=as_json)
 
 
 @command(notes="Exit status: 0, or 1 if it nowhere holds.")
-def bisect(
+async def bisect(
     settings: PoolReader,
     *,
     when: Annotated[
@@ -91,39 +86,33 @@ def bisect(
         str, Flag("from"), AnyWord(), Meta(description=f"begin there: {PLACE} (default: the log's start)")
     ] = "",
     end: Annotated[str, Flag("to"), AnyWord(), Meta(description="end there, likewise")] = "end",
-    as_json: Annotated[bool, Flag("json"), Meta(description="print JSON")] = False,
+    as_json: Json = False,
 ) -> int:
     """Find the first position of a pool's log where a condition on the folded state begins to hold."""
     from headwater.ops.debug import bisect as debug
     from headwater.ops.debug.predicate import parse
-    from headwater.ops.start import signals
 
     predicate = parse(when)
-    return signals.run_command(
-        lambda: debug.bisect(settings.nats, settings.pool, predicate, start, end, as_json=as_json)
-    )
+    return await debug.bisect(settings.nats, settings.pool, predicate, start, end, as_json=as_json)
 
 
 @command(notes="Exit status: 0, or 1 if the log has no decision for the request.")
-def why_not(
+async def why_not(
     request: Annotated[str, Meta(description="request id, as in the header x-request-id")],
     worker: Annotated[str, Meta(description="worker that the request did not go to")],
     /,
     *,
     settings: PoolReader,
-    as_json: Annotated[bool, Flag("json"), Meta(description="print JSON")] = False,
+    as_json: Json = False,
 ) -> int:
     """Explain what would have had to differ for a request to go to a worker: a filter, or its cost, part by part."""
     from headwater.ops.debug import why_not as debug
-    from headwater.ops.start import signals
 
-    return signals.run_command(
-        lambda: debug.why_not(settings.nats, settings.pool, request, worker, as_json=as_json)
-    )
+    return await debug.why_not(settings.nats, settings.pool, request, worker, as_json=as_json)
 
 
 @command(notes="Exit status: 0 if there are none, 1 if there are.")
-def stuck(
+async def stuck(
     settings: PoolReader,
     *,
     quiet: Annotated[
@@ -131,17 +120,16 @@ def stuck(
         Text(float, str, "SECONDS"),
         Meta(ge=0, description="list requests without an event for so many seconds"),
     ] = 10.0,
-    as_json: Annotated[bool, Flag("json"), Meta(description="print JSON")] = False,
+    as_json: Json = False,
 ) -> int:
     """List a pool's open requests that make no progress, by the logs: what each waits for, since when, and the remedy."""
     from headwater.ops.debug import stuck as debug
-    from headwater.ops.start import signals
 
-    return signals.run_command(lambda: debug.stuck(settings.nats, settings.pool, quiet, as_json=as_json))
+    return await debug.stuck(settings.nats, settings.pool, quiet, as_json=as_json)
 
 
 @command
-def export(
+async def export(
     settings: PoolReader,
     *,
     perfetto: Annotated[
@@ -156,10 +144,7 @@ def export(
 ) -> int:
     """Export a part of the logs as a trace: the stages of each request at its edge and its workers, load, and changes of the fleet."""
     from headwater.ops.debug import export as debug
-    from headwater.ops.start import signals
 
     if not perfetto:
         raise ConfigError("export: name the format: --perfetto")
-    return signals.run_command(
-        lambda: debug.export(settings.nats, settings.pool, output, start, end, as_json=as_json)
-    )
+    return await debug.export(settings.nats, settings.pool, output, start, end, as_json=as_json)

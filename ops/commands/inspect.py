@@ -5,13 +5,13 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from headwater.ops.config.command import AnyWord, Key, command, group
+from headwater.ops.config.command import AnyWord, Json, Key, Process, command, group
 from headwater.ops.config.processes import PoolReader
 from headwater.ops.config.setting import ConfigError, Flag
 
 
 @command
-def explain(
+async def explain(
     request: Annotated[str, Meta(description="request id, as in the header x-request-id")],
     /,
     *,
@@ -31,17 +31,14 @@ def explain(
 ) -> int:
     """Explain the routing decisions of a request: what each worker would have cost, and which was chosen."""
     from headwater.ops.operator import explain as operator
-    from headwater.ops.start import signals
 
-    return signals.run_command(
-        lambda: operator.explain(settings.nats, settings.pool, request, every=every, as_json=as_json)
-    )
+    return await operator.explain(settings.nats, settings.pool, request, every=every, as_json=as_json)
 
 
 @command(
     notes="Exit status: 0, or 1 if the log has nothing of the request, or the receiver did not take the trace."
 )
-def trace(
+async def trace(
     request: Annotated[str, Meta(description="request id, as in the header x-request-id")],
     /,
     *,
@@ -52,12 +49,9 @@ def trace(
     """Show a request that the log holds as the spans of a trace, or send them to a receiver (--otlp)."""
     from headwater.ops.config.sections import receiver_of
     from headwater.ops.operator import trace as operator_trace
-    from headwater.ops.start import signals
 
     receiver = receiver_of(otlp) if otlp else None
-    return signals.run_command(
-        lambda: operator_trace.trace(settings.nats, settings.pool, request, receiver, as_json=as_json)
-    )
+    return await operator_trace.trace(settings.nats, settings.pool, request, receiver, as_json=as_json)
 
 
 @command
@@ -67,18 +61,17 @@ def open(
     *,
     host: Annotated[str, Key("console.host")],
     port: Annotated[int, Key("console.port")],
-) -> int:
+) -> Process:
     """Show a capture in the console, on this machine and without NATS."""
     from headwater.ops.config.sections import ConsoleSettings
     from headwater.ops.console import process
-    from headwater.ops.start import signals
 
     own = ConsoleSettings(host, port)
-    return signals.run(lambda stop: process.open_capture(file, own, stop))
+    return lambda stop: process.open_capture(file, own, stop)
 
 
 @command
-def log(
+async def log(
     settings: PoolReader,
     *,
     requests: Annotated[bool, Meta(description="summarise the request log instead")] = False,
@@ -89,39 +82,33 @@ def log(
 ) -> int:
     """Summarise a pool's log: events by type and writer."""
     from headwater.ops.operator import log as operator
-    from headwater.ops.start import signals
 
     if as_json and not audit:
         raise ConfigError("--json is for --audit: give both")
-    return signals.run_command(
-        lambda: operator.show_log(
-            settings.nats, settings.pool, audit=audit, requests=requests, as_json=as_json
-        )
+    return await operator.show_log(
+        settings.nats, settings.pool, audit=audit, requests=requests, as_json=as_json
     )
 
 
 @command
-def tree(
+async def tree(
     settings: PoolReader,
     *,
     worker: Annotated[str, Meta(description="only blocks that this worker caches, and their ancestors")] = "",
     depth: Annotated[int, Meta(description="only runs that begin before block N of a prompt; -1: all")] = -1,
     limit: Annotated[int, Meta(ge=1, description="maximum number of runs, the largest first")] = 50,
-    as_json: Annotated[bool, Flag("json"), Meta(description="print JSON")] = False,
+    as_json: Json = False,
 ) -> int:
     """Show the blocks cached by a pool's workers, as a tree of prefixes."""
     from headwater.ops.operator import log as operator
-    from headwater.ops.start import signals
 
-    return signals.run_command(
-        lambda: operator.show_tree(
-            settings.nats, settings.pool, worker=worker, depth=depth, limit=limit, as_json=as_json
-        )
+    return await operator.show_tree(
+        settings.nats, settings.pool, worker=worker, depth=depth, limit=limit, as_json=as_json
     )
 
 
 @command
-def replay(
+async def replay(
     settings: PoolReader,
     *,
     verify: Annotated[bool, Meta(description="recompute every decision and compare")] = False,
@@ -144,7 +131,7 @@ def replay(
     ] = "",
     api_key_file: Annotated[str, Meta(description="with --into: file with an API key of the endpoint")] = "",
     speed: Annotated[float, Meta(gt=0, description="with --into: times as fast as they arrived")] = 1.0,
-    as_json: Annotated[bool, Flag("json"), Meta(description="print JSON")] = False,
+    as_json: Json = False,
 ) -> int:
     """Fold a pool's log again, and verify its decisions; or send its requests again.
 
@@ -152,29 +139,24 @@ def replay(
     start is gone and no snapshot continues it, or if with --into a request failed; 2 if something given is wrong or the log is out of reach.
     """
     from headwater.ops.operator import replay as operator
-    from headwater.ops.start import signals
 
     if into:
         from headwater.ops.whatif import replay_into
 
         if verify or bookmark or until:
             raise ConfigError("--into sends requests, and goes without --verify, --from and --until")
-        return signals.run_command(
-            lambda: replay_into.replay_into(
-                settings.nats, settings.pool, into, speed, key_file=api_key_file, as_json=as_json
-            )
+        return await replay_into.replay_into(
+            settings.nats, settings.pool, into, speed, key_file=api_key_file, as_json=as_json
         )
     if speed != 1.0:
         raise ConfigError("--speed is for --into: give both")
-    return signals.run_command(
-        lambda: operator.replay(
-            settings.nats, settings.pool, verify=verify, bookmark=bookmark, until=until, as_json=as_json
-        )
+    return await operator.replay(
+        settings.nats, settings.pool, verify=verify, bookmark=bookmark, until=until, as_json=as_json
     )
 
 
 @command
-def snapshots(
+async def snapshots(
     settings: PoolReader,
     *,
     bookmark: Annotated[str, Meta(description="keep a snapshot permanently under this name")] = "",
@@ -182,11 +164,10 @@ def snapshots(
         int | None, Meta(description="position of the snapshot for --bookmark (default: the newest)")
     ] = None,
     drop: Annotated[str, Meta(description="delete a bookmark")] = "",
-    as_json: Annotated[bool, Flag("json"), Meta(description="print JSON")] = False,
+    as_json: Json = False,
 ) -> int:
     """List a pool's snapshots, or bookmark one."""
     from headwater.ops.operator import log as operator
-    from headwater.ops.start import signals
 
     if bookmark and drop:
         raise ConfigError("--bookmark and --drop exclude each other: give one")
@@ -194,15 +175,13 @@ def snapshots(
         raise ConfigError("--json is for the list: give it without --bookmark and --drop")
     if position is not None and not bookmark:
         raise ConfigError("--position is for --bookmark: give both")
-    return signals.run_command(
-        lambda: operator.snapshots(
-            settings.nats, settings.pool, bookmark=bookmark, position=position, drop=drop, as_json=as_json
-        )
+    return await operator.snapshots(
+        settings.nats, settings.pool, bookmark=bookmark, position=position, drop=drop, as_json=as_json
     )
 
 
 @command
-def capture(
+async def capture(
     settings: PoolReader,
     *,
     around: Annotated[
@@ -228,10 +207,9 @@ def capture(
     from pathlib import Path
 
     from headwater.ops.operator import capture as operator
-    from headwater.ops.start import signals
 
     order = operator.Order(around, minutes, Path(output), with_contents, Path(data_dir))
-    return signals.run_command(lambda: operator.capture(settings.nats, settings.pool, order, as_json=as_json))
+    return await operator.capture(settings.nats, settings.pool, order, as_json=as_json)
 
 
 @command
@@ -241,7 +219,7 @@ def engines(
         Flag("ENGINE"),
         Meta(description="list these too: files (echo.py) or classes (package.module:Echo)"),
     ],
-    as_json: Annotated[bool, Flag("json"), Meta(description="print JSON")] = False,
+    as_json: Json = False,
 ) -> int:
     """List the engines that can be chosen, with versions and capabilities."""
     from headwater.ops.start import engines
@@ -301,7 +279,7 @@ def inspect(
         str, Meta(description="as for workers: this format in place of the detected one")
     ] = "",
     reasoning_parser: Annotated[str, Meta(description="as for workers, likewise")] = "",
-    as_json: Annotated[bool, Flag("json"), Meta(description="print JSON")] = False,
+    as_json: Json = False,
 ) -> int:
     """Print the formats of a model's tool calls and reasoning, and why they were chosen, and what its chat template does not render."""
     from headwater.actors.edge.chat_template import ChatTemplate

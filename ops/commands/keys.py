@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from headwater.ops.config.command import command, group
+from headwater.ops.config.command import Json, command, group
 from headwater.ops.config.processes import ClientSettings
 from headwater.ops.config.setting import Flag
 from headwater.schemas.tables import ENDPOINTS, EVERY, PERMISSIONS
@@ -28,7 +28,7 @@ Count = Annotated[int, Meta(ge=0)]
 
 
 @command(defaults={"log.level": "warning"}, notes=NOTES)
-def create(
+async def create(
     *,
     tenant: Annotated[str, Meta(description="owner of the key: its requests, data and cached prompts")],
     name: Annotated[str, Meta(description="what the key is for, as the list shows it")] = "",
@@ -62,12 +62,11 @@ def create(
             description="share cached prompts with other tenants for the operator's published system prompts"
         ),
     ] = False,
-    as_json: Annotated[bool, Flag("json"), Meta(description="print JSON")] = False,
+    as_json: Json = False,
     settings: ClientSettings,
 ) -> int:
     """Create an API key, and print it: it is shown once, only a digest is stored."""
     from headwater.ops.operator import keys as operator
-    from headwater.ops.start import signals
     from headwater.schemas.tables import UsageLimits
 
     wanted = operator.WantedKey(
@@ -81,39 +80,37 @@ def create(
         operator.model_limits_of(operator.words_of(model_limits)),
         cache_sharing,
     )
-    return signals.run_command(lambda: operator.create(settings.nats, wanted, as_json=as_json))
+    return await operator.create(settings.nats, wanted, as_json=as_json)
 
 
 @command(defaults={"log.level": "warning"})
-def list_keys(
+async def list_keys(
     *,
     as_json: Annotated[bool, Flag("json"), Meta(description="print JSON, one line per key")] = False,
     settings: ClientSettings,
 ) -> int:
     """List the API keys: ids, tenants, scopes and expiry. Secrets are not known to Headwater."""
     from headwater.ops.operator import keys as operator
-    from headwater.ops.start import signals
 
-    return signals.run_command(lambda: operator.show(settings.nats, as_json=as_json))
+    return await operator.show(settings.nats, as_json=as_json)
 
 
 @command(defaults={"log.level": "warning"})
-def revoke(
+async def revoke(
     *ids: Annotated[str, Meta(description="ids of keys, as the list shows them")],
     settings: ClientSettings,
 ) -> int:
     """Revoke API keys: every edge refuses them within a second. Requests in progress are finished."""
     from headwater.ops.operator import keys as operator
-    from headwater.ops.start import signals
 
-    return signals.run_command(lambda: operator.revoke(settings.nats, ids))
+    return await operator.revoke(settings.nats, ids)
 
 
 Limit = Count | None
 
 
 @command(defaults={"log.level": "warning"}, notes=NOTES.partition("\n\nFor example")[0])
-def update(
+async def update(
     key: Annotated[str, Flag("ID"), Meta(description="id of the key, as the list shows it")],
     /,
     *,
@@ -146,7 +143,7 @@ def update(
         Literal["on", "off"] | None,
         Meta(description="share cached prompts for the operator's published system prompts"),
     ] = None,
-    as_json: Annotated[bool, Flag("json"), Meta(description="print JSON")] = False,
+    as_json: Json = False,
     settings: ClientSettings,
 ) -> int:
     """Change what an API key may do: every edge knows within a second. Options that are not given stay as they are.
@@ -154,7 +151,6 @@ def update(
     Its secret and its tenant stay.
     """
     from headwater.ops.operator import keys as operator
-    from headwater.ops.start import signals
 
     limits = {
         "requests_per_minute": requests_per_minute,
@@ -172,26 +168,25 @@ def update(
         operator.model_limits_or_none(model_limits),
         None if cache_sharing is None else cache_sharing == "on",
     )
-    return signals.run_command(lambda: operator.update(settings.nats, key, changes, as_json=as_json))
+    return await operator.update(settings.nats, key, changes, as_json=as_json)
 
 
 @command(defaults={"log.level": "warning"})
-def rotate(
+async def rotate(
     key: Annotated[str, Flag("ID"), Meta(description="id of the key, as the list shows it")],
     /,
     *,
     grace: Annotated[
         str, Meta(description="how long the present secret stays valid, such as 24h; 0s: not at all")
     ] = "24h",
-    as_json: Annotated[bool, Flag("json"), Meta(description="print JSON")] = False,
+    as_json: Json = False,
     settings: ClientSettings,
 ) -> int:
     """Give an API key a new secret, and print it. Its id, tenant, scopes and limits stay."""
     from headwater.ops.operator import keys as operator
-    from headwater.ops.start import signals
 
     grace_s = operator.seconds_of(grace, "--grace")
-    return signals.run_command(lambda: operator.rotate(settings.nats, key, grace_s, as_json=as_json))
+    return await operator.rotate(settings.nats, key, grace_s, as_json=as_json)
 
 
 keys = group("keys", None, create=create, list=list_keys, update=update, revoke=revoke, rotate=rotate)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from msgspec import Meta
 
-from headwater.ops.config.command import Key, command
+from headwater.ops.config.command import Json, Key, Process, command
 from headwater.ops.config.processes import ClientSettings, PoolOperator, StreamOperator
 from headwater.ops.config.setting import Flag
 from headwater.schemas.control import COMMANDS
@@ -43,7 +43,7 @@ COMMAND_NOTES = "\n".join(
 
 
 @command(defaults={"log.level": "warning"}, notes=COMMAND_NOTES)
-def ctl(
+async def ctl(
     *words: Annotated[
         str,
         Meta(
@@ -73,36 +73,32 @@ def ctl(
     """Control workers: drain, sleep, wake, role, adapters, …"""
     from headwater.ops.operator import ctl as control
     from headwater.ops.operator import ctl as operator_ctl
-    from headwater.ops.start import signals
 
     if words[:1] == ("weights",) and not everyone:
         by = by or control.whoami()
-        return signals.run_command(lambda: operator_ctl.weigh(settings.nats, words[1:], by, as_json=as_json))
+        return await operator_ctl.weigh(settings.nats, words[1:], by, as_json=as_json)
     given = {"level": level, "mode": mode, "within_s": drain_timeout, "forget": forget or None}
     call = control.ControlCall(words, given, everyone, by, timeout, as_json)
-    return signals.run_command(lambda: control.ctl(settings.nats, call))
+    return await control.ctl(settings.nats, call)
 
 
 @command
-def streams(
+async def streams(
     settings: StreamOperator,
     *,
     repair: Annotated[bool, Meta(description="create and alter streams where nothing is lost by it")] = False,
     promote: Annotated[
         bool, Meta(description="make the mirrors of a site that is lost for good the originals")
     ] = False,
-    as_json: Annotated[bool, Flag("json"), Meta(description="print JSON")] = False,
+    as_json: Json = False,
 ) -> int:
     """List all streams of the namespace: size, health, and differences from their wanted configuration."""
     from headwater.ops.operator import mirrors
     from headwater.ops.operator import streams as operator
-    from headwater.ops.start import signals
 
     if promote:
-        return signals.run_command(lambda: mirrors.promote_all(settings.nats, settings.streams))
-    return signals.run_command(
-        lambda: operator.streams(settings.nats, settings.streams, repair=repair, as_json=as_json)
-    )
+        return await mirrors.promote_all(settings.nats, settings.streams)
+    return await operator.streams(settings.nats, settings.streams, repair=repair, as_json=as_json)
 
 
 @command
@@ -110,12 +106,11 @@ def pools(
     settings: PoolOperator,
     *,
     watch: Annotated[bool, Meta(description="keep running, and create the logs of new pools")] = False,
-) -> int:
+) -> Process:
     """Create the namespace's streams and the logs of its pools, and list them."""
     from headwater.ops.operator import streams as operator
-    from headwater.ops.start import signals
 
-    return signals.run(lambda stop: operator.create_pools(settings, stop, watch=watch))
+    return lambda stop: operator.create_pools(settings, stop, watch=watch)
 
 
 @command(
@@ -140,15 +135,12 @@ def mirror(
         bool, Meta(description="drop what these servers have and the site has not, and copy again")
     ] = False,
     watch: Annotated[bool, Meta(description="keep running, and mirror new pools")] = False,
-) -> int:
+) -> Process:
     """Keep copies of a site's streams on the NATS servers of a hub, which are its leaf nodes' other end."""
     from headwater.ops.operator import mirrors
-    from headwater.ops.start import signals
 
-    return signals.run(
-        lambda stop: mirrors.mirror(
-            settings.nats, settings.streams, site, stop, kv=kv, requests=requests, anew=anew, watch=watch
-        )
+    return lambda stop: mirrors.mirror(
+        settings.nats, settings.streams, site, stop, kv=kv, requests=requests, anew=anew, watch=watch
     )
 
 
@@ -330,7 +322,7 @@ def warm() -> int:
     defaults={"log.level": "error"},
     notes="Exit status: 0 if there is nothing but notes, 1 if there are findings, 2 if the server is out of reach or an argument is wrong.",
 )
-def doctor(
+async def doctor(
     settings: StreamOperator,
     *,
     monitor: Annotated[
@@ -347,13 +339,12 @@ def doctor(
     cache_dir: Annotated[str, Key("cache_dir")],
     host: Annotated[str, Key("http.host")],
     port: Annotated[int, Key("http.port")],
-    as_json: Annotated[bool, Flag("json"), Meta(description="print JSON")] = False,
+    as_json: Json = False,
 ) -> int:
     """Find what is wrong with a fleet, its server and this machine, and the remedy of each. Nothing is changed."""
     from headwater.ops.debug import doctor as debug_doctor
     from headwater.ops.debug.doctor_collect import Asked
     from headwater.ops.debug.doctor_facts import Place, WantedPort
-    from headwater.ops.start import signals
 
     nats = settings.nats
     wanted = [WantedPort("--port", host, port)] if port else []
@@ -361,4 +352,4 @@ def doctor(
         wanted.insert(0, WantedPort("--nats-port", "127.0.0.1", nats.port))
     place = Place(Path(data_dir), cache_dir, tuple(wanted))
     asked = Asked(nats, settings.streams, place, monitor, engine_log)
-    return signals.run_command(lambda: debug_doctor.doctor(asked, as_json=as_json))
+    return await debug_doctor.doctor(asked, as_json=as_json)

@@ -2,14 +2,13 @@
 
 import sys
 import tempfile
-from collections.abc import Sequence
 from typing import Annotated, Any, Final, TypeVar
 
 from msgspec import Meta
 
 from headwater.engines import native_arguments, registry
 from headwater.engines.traits import COMMON
-from headwater.ops.config.command import command
+from headwater.ops.config.command import Process, command
 from headwater.ops.config.processes import (
     AdminProcess,
     ConsoleProcess,
@@ -74,7 +73,8 @@ def _taken(settings: HasEngine, engine: str) -> HasEngine:
         return settings
     worker, words = settings.worker, options.native
     for name, spellings in traits.shared_arguments.items():
-        theirs, ours = _value(words, spellings), getattr(worker, name)
+        values = (native_arguments.value(words, spelling) for spelling in spellings)
+        theirs, ours = next(filter(None, values), None), getattr(worker, name)
         if ours and theirs and ours != theirs:
             flag = "--" + name.replace("_", "-")
             raise ConfigError(
@@ -95,28 +95,25 @@ def _taken(settings: HasEngine, engine: str) -> HasEngine:
     return with_engine_options(changed, engine, options._replace(**{NATIVE: words}))
 
 
-def _value(words: Sequence[str], spellings: Sequence[str]) -> str | None:
-    found = [native_arguments.value(words, spelling) for spelling in spellings]
-    return next((one for one in found if one), None)
-
-
 def _check_unused(settings: HasEngine) -> None:
     engine = settings.worker.engine
-    used = {section_of(name) for name in (engine, *added_engines(settings.fleet))}
-    unused = [one for one in settings_below("engines") if one.path[1] not in used]
+    engines = (engine, *added_engines(settings.fleet))
+    sections = {section_of(name) for name in engines}
+    unused = [one for one in settings_below("engines") if one.path[1] not in sections]
     if section_of(engine) in WITH_OPTIONS:
         unused.append(setting("worker.engine_options"))
-    common = [common_options(name) for name in (engine, *added_engines(settings.fleet))]
-    unused += [setting(f"worker.{name}") for name in COMMON if not any(name in own for own in common)]
+    users = {name: [each for each in engines if name in common_options(each)] for name in COMMON}
+    unused += [setting(f"worker.{name}") for name in COMMON if not users[name]]
     for one in unused:
         if value_at(settings, one.path) != one.default:
             what = "engine arguments (after `--`)" if one.path[-1] == NATIVE else one.flag
             raise ConfigError(f"{what} [{one.variable}] is not used by --engine {engine}: leave it out")
-    refusals = [
-        word
-        for name in (engine, *added_engines(settings.fleet))
-        for word in registry.traits_of(name).refusals
-    ]
+    if settings.worker.logits_processors and len(users["logits_processors"]) > 1:
+        raise ConfigError(
+            f"--logits-processors: a class is for one engine, and this fleet has workers of {' and '.join(users['logits_processors'])}: "
+            "give each its own in a fleet's file (`headwater launch`), as settings.worker.logits_processors of its workers"
+        )
+    refusals = [word for name in engines for word in registry.traits_of(name).refusals]
     for word in settings.worker.allow:
         if word not in refusals:
             raise ConfigError(
@@ -125,50 +122,48 @@ def _check_unused(settings: HasEngine) -> None:
 
 
 @command
-def up(settings: LocalFleetSettings) -> int:
+def up(settings: LocalFleetSettings) -> Process:
     """Start a whole fleet on this machine: NATS server, router, edge and workers. The engine's own arguments follow after `--`."""
     from headwater.ops.commands import application
     from headwater.ops.launch import up as launch_up
-    from headwater.ops.start import engine_process, signals
+    from headwater.ops.start import engine_process
 
     settings = checked(settings)
     engine_process.enter_for(settings, sys.argv[1:], per_worker=False)
     spawner = launch_up.start_spawner(application.main)
-    return signals.run(lambda stop: launch_up.up(launch_up.plan_of(settings), stop, spawner))
+    return lambda stop: launch_up.up(launch_up.plan_of(settings), stop, spawner)
 
 
 @command(defaults={"data_dir": "", "nats.port": 0, "http.port": 0, "log.level": "warning"})
-def demo(settings: LocalFleetSettings) -> int:
+def demo(settings: LocalFleetSettings) -> Process:
     """Start a fleet, ask three questions, show where they were routed and why.
 
     It has its own NATS server, ports and data folder, so that it does not affect a running fleet.
     """
     from headwater.ops.launch import up as launch_up
-    from headwater.ops.start import engine_process, signals
+    from headwater.ops.start import engine_process
 
     settings = checked(settings)
     if not settings.data_dir:
         settings = settings._replace(data_dir=tempfile.mkdtemp(prefix="headwater-demo-"))
     engine_process.enter_for(settings, sys.argv[1:], per_worker=False)
-    return signals.run(lambda stop: launch_up.demo(settings, stop))
+    return lambda stop: launch_up.demo(settings, stop)
 
 
 @command
-def edge(settings: EdgeProcess) -> int:
+def edge(settings: EdgeProcess) -> Process:
     """Run one edge: an OpenAI-compatible HTTP endpoint."""
     from headwater.ops.start import edge as edge_process
-    from headwater.ops.start import signals
 
-    return signals.run(lambda stop: edge_process.run_edge(settings, stop))
+    return lambda stop: edge_process.run_edge(settings, stop)
 
 
 @command
-def router(settings: RouterProcess) -> int:
+def router(settings: RouterProcess) -> Process:
     """Run one router. Without --pool it waits for the first model card."""
     from headwater.ops.start import router as router_process
-    from headwater.ops.start import signals
 
-    return signals.run(lambda stop: router_process.run_router(settings, stop))
+    return lambda stop: router_process.run_router(settings, stop)
 
 
 @command
@@ -189,39 +184,35 @@ def engine(
 
 
 @command
-def admin(settings: AdminProcess) -> int:
+def admin(settings: AdminProcess) -> Process:
     """Run the admin port: control of workers over HTTP."""
     from headwater.ops.start import admin as admin_process
-    from headwater.ops.start import signals
 
-    return signals.run(lambda stop: admin_process.admin(settings, stop))
+    return lambda stop: admin_process.admin(settings, stop)
 
 
 @command
-def console(settings: ConsoleProcess) -> int:
+def console(settings: ConsoleProcess) -> Process:
     """Run the console: a page that shows a fleet, its requests and its decisions at any position of its log."""
     from headwater.ops.console import process
-    from headwater.ops.start import signals
 
-    return signals.run(lambda stop: process.console(settings, stop))
+    return lambda stop: process.console(settings, stop)
 
 
 @command
-def tracer(settings: TracerProcess) -> int:
+def tracer(settings: TracerProcess) -> Process:
     """Send traces of requests to an OpenTelemetry receiver (--otlp), from the logs and apart from everything that serves requests."""
-    from headwater.ops.start import signals
     from headwater.ops.tracer import run
 
-    return signals.run(lambda stop: run(settings, stop))
+    return lambda stop: run(settings, stop)
 
 
 @command(defaults={"picker.port": PICKER_PORT})
-def picker(settings: PickerProcess) -> int:
+def picker(settings: PickerProcess) -> Process:
     """Run an endpoint picker: gateways ask it over Envoy's ext_proc which endpoint serves a request, and a router decides."""
     from headwater.ops.start import edge as edge_process
-    from headwater.ops.start import signals
 
-    return signals.run(lambda stop: edge_process.run_picker(settings, stop))
+    return lambda stop: edge_process.run_picker(settings, stop)
 
 
 @command
@@ -230,9 +221,8 @@ def shadow(
     *,
     policy: Annotated[PolicyName, Meta(description="policy whose choices are recorded")],
     judge: Annotated[PolicyName, Meta(description="policy whose costs rate the choices")] = "kv",
-) -> int:
+) -> Process:
     """Run another routing policy in the shadow of a pool's routers, and record what it would have chosen."""
     from headwater.ops.start import router as router_process
-    from headwater.ops.start import signals
 
-    return signals.run(lambda stop: router_process.run_shadow(settings, policy, judge, stop))
+    return lambda stop: router_process.run_shadow(settings, policy, judge, stop)

@@ -70,7 +70,7 @@ By = Annotated[str, Meta(description="name for the audit log (default: user@host
 
 
 @command(defaults={"log.level": "warning"}, notes=SWITCH_NOTES)
-def switch(
+async def switch(
     *,
     to: Annotated[str, Meta(description="revision to move requests to (see `headwater ctl list`)")] = "",
     to_policy: ToPolicy = None,
@@ -93,7 +93,6 @@ def switch(
     """Move requests to another revision of workers, or another routing policy, step by step, judged by the log."""
     from headwater.ops.operator.ctl import whoami
     from headwater.ops.operator.rollout import Canned, Options, Words, ask, run_switch
-    from headwater.ops.start import signals
 
     target, by = to or str(to_policy or ""), by or whoami()
     if sum(map(bool, (to, to_policy, resume, remove))) > 1:
@@ -111,11 +110,11 @@ def switch(
     asked = ask(subject, target, words, by) if target else None
     canned = Canned(prompts, url or "http://127.0.0.1:8000", api_key_file)
     options = Options(settings.pool, subject, by, asked, canned, resume, remove, detach, as_json)
-    return signals.run_command(lambda: run_switch(settings.nats, options))
+    return await run_switch(settings.nats, options)
 
 
 @command(defaults={"log.level": "warning"})
-def rollback(
+async def rollback(
     *,
     by_policy: ByPolicy = False,
     reason: Annotated[str, Meta(description="why, for the audit log")] = "",
@@ -125,27 +124,23 @@ def rollback(
     """Restore the shares of before the last switch, whether it is under way or has ended; what it moved requests to gets none."""
     from headwater.ops.operator.ctl import whoami
     from headwater.ops.operator.rollout import run_rollback
-    from headwater.ops.start import signals
 
     subject: Literal["revision", "policy"] = "policy" if by_policy else "revision"
-    return signals.run_command(
-        lambda: run_rollback(settings.nats, settings.pool, subject, by or whoami(), reason)
-    )
+    return await run_rollback(settings.nats, settings.pool, subject, by or whoami(), reason)
 
 
 @command(defaults={"log.level": "warning"})
-def backup(
+async def backup(
     *, out: Annotated[str, Meta(description="new folder for the copies")], settings: ClientSettings
 ) -> int:
     """Copy the namespace's streams to a folder, with every position; a fleet may run meanwhile."""
     from headwater.ops.operator import backup as operator
-    from headwater.ops.start import signals
 
-    return signals.run_command(lambda: operator.backup(settings.nats, out))
+    return await operator.backup(settings.nats, out)
 
 
 @command(defaults={"log.level": "warning"})
-def restore(
+async def restore(
     folder: Annotated[str, Meta(description="folder of `headwater backup`")],
     /,
     *,
@@ -157,8 +152,5 @@ def restore(
 ) -> int:
     """Make the streams of a backup on a server that has none of them, and verify them."""
     from headwater.ops.operator import backup as operator
-    from headwater.ops.start import signals
 
-    return signals.run_command(
-        lambda: operator.restore(settings.nats, folder, replicas=replicas, check=check)
-    )
+    return await operator.restore(settings.nats, folder, replicas=replicas, check=check)

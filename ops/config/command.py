@@ -1,7 +1,7 @@
 """Commands: functions whose parameters are the settings that they use, and options of their own.
 
     @command
-    def router(settings: RouterProcess) -> int: ...
+    async def tree(settings: PoolReader) -> int: ...
 
 A parameter or a field of a parameter's `NamedTuple` that has name and type of a field of `Settings` stands for its
 settings: for each a flag, a variable and a key. Other parameters are the command's own: positional ones are
@@ -9,9 +9,10 @@ arguments, those after `*` are flags, with the description of their `Meta`.
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
-from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints, overload
+import os
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from functools import cache, cached_property
+from typing import Annotated, Any, Final, Literal, NamedTuple, get_args, get_origin, get_type_hints, overload
 
 import msgspec
 from cyclopts import App, Group, Parameter, Token
@@ -39,11 +40,22 @@ from headwater.ops.config.setting import (
     value_at,
     with_values,
 )
-from headwater.ops.config.sources import CONFIG, CONFIG_KEY, CONFIG_VARIABLE, KEY_VARIABLE, read_tokens
+from headwater.ops.config.sources import (
+    CONFIG,
+    CONFIG_KEY,
+    CONFIG_VARIABLE,
+    ENGINE,
+    KEY_VARIABLE,
+    NATIVE,
+    read_tokens,
+)
 
 OPTIONS = Group("Options", sort_key=0)
 COLUMNS = Group("Columns", sort_key=1)
 CONFIGURATION = Group("Configuration file", sort_key=len(GROUPS) + 1)
+
+NEED_ALL: Final = frozenset({"--help", "-h", "--config", "--config-key"})
+"""Flags with which a command line needs the parameters of all settings."""
 
 
 class Key(NamedTuple):
@@ -54,6 +66,10 @@ class Key(NamedTuple):
 
 class AnyWord(NamedTuple):
     """Annotation of an argument or option of a command's own: it takes words that look like flags, too, such as -5m."""
+
+
+Json = Annotated[bool, Flag("json"), msgspec.Meta(description="print JSON")]
+"""The option of a command that prints what it found for programs, too."""
 
 
 class Options(NamedTuple):
@@ -69,10 +85,17 @@ class Columns(NamedTuple):
     struct: Any
 
 
+Process = Callable[[Any], Awaitable[int]]
+"""What a process does until the event that it gets is set, to its exit code."""
+
+Function = Callable[..., int | Coroutine[Any, Any, int] | Process]
+"""What a command does, to its exit code. An asynchronous one ends with the first signal; a process is told to stop by it."""
+
+
 class Bound(NamedTuple):
     """A function with the arguments that a command line gives it."""
 
-    function: Callable[..., int]
+    function: Function
     arguments: dict[str, Any]
     positional: tuple[Any, ...] = ()
 
@@ -82,23 +105,57 @@ class Bound(NamedTuple):
         found = (getattr(value, "log", None) for value in self.arguments.values() if is_section(type(value)))
         return next((one for one in found if one is not None), None)
 
-    def run(self) -> int:
+    def run(self) -> int | Coroutine[Any, Any, int] | Process:
         """Call the function."""
         return self.function(*self.positional, **self.arguments)
 
 
 class Command:
-    """A function as a command. Called with flat values by name, as cyclopts has them, it returns a `Bound`."""
+    """A function as a command. Called with flat values by name, as cyclopts has them, it returns a `Bound`.
 
-    def __init__(self, function: Callable[..., int], defaults: Mapping[str, Any], notes: str = "") -> None:
+    Its parameters are made when they are first asked for: a command line needs those of one command.
+    """
+
+    def __init__(
+        self,
+        function: Function,
+        defaults: Mapping[str, Any],
+        notes: str = "",
+        *,
+        given: frozenset[str] | None = None,
+    ) -> None:
+        """`given`: the flags on a command line, None for a command with the parameters of all its settings."""
         self.function = function
-        self._hints = get_type_hints(function, include_extras=True)
-        self._defaults = {setting(key).path: value for key, value in defaults.items()}
+        self._changed = defaults
+        self._notes = notes
+        self._given = given
         self.__name__ = function.__name__
         self.__doc__ = f"{_flowing(inspect.getdoc(function) or '')}\n\n{notes}".strip()
         self.__module__ = function.__module__
-        self.__signature__ = inspect.Signature(list(self._parameters()))
-        self.__annotations__ = {one.name: one.annotation for one in self.__signature__.parameters.values()}
+        # The signature has them.
+        self.__annotations__ = {}
+
+    def for_line(self, words: Sequence[str]) -> "Command":
+        """The same command with those settings alone that these words or a variable give: cyclopts takes half a millisecond for each.
+
+        Help and a configuration file need all of them.
+        """
+        flags = frozenset(word.partition("=")[0] for word in words)
+        if flags & NEED_ALL or not os.environ.keys().isdisjoint((CONFIG_VARIABLE, KEY_VARIABLE)):
+            return self
+        return Command(self.function, self._changed, self._notes, given=flags)
+
+    @cached_property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.Signature(list(self._parameters()))
+
+    @cached_property
+    def _hints(self) -> dict[str, Any]:
+        return get_type_hints(self.function, include_extras=True)
+
+    @cached_property
+    def _defaults(self) -> dict[tuple[str, ...], Any]:
+        return {setting(key).path: value for key, value in self._changed.items()}
 
     @property
     def settings(self) -> tuple[Setting, ...]:
@@ -171,6 +228,9 @@ class Command:
             elif parameter.name != "return" and not self._fields_of(parameter.name):
                 yield _own(parameter, kind)
         settings = [*reused, *self.settings]
+        if self._given is not None:
+            yield from (_parameter(one, self.default(one)) for one in settings if _is_given(one, self._given))
+            return
         for one in settings:
             yield _parameter(one, self.default(one))
         if settings:
@@ -181,21 +241,21 @@ class Command:
 
 
 @overload
-def command(function: Callable[..., int]) -> Command: ...
+def command(function: Function) -> Command: ...
 
 
 @overload
 def command(
     *, defaults: Mapping[str, Any] | None = None, notes: str = ""
-) -> Callable[[Callable[..., int]], Command]: ...
+) -> Callable[[Function], Command]: ...
 
 
 def command(
-    function: Callable[..., int] | None = None,
+    function: Function | None = None,
     *,
     defaults: Mapping[str, Any] | None = None,
     notes: str = "",
-) -> Command | Callable[[Callable[..., int]], Command]:
+) -> Command | Callable[[Function], Command]:
     """Make a function a command.
 
     `defaults`: values by key that differ from the settings' own. `notes` follow its docstring in help.
@@ -203,6 +263,16 @@ def command(
     if function is None:
         return lambda real: Command(real, defaults or {}, notes)
     return Command(function, defaults or {}, notes)
+
+
+def _is_given(one: Setting, flags: frozenset[str]) -> bool:
+    """May a command line with these flags give a value of it? The words after `--` and an argument of `engine` do, too."""
+    return (
+        not flags.isdisjoint((one.flag, f"--no-{one.flag[2:]}"))
+        or one.variable in os.environ
+        or one.path[-1] == NATIVE
+        or one.name == ENGINE
+    )
 
 
 def _flowing(text: str) -> str:
@@ -219,35 +289,46 @@ def _group(title: str) -> Group:
     return Group(title, sort_key=1 + list(dict.fromkeys(GROUPS.values())).index(title))
 
 
-def _parameter(one: Setting, default: Any) -> inspect.Parameter:
-    """Return what cyclopts is to know of a setting."""
-    hint: Any = (
-        bool
-        if one.base is bool
-        else tuple[Any, ...]
-        if one.repeatable or one.fields
-        else Literal[one.choices]
-        if one.choices
-        # No types of the values: where pydantic is imported, cyclopts compares what converters return with them.
-        else Any
-    )
+def _flag(one: Setting, group: Group, default: Any, *, many: bool = False, **more: Any) -> inspect.Parameter:
+    """Return what cyclopts is to know of a flag; `many`: its parameter gets the values of all times that it is given."""
+    # No types of the values: where pydantic is imported, cyclopts compares what converters return with them.
+    hint: Any = Literal[one.choices] if one.choices else Any
+    if many or one.repeatable or one.fields:
+        hint = tuple[Any, ...]
+    elif one.base is bool:
+        hint = bool
+
+    def read(_type: Any, tokens: Sequence[Token]) -> Any:
+        return tuple(read_tokens(one, [token]) for token in tokens) if many else read_tokens(one, tokens)
+
     details = Parameter(
         name=one.flag,
-        group=_group(one.group),
+        group=group,
         help=one.description,
-        env_var=one.variable,
-        env_var_split=_whole,
-        converter=lambda _type, tokens: read_tokens(one, tokens),
+        converter=read,
         metavar=None if hint is bool else one.metavar,
-        negative=f"--no-{one.flag[2:]}" if hint is bool else (),
-        show_default=_shown(one, default),
         show_choices="|" not in one.metavar,
         allow_repeating=True,
         # A value of several fields is one setting, with a notation of its own.
         accepts_keys=False,
+        n_tokens=None if hint is bool or hint == tuple[Any, ...] else 1,
+        **more,
     )
     return inspect.Parameter(
         one.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[hint, details]
+    )
+
+
+def _parameter(one: Setting, default: Any) -> inspect.Parameter:
+    """The flag of a setting, which may also come from a variable."""
+    return _flag(
+        one,
+        _group(one.group),
+        default,
+        env_var=one.variable,
+        env_var_split=_whole,
+        negative=f"--no-{one.flag[2:]}" if one.base is bool else (),
+        show_default=_shown(one, default),
     )
 
 
@@ -260,44 +341,21 @@ def _options_of(kind: Any) -> tuple[Setting, ...]:
 
 
 def _option(one: Setting, *, many: bool) -> inspect.Parameter:
-    """Return what cyclopts is to know of an option of a command's own; `many`: it may be repeated."""
-    hint: Any = (
-        tuple[Any, ...]
-        if many or one.repeatable
-        else bool
-        if one.base is bool
-        else one.base
-        if one.choices
-        else Any
-    )
+    """The flag of an option of a command's own."""
     shown = (
         isinstance(one.default, str | int | float)
         and not isinstance(one.default, bool)
         and one.default not in ("", -1.0)
     )
-
-    def read(_type: Any, tokens: Sequence[Token]) -> Any:
-        if not many:
-            return read_tokens(one, tokens)
-        return tuple(read_tokens(one, [token]) for token in tokens)
-
-    details = Parameter(
-        name=one.flag,
-        group=COLUMNS if many else OPTIONS,
-        help=one.description,
-        converter=read,
-        metavar=None if hint is bool else one.metavar,
-        show_choices="|" not in one.metavar,
+    return _flag(
+        one,
+        COLUMNS if many else OPTIONS,
+        (one.default,) if many else one.default,
+        many=many,
         negative=f"--no-{one.flag[2:]}" if one.default is True else (),
-        show_default=(lambda _: one.write(one.default)) if shown or one.repeatable else False,
-        allow_repeating=True,
-        # A value of several fields is one option, with a notation of its own.
-        accepts_keys=False,
-        n_tokens=None if hint is bool or many or one.repeatable else 1,
-    )
-    default = (one.default,) if many else one.default
-    return inspect.Parameter(
-        one.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[hint, details]
+        show_default=(lambda _: one.write(one.default))
+        if shown or (one.repeatable and one.default)
+        else False,
     )
 
 

@@ -465,10 +465,12 @@ class LocalFleetSettings(NamedTuple):
     metrics: MetricsSettings = DEFAULTS.metrics
     log: LogSettings = DEFAULTS.log
 
-    @property
-    def engine_process(self) -> EngineProcess:
-        """The settings that the engine processes share."""
-        return EngineProcess(**{name: getattr(self, name) for name in EngineProcess._fields})
+    def for_process(self, kind: type[Process], name: str = "") -> Process:
+        """The settings of a process of the fleet, with this name."""
+        make: Any = kind
+        own = {field: getattr(self, field) for field in kind._fields if hasattr(self, field)}
+        made: Process = make(**(own | {"name": name}))
+        return made
 
 
 class ClientSettings(NamedTuple):

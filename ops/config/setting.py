@@ -120,7 +120,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         found = settings_of(self.base, self.default, key="", group=self.group, how=Prefix())
         return {one.key.replace(".", "_"): one for one in found}
 
-    @property
+    @cached_property
     def base(self) -> Any:
         """Its type without constraints and without None."""
         return base_of(self.type)

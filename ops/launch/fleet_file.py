@@ -74,6 +74,10 @@ class Servers(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     settings: Table = {}
 
 
+KINDS: Final = ("edges", "admin", "console", "tracer", "picker")
+"""Processes that belong to no pool, as the file names them."""
+
+
 class Processes(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Processes of one kind: `count` on each of `hosts`, which are all hosts unless named."""
 
@@ -177,7 +181,7 @@ def parse_fleet(text: str, source: str) -> FleetFile:
         _check_hosts(fleet)
         _check_pools(fleet)
         _check_nats(fleet)
-        for place, table in _tables(fleet):
+        for place, table in tables_of(fleet):
             settings_in(table, place, resolve=False)
     except ConfigError as error:
         raise ConfigError(f"{source}: {error}") from error
@@ -193,13 +197,13 @@ def _readable(error: msgspec.ValidationError) -> str:
 
 def _check_hosts(fleet: FleetFile) -> None:
     known = set(fleet.host_names)
-    for place, names in _places(fleet):
-        for name in names:
+    for place, part in parts_of(fleet):
+        for name in part.hosts:
             if name not in known:
                 raise ConfigError(
                     f"{place}.hosts: there is no host {name}; the file has {', '.join(fleet.host_names)}"
                 )
-        if len(set(names)) < len(names):
+        if len(set(part.hosts)) < len(part.hosts):
             raise ConfigError(f"{place}.hosts: names a host twice; `count` is the number on each")
     if len(fleet.hosts) > 1:
         addresses = [host.address for host in fleet.hosts.values()]
@@ -210,14 +214,24 @@ def _check_hosts(fleet: FleetFile) -> None:
             )
 
 
-def _places(fleet: FleetFile) -> Iterator[tuple[str, list[str]]]:
-    yield "nats", fleet.nats.hosts
-    for kind in ("edges", "admin", "console", "tracer", "picker"):
-        yield kind, getattr(fleet, kind).hosts
+def parts_of(fleet: FleetFile) -> Iterator[tuple[str, Servers | Processes | Workers]]:
+    """What has hosts and settings of its own, each with its place in the file."""
+    yield "nats", fleet.nats
+    for kind in KINDS:
+        yield kind, getattr(fleet, kind)
     for name, pool in fleet.pools.items():
-        yield f"pools.{name}.routers", pool.routers.hosts
+        yield f"pools.{name}.routers", pool.routers
         for number, workers in enumerate(pool.workers):
-            yield f"pools.{name}.workers[{number}]", workers.hosts
+            yield f"pools.{name}.workers[{number}]", workers
+
+
+def tables_of(fleet: FleetFile) -> Iterator[tuple[str, Table]]:
+    """The tables of settings, each with its place in the file."""
+    yield "settings", fleet.settings
+    for name, pool in fleet.pools.items():
+        yield f"pools.{name}.settings", pool.settings
+    for place, part in parts_of(fleet):
+        yield f"{place}.settings", part.settings
 
 
 def _check_pools(fleet: FleetFile) -> None:
@@ -261,18 +275,6 @@ def _check_nats(fleet: FleetFile) -> None:
             "nats.keys_dir: servers that other hosts reach need keys. Make them with `headwater nats-config --out keys "
             f"--servers {count} --hosts {addresses}{namespace}`, copy the folder to each host, and name it"
         )
-
-
-def _tables(fleet: FleetFile) -> Iterator[tuple[str, Table]]:
-    yield "settings", fleet.settings
-    yield "nats.settings", fleet.nats.settings
-    for kind in ("edges", "admin", "console", "tracer", "picker"):
-        yield f"{kind}.settings", getattr(fleet, kind).settings
-    for name, pool in fleet.pools.items():
-        yield f"pools.{name}.settings", pool.settings
-        yield f"pools.{name}.routers.settings", pool.routers.settings
-        for number, workers in enumerate(pool.workers):
-            yield f"pools.{name}.workers[{number}].settings", workers.settings
 
 
 # Tables of settings, and references in them.

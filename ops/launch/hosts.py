@@ -17,8 +17,6 @@ from headwater.ops.config.processes import (
     ConsoleProcess,
     EdgeProcess,
     EngineProcess,
-    LogSettings,
-    MetricsSettings,
     PickerProcess,
     PoolOperator,
     RouterProcess,
@@ -36,12 +34,13 @@ from headwater.ops.config.sources import NATIVE
 from headwater.ops.config.worker import FleetSettings
 from headwater.ops.launch.fleet_file import (
     FleetFile,
-    PoolOfModel,
     Processes,
+    Table,
     Workers,
     is_reference,
     resolved,
     settings_in,
+    tables_of,
 )
 from headwater.ops.nats import config as nats_config
 from headwater.ops.start import plan
@@ -52,67 +51,43 @@ REPLICAS_MAX: Final = 3
 """Copies of the log in a cluster of servers: a fourth costs writes and saves nothing that three do not."""
 
 
-class WorkerGroup(NamedTuple):
-    """Workers of one entry of the file on one host: `rank` 0 of the `nodes` that one worker spans has it, the others follow."""
-
-    settings: EngineProcess
-    rank: int = 0
-
-
 def plan_host(fleet: FleetFile, host: str, *, remote: bool = False) -> MachinePlan:
     """What a host runs. References in the file are resolved here. With `remote` the plan is for another machine to carry out.
 
     Raises `ConfigError`.
     """
     fleet.host(host)
-    shared = settings_in(fleet.settings, "settings", resolve=not remote)
-    nats = nats_settings(fleet, host, resolve=not remote)
-    groups = list(worker_groups(fleet, host, resolve=not remote))
-    streams: StreamSettings = with_keys(
-        StreamSettings(replicas=min(len(fleet.nats_hosts), REPLICAS_MAX) or 1), "streams", shared
-    )
-    edges = tuple(processes(fleet, "edges", EdgeProcess, host, resolve=not remote))
+    part = _HostPart(fleet, host, resolve=not remote)
+    streams = StreamSettings(replicas=min(len(fleet.nats_hosts), REPLICAS_MAX) or 1)
+    shared: Settings = with_fields(DEFAULTS._replace(streams=streams), part.shared)
+    access: dict[str, Any] = {"nats": part.nats(), "streams": shared.streams}
+    groups = [(rank, one._replace(**access)) for rank, one in part.workers()]
     return MachinePlan(
         data_dir=fleet.folder_of(host),
-        drain_timeout=with_keys(DEFAULTS, "", shared).drain_timeout,
-        nats=nats,
-        streams=streams,
-        metrics=with_keys(MetricsSettings(), "metrics", shared),
-        log=with_keys(LogSettings(), "log", shared),
+        drain_timeout=shared.drain_timeout,
+        metrics=shared.metrics,
+        log=shared.log,
         server=server_plan(fleet, host) if host in fleet.nats_hosts and not remote else None,
-        edges=tuple(one._replace(nats=nats, streams=streams) for one in edges),
-        routers=tuple(
-            one._replace(nats=nats, streams=streams) for one in routers(fleet, host, resolve=not remote)
-        ),
-        engines=tuple(one.settings._replace(nats=nats, streams=streams) for one in groups if one.rank == 0),
-        followers=tuple(one.settings._replace(nats=nats, streams=streams) for one in groups if one.rank),
-        admin=_one(fleet, "admin", AdminProcess, host, nats, remote),
-        console=_one(fleet, "console", ConsoleProcess, host, nats, remote),
-        tracer=_one(fleet, "tracer", TracerProcess, host, nats, remote),
-        picker=_one(fleet, "picker", PickerProcess, host, nats, remote),
+        edges=tuple(one._replace(**access) for one in part.processes("edges", EdgeProcess)),
+        routers=tuple(one._replace(**access) for one in part.routers()),
+        engines=tuple(one for rank, one in groups if not rank),
+        followers=tuple(one for rank, one in groups if rank),
+        admin=part.single("admin", AdminProcess, access["nats"]),
+        console=part.single("console", ConsoleProcess, access["nats"]),
+        tracer=part.single("tracer", TracerProcess, access["nats"]),
+        picker=part.single("picker", PickerProcess, access["nats"]),
         wanted_workers=wanted_workers(fleet),
         has_picker=fleet.picker.count > 0,
         address=fleet.host(host).address if fleet.hosts else "",
         started_by="launch",
+        **access,
     )
 
 
 def shared_settings(fleet: FleetFile) -> Settings:
     """All settings with those that the file has for every process; without references."""
-    found: Settings = with_keys(DEFAULTS, "", settings_in(fleet.settings, "settings", resolve=False))
+    found: Settings = with_fields(DEFAULTS, settings_in(fleet.settings, "settings", resolve=False))
     return found
-
-
-def with_keys(base: Any, section: str, values: Mapping[str, Any]) -> Any:
-    """A section, "" for all settings, with those values that are its own."""
-    found: dict[tuple[str, ...], Any] = {}
-    for key, value in values.items():
-        path = setting(key).path
-        if not section:
-            found[path] = value
-        elif path[0] == section:
-            found[path[1:]] = value
-    return with_values(base, found) if found else base
 
 
 def with_fields(base: Any, values: Mapping[str, Any]) -> Any:
@@ -128,27 +103,6 @@ def refuse_foreign(kind: Any, values: Mapping[str, Any], place: str) -> None:
             raise ConfigError(f"{place}.{key}: these processes have no such setting")
 
 
-# NATS.
-
-
-def nats_settings(fleet: FleetFile, host: str, *, resolve: bool = True) -> NatsSettings:
-    """How a host's processes reach NATS: the host's own server first. Raises `ConfigError`."""
-    nats = fleet.nats
-    url = ""
-    if nats.url:
-        url = resolved(nats.url, "nats.url") if resolve else nats.url if isinstance(nats.url, str) else ""
-    elif len(fleet.hosts) > 1:
-        hosts = sorted(fleet.nats_hosts, key=lambda name: name != host)
-        url = ",".join(f"nats://{host_port(fleet.host(name).address, nats.port)}" for name in hosts)
-    base = NatsSettings(url=url, port=nats.port, namespace=fleet.namespace, keys_dir=nats.keys_dir)
-    values = settings_in(nats.settings, "nats.settings", resolve=resolve)
-    for key in values:
-        if not key.startswith("nats."):
-            raise ConfigError(f"nats.settings.{key}: these are settings of nats only")
-    found: NatsSettings = with_keys(base, "nats", values)
-    return found
-
-
 def server_plan(fleet: FleetFile, host: str) -> ServerPlan:
     """The NATS server of a host. Raises `ConfigError`."""
     nats = fleet.nats
@@ -162,129 +116,147 @@ def server_plan(fleet: FleetFile, host: str) -> ServerPlan:
     return ServerPlan(nats.port, fleet.host(host).address, exact_port=True, settings=settings)
 
 
-# Processes of a kind, numbered over all hosts.
+class _HostPart(NamedTuple):
+    """The part of a fleet that one host runs. References are resolved on this machine, or left out. Its methods raise `ConfigError`."""
 
+    fleet: FleetFile
+    host: str
+    resolve: bool
 
-def numbers_on(fleet: FleetFile, wanted: Processes, host: str) -> range:
-    """The numbers of a host's processes among those of all hosts."""
-    hosts = wanted.hosts or fleet.host_names
-    if host not in hosts:
-        return range(0)
-    first = hosts.index(host) * wanted.count
-    return range(first, first + wanted.count)
+    def values(self, table: Table, place: str, below: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """The values of a table of settings by key, over those of outer tables."""
+        return settings_in(table, place, below, resolve=self.resolve)
 
+    def own_values(
+        self, kind: Any, part: Processes | Workers, place: str, below: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Those of processes of a kind, whose own table has no others' settings."""
+        place = f"{place}.settings"
+        refuse_foreign(kind, self.values(part.settings, place), place)
+        return self.values(part.settings, place, below)
 
-def processes(fleet: FleetFile, field: str, kind: Any, host: str, *, resolve: bool) -> Iterator[Any]:
-    """A host's edges, or its admin port, console or tracer. Raises `ConfigError`."""
-    wanted: Processes = getattr(fleet, field)
-    if field != "edges" and not wanted.hosts:
-        # One for the whole fleet.
-        wanted = msgspec.structs.replace(wanted, hosts=fleet.host_names[:1])
-    if field != "edges" and wanted.count > 1:
-        raise ConfigError(f"{field}.count: a host has one; name several `hosts` for several")
-    refuse_foreign(
-        kind, settings_in(wanted.settings, f"{field}.settings", resolve=resolve), f"{field}.settings"
-    )
-    shared = settings_in(fleet.settings, "settings", resolve=resolve)
-    base = with_fields(kind(), settings_in(wanted.settings, f"{field}.settings", shared, resolve=resolve))
-    if kind is TracerProcess:
-        base = base._replace(data_dir=fleet.folder_of(host))
-    for number in numbers_on(fleet, wanted, host):
-        yield base._replace(name=f"{field.removesuffix('s')}-{number}")
+    @property
+    def shared(self) -> dict[str, Any]:
+        """Those of all processes."""
+        return self.values(self.fleet.settings, "settings")
 
+    def nats(self) -> NatsSettings:
+        """How the host's processes reach NATS: the host's own server first."""
+        fleet, nats = self.fleet, self.fleet.nats
+        url = ""
+        if nats.url and self.resolve:
+            url = resolved(nats.url, "nats.url")
+        elif nats.url:
+            url = nats.url if isinstance(nats.url, str) else ""
+        elif len(fleet.hosts) > 1:
+            hosts = sorted(fleet.nats_hosts, key=lambda name: name != self.host)
+            url = ",".join(f"nats://{host_port(fleet.host(name).address, nats.port)}" for name in hosts)
+        base = NatsSettings(url=url, port=nats.port, namespace=fleet.namespace, keys_dir=nats.keys_dir)
+        values = self.values(nats.settings, "nats.settings")
+        for key in values:
+            if not key.startswith("nats."):
+                raise ConfigError(f"nats.settings.{key}: these are settings of nats only")
+        found: NatsSettings = with_fields(DEFAULTS._replace(nats=base), values).nats
+        return found
 
-def _one(fleet: FleetFile, field: str, kind: Any, host: str, nats: NatsSettings, remote: bool) -> Any:
-    found = next(processes(fleet, field, kind, host, resolve=not remote), None)
-    return None if found is None else found._replace(nats=nats)
+    def numbers(self, wanted: Processes) -> range:
+        """The numbers of the host's processes of a kind among those of all hosts."""
+        hosts = wanted.hosts or self.fleet.host_names
+        if self.host not in hosts:
+            return range(0)
+        first = hosts.index(self.host) * wanted.count
+        return range(first, first + wanted.count)
 
+    def processes(self, field: str, kind: Any) -> Iterator[Any]:
+        """The host's edges, or its admin port, console, tracer or picker."""
+        wanted: Processes = getattr(self.fleet, field)
+        if field != "edges" and not wanted.hosts:
+            # One for the whole fleet.
+            wanted = msgspec.structs.replace(wanted, hosts=self.fleet.host_names[:1])
+        if field != "edges" and wanted.count > 1:
+            raise ConfigError(f"{field}.count: a host has one; name several `hosts` for several")
+        base = with_fields(kind(), self.own_values(kind, wanted, field, self.shared))
+        if kind is TracerProcess:
+            base = base._replace(data_dir=self.fleet.folder_of(self.host))
+        for number in self.numbers(wanted):
+            yield base._replace(name=f"{field.removesuffix('s')}-{number}")
 
-def routers(fleet: FleetFile, host: str, *, resolve: bool) -> Iterator[RouterProcess]:
-    """A host's routers of all pools: without `hosts` those of a pool run on the hosts of NATS. Raises `ConfigError`."""
-    shared = settings_in(fleet.settings, "settings", resolve=resolve)
-    for model, pool in fleet.pools.items():
-        place = f"pools.{model}"
-        wanted = pool.routers
-        if not wanted.hosts:
-            wanted = msgspec.structs.replace(wanted, hosts=fleet.nats_hosts or fleet.host_names)
-        here = f"{place}.routers.settings"
-        refuse_foreign(RouterProcess, settings_in(wanted.settings, here, resolve=resolve), here)
-        of_pool = settings_in(pool.settings, f"{place}.settings", shared, resolve=resolve)
-        values = settings_in(wanted.settings, here, of_pool, resolve=resolve)
-        base: RouterProcess = with_fields(RouterProcess(for_model=model), values)
-        prefix = "router" if len(fleet.pools) == 1 else f"router-{short_name(model)}"
-        for number in numbers_on(fleet, wanted, host):
-            yield base._replace(name=f"{prefix}-{number}")
+    def single(self, field: str, kind: Any, nats: NatsSettings) -> Any:
+        """The one process of a kind, None without."""
+        found = next(self.processes(field, kind), None)
+        return None if found is None else found._replace(nats=nats)
 
+    def routers(self) -> Iterator[RouterProcess]:
+        """The host's routers of all pools: without `hosts` those of a pool run on the hosts of NATS."""
+        fleet, shared = self.fleet, self.shared
+        for model, pool in fleet.pools.items():
+            wanted = pool.routers
+            if not wanted.hosts:
+                wanted = msgspec.structs.replace(wanted, hosts=fleet.nats_hosts or fleet.host_names)
+            of_pool = self.values(pool.settings, f"pools.{model}.settings", shared)
+            values = self.own_values(RouterProcess, wanted, f"pools.{model}.routers", of_pool)
+            base: RouterProcess = with_fields(RouterProcess(for_model=model), values)
+            prefix = "router" if len(fleet.pools) == 1 else f"router-{short_name(model)}"
+            for number in self.numbers(wanted):
+                yield base._replace(name=f"{prefix}-{number}")
 
-# Workers.
+    def workers(self) -> Iterator[tuple[int, EngineProcess]]:
+        """The host's workers by entries of the file: of those that span several hosts rank 0 is the worker, and the others follow it."""
+        seen: set[str] = set()
+        for model, pool in self.fleet.pools.items():
+            for number, workers in enumerate(pool.workers):
+                place = f"pools.{model}.workers[{number}]"
+                name = self._group_name(model, workers)
+                if name in seen and not workers.name:
+                    name = f"{name}-{number}"
+                if name in seen:
+                    raise ConfigError(f"{place}.name: {name} is the name of other workers, too")
+                seen.add(name)
+                if self.host in (workers.hosts or self.fleet.host_names):
+                    yield self._group(model, workers, place, name)
+
+    def _group_name(self, model: str, workers: Workers) -> str:
+        if workers.name:
+            return workers.name
+        kind = "worker" if workers.role == "both" else workers.role
+        return kind if len(self.fleet.pools) == 1 else f"{short_name(model)}-{kind}"
+
+    def _group(self, model: str, workers: Workers, place: str, name: str) -> tuple[int, EngineProcess]:
+        pool, hosts = self.fleet.pools[model], workers.hosts or self.fleet.host_names
+        of_pool = self.values(pool.settings, f"pools.{model}.settings", self.shared)
+        base: EngineProcess = with_fields(
+            EngineProcess(), self.own_values(EngineProcess, workers, place, of_pool)
+        )
+        own, loads = base.worker, registry.traits_of(workers.engine).loads != "nothing"
+        has_encoders = any(one.role == "encode" for one in pool.workers)
+        reads = own.embeddings.read or (workers.role in ("both", "prefill") and has_encoders)
+        base = base._replace(
+            name=_name_on(name, hosts, self.host, workers),
+            fleet=FleetSettings(workers=workers.count),
+            worker=own._replace(
+                engine=workers.engine,
+                profile=own.profile._replace(role=workers.role),
+                model=pool.model or (model if loads else ""),
+                served_model_name=model,
+                embeddings=own.embeddings._replace(read=reads),
+            ),
+        )
+        rank = hosts.index(self.host) % workers.nodes
+        arguments = list(workers.arguments)
+        if workers.nodes > 1:
+            leader = self.fleet.host(hosts[hosts.index(self.host) - rank]).address
+            if rank:
+                # It has no requests of its own, and so no role.
+                base = with_fields(base, {"worker.role": "both"})
+            arguments += plan.launcher_for(base).node_arguments(
+                workers.nodes, rank, leader, workers.nodes_port
+            )
+        return rank, _with_arguments(base, arguments, f"{place}.arguments")
 
 
 def short_name(model: str) -> str:
     """A model's name as part of a process's: without its organisation."""
     return slug(model.rpartition("/")[2])[:40].rstrip("-")
-
-
-def worker_groups(fleet: FleetFile, host: str, *, resolve: bool = True) -> Iterator[WorkerGroup]:
-    """The workers of a host, by entries of the file. Raises `ConfigError` for a name that two entries give."""
-    seen: set[str] = set()
-    for model, pool in fleet.pools.items():
-        for number, workers in enumerate(pool.workers):
-            name = _group_name(fleet, model, workers)
-            if name in seen and not workers.name:
-                name = f"{name}-{number}"
-            if name in seen:
-                raise ConfigError(
-                    f"pools.{model}.workers[{number}].name: {name} is the name of other workers, too"
-                )
-            seen.add(name)
-            yield from _groups_of(fleet, model, pool, number, name, host, resolve)
-
-
-def _group_name(fleet: FleetFile, model: str, workers: Workers) -> str:
-    if workers.name:
-        return workers.name
-    kind = "worker" if workers.role == "both" else workers.role
-    return kind if len(fleet.pools) == 1 else f"{short_name(model)}-{kind}"
-
-
-def _groups_of(
-    fleet: FleetFile, model: str, pool: PoolOfModel, number: int, name: str, host: str, resolve: bool
-) -> Iterator[WorkerGroup]:
-    workers = pool.workers[number]
-    hosts = workers.hosts or fleet.host_names
-    if host not in hosts:
-        return
-    place = f"pools.{model}.workers[{number}]"
-    shared = settings_in(fleet.settings, "settings", resolve=resolve)
-    of_pool = settings_in(pool.settings, f"{place.rpartition('.')[0]}.settings", shared, resolve=resolve)
-    here = f"{place}.settings"
-    refuse_foreign(EngineProcess, settings_in(workers.settings, here, resolve=resolve), here)
-    values = settings_in(workers.settings, here, of_pool, resolve=resolve)
-    base: EngineProcess = with_fields(EngineProcess(), values)
-    loads = registry.traits_of(workers.engine).loads != "nothing"
-    base = base._replace(
-        name=_name_on(name, hosts, host, workers),
-        fleet=FleetSettings(workers=workers.count),
-        worker=base.worker._replace(
-            engine=workers.engine,
-            profile=base.worker.profile._replace(role=workers.role),
-            model=pool.model or (model if loads else ""),
-            served_model_name=model,
-            embeddings=base.worker.embeddings._replace(
-                read=base.worker.embeddings.read
-                or (workers.role in ("both", "prefill") and any(one.role == "encode" for one in pool.workers))
-            ),
-        ),
-    )
-    rank = hosts.index(host) % workers.nodes
-    arguments = list(workers.arguments)
-    if workers.nodes > 1:
-        leader = fleet.host(hosts[hosts.index(host) - rank]).address
-        if rank:
-            # It has no requests of its own, and so no role.
-            base = with_fields(base, {"worker.role": "both"})
-        arguments += plan.launcher_for(base).node_arguments(workers.nodes, rank, leader, workers.nodes_port)
-    yield WorkerGroup(_with_arguments(base, arguments, f"{place}.arguments"), rank)
 
 
 def _name_on(name: str, hosts: Sequence[str], host: str, workers: Workers) -> str:
@@ -350,10 +322,8 @@ def processes_of(fleet: FleetFile, host: str) -> Iterator[HostProcess]:
     for edge in wanted.edges:
         shared = edge.http._replace(share_port=len(wanted.edges) > 1)
         yield _process(fleet, "edge", edge._replace(http=shared))
-    alone = ("admin", wanted.admin), ("console", wanted.console), ("tracer", wanted.tracer)
-    for kind, single in (*alone, ("picker", wanted.picker)):
-        if single is not None:
-            yield _process(fleet, kind, single._replace(nats=wanted.nats))
+    for kind, single in wanted.singles:
+        yield _process(fleet, kind, single)
     for engines in wanted.engines:
         launcher = plan.launcher_for(engines)
         # Ports that nobody chose are found where the worker starts, not here.
@@ -387,11 +357,7 @@ def _process(fleet: FleetFile, kind: str, process: Any, after: tuple[str, ...] =
 def references_of(fleet: FleetFile) -> dict[str, Mapping[str, str]]:
     """All references of a fleet's file by the setting's key."""
     found: dict[str, Mapping[str, str]] = {}
-    tables = [fleet.settings, fleet.nats.settings]
-    tables += [one.settings for one in (fleet.edges, fleet.admin, fleet.console, fleet.tracer, fleet.picker)]
-    for pool in fleet.pools.values():
-        tables += [pool.settings, pool.routers.settings, *(one.settings for one in pool.workers)]
-    for table in tables:
+    for _, table in tables_of(fleet):
         found |= _references_in(table, "")
     if isinstance(fleet.nats.url, dict):
         found["nats.url"] = fleet.nats.url

@@ -154,16 +154,9 @@ def describe(fleet: FleetFile) -> str:
 def commands_of(fleet: FleetFile, host: str) -> list[list[str]]:
     """The command lines of a host's processes, without references."""
     wanted = hosts.plan_host(fleet, host, remote=True)
-    found: list[list[str]] = []
-    for kind, processes in (
-        ("router", wanted.routers),
-        ("edge", wanted.edges),
-        ("admin", [wanted.admin] if wanted.admin else []),
-        ("console", [wanted.console] if wanted.console else []),
-        ("tracer", [wanted.tracer] if wanted.tracer else []),
-        ("picker", [wanted.picker] if wanted.picker else []),
-    ):
-        found += [[kind, *process_words(one)] for one in processes]
+    found = [["router", *process_words(one)] for one in wanted.routers]
+    found += [["edge", *process_words(one)] for one in wanted.edges]
+    found += [[kind, *process_words(one)] for kind, one in wanted.singles]
     for engines in (*wanted.engines, *wanted.followers):
         own, after = plan.apart(engines)
         found.append(["engine", *process_words(own), *after])

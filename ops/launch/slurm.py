@@ -81,11 +81,11 @@ def render(fleet: FleetFile, text: str, options: SlurmOptions) -> str:
 
 
 def _gpus_on(fleet: FleetFile, host: str) -> int:
-    groups = list(hosts.worker_groups(fleet, host, resolve=False))
+    wanted = hosts.plan_host(fleet, host, remote=True)
     return sum(
-        plan.gpus_needed(one.settings)
-        for one in groups
-        if registry.traits_of(one.settings.worker.engine).loads != "nothing"
+        plan.gpus_needed(one)
+        for one in (*wanted.engines, *wanted.followers)
+        if registry.traits_of(one.worker.engine).loads != "nothing"
     )
 
 

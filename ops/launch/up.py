@@ -26,6 +26,7 @@ from headwater.ops.config.processes import (
     AdminProcess,
     ConsoleProcess,
     EdgeProcess,
+    EngineProcess,
     LocalFleetSettings,
     PickerProcess,
     RouterProcess,
@@ -56,15 +57,8 @@ def plan_of(settings: LocalFleetSettings) -> MachinePlan:
         raise ConfigError(
             f"--replicas {streams.replicas} needs a cluster of NATS servers: give its URL with --nats"
         )
-    edge = EdgeProcess(**{name: getattr(settings, name) for name in EdgeProcess._fields})
-    router = RouterProcess(
-        **{name: getattr(settings, name) for name in RouterProcess._fields if hasattr(settings, name)}
-    )
-    picker = PickerProcess(
-        name=PICKER, drain_timeout=settings.drain_timeout, picker=settings.picker, auth=settings.auth
-    )
-    tracer = TracerProcess(name=TRACER, data_dir=settings.data_dir, trace=settings.trace)
     exact = nats.port not in (0, NatsSettings().port)
+    counts = settings.processes
     return MachinePlan(
         settings.data_dir,
         settings.drain_timeout,
@@ -73,17 +67,15 @@ def plan_of(settings: LocalFleetSettings) -> MachinePlan:
         settings.metrics,
         settings.log,
         server=None if nats.url else ServerPlan(nats.port, exact_port=exact),
-        edges=tuple(edge._replace(name=f"edge-{number}") for number in range(settings.processes.edges)),
+        edges=tuple(settings.for_process(EdgeProcess, f"edge-{number}") for number in range(counts.edges)),
         routers=tuple(
-            router._replace(name=f"router-{number}") for number in range(settings.processes.routers)
+            settings.for_process(RouterProcess, f"router-{number}") for number in range(counts.routers)
         ),
-        engines=(settings.engine_process,),
-        admin=AdminProcess(admin=settings.admin, nats=nats) if settings.admin.port else None,
-        console=ConsoleProcess(console=settings.console, auth=settings.auth)
-        if settings.console.port
-        else None,
-        tracer=tracer if settings.trace.otlp else None,
-        picker=picker if settings.picker.port else None,
+        engines=(settings.for_process(EngineProcess, settings.name),),
+        admin=settings.for_process(AdminProcess) if settings.admin.port else None,
+        console=settings.for_process(ConsoleProcess) if settings.console.port else None,
+        tracer=settings.for_process(TracerProcess, TRACER) if settings.trace.otlp else None,
+        picker=settings.for_process(PickerProcess, PICKER) if settings.picker.port else None,
         has_picker=bool(settings.picker.port),
     )
 

@@ -125,7 +125,7 @@ async def watch_store(port: int, store: Path, restart: Callable[[], Awaitable[No
 
 async def server_settings(host: str, port: int) -> dict[str, Any]:
     """What a server's monitoring port says of its settings. Raises `OSError`, `ValueError` or `TimeoutError`."""
-    return await _get(port, "/varz", host)
+    return await get_json(host, port, "/varz")
 
 
 async def frozen_streams(port: int, host: str = "127.0.0.1") -> dict[str, str] | None:
@@ -134,7 +134,7 @@ async def frozen_streams(port: int, host: str = "127.0.0.1") -> dict[str, str] |
     After a write error its health check may block for good, on the lock of a stream that waits for its store.
     """
     try:
-        document = await _get(port, "/healthz?details=true", host)
+        document = await get_json(host, port, "/healthz?details=true")
     except (OSError, ValueError, TimeoutError):
         return None
     found = {}
@@ -166,16 +166,16 @@ def why_no_room(folder: Path) -> str:
     return ""
 
 
-async def _get(port: int, path: str, host: str) -> dict[str, Any]:
-    async with asyncio.timeout(ANSWER_S):
+async def get_json(host: str, port: int, path: str, *, timeout_s: float = ANSWER_S) -> dict[str, Any]:
+    """The JSON object that a port for monitoring answers. Raises `OSError`, `ValueError` or `TimeoutError`."""
+    async with asyncio.timeout(timeout_s):
         reader, writer = await asyncio.open_connection(host, port)
         try:
             writer.write(f"GET {path} HTTP/1.0\r\nhost: localhost\r\n\r\n".encode())
             answer = await reader.read()
         finally:
             writer.close()
-    document: dict[str, Any] = msgspec.json.decode(answer.partition(b"\r\n\r\n")[2])
-    return document
+    return msgspec.json.decode(answer.partition(b"\r\n\r\n")[2], type=dict[str, Any])
 
 
 # The choice of a pool.

@@ -102,14 +102,7 @@ def server_facts(url: str, greeting: dict[str, Any]) -> ServerFacts:
 
 def check_server(facts: ServerFacts) -> list[Finding]:
     """Everything that is wrong with a server."""
-    return [
-        *_version(facts),
-        *_jetstream(facts),
-        *_payload(facts),
-        *_sync(facts),
-        *_store(facts),
-        *_exposure(facts),
-    ]
+    return [*_version(facts), *_settings(facts), *_store(facts)]
 
 
 def version_of(text: str) -> Version | None:
@@ -137,27 +130,18 @@ def _version(facts: ServerFacts) -> Iterator[Finding]:
         yield finding("nats-faulty", facts.url, f"nats-server {facts.version}: {text}; fixed in {fixed}")
 
 
-def _jetstream(facts: ServerFacts) -> Iterator[Finding]:
+def _settings(facts: ServerFacts) -> Iterator[Finding]:
     if not facts.jetstream:
         yield finding("jetstream-off", facts.url, "JetStream, which keeps the logs, is off or has no leader")
-
-
-def _payload(facts: ServerFacts) -> Iterator[Finding]:
     if facts.max_payload < MAX_PAYLOAD:
-        yield finding(
-            "payload-small",
-            facts.url,
-            f"max_payload is {facts.max_payload} bytes; ours have up to {MAX_PAYLOAD}",
-        )
-
-
-def _sync(facts: ServerFacts) -> Iterator[Finding]:
+        text = f"max_payload is {facts.max_payload} bytes; ours have up to {MAX_PAYLOAD}"
+        yield finding("payload-small", facts.url, text)
     if facts.sync_s is not None and not facts.sync_always and facts.sync_s > SYNC_S_MAX:
-        yield finding(
-            "sync-rare",
-            facts.url,
-            f"sync_interval is {facts.sync_s:g} s, and should be at most {SYNC_S_MAX:g} s",
-        )
+        text = f"sync_interval is {facts.sync_s:g} s, and should be at most {SYNC_S_MAX:g} s"
+        yield finding("sync-rare", facts.url, text)
+    if facts.host and not facts.logged_in and not is_loopback(facts.host):
+        text = f"the server listens on {facts.host} and lets everyone in, who may then read prompts' hashes and control workers"
+        yield finding("nats-open", facts.url, text)
 
 
 def _store(facts: ServerFacts) -> Iterator[Finding]:
@@ -166,15 +150,6 @@ def _store(facts: ServerFacts) -> Iterator[Finding]:
     if facts.storage_max > 0 and facts.storage > STORE_SHARE * facts.storage_max:
         used, limit = facts.storage >> 20, facts.storage_max >> 20
         yield finding("store-full", facts.url, f"{used} of {limit} MiB of the store are used or reserved")
-
-
-def _exposure(facts: ServerFacts) -> Iterator[Finding]:
-    if facts.host and not facts.logged_in and not is_loopback(facts.host):
-        yield finding(
-            "nats-open",
-            facts.url,
-            f"the server listens on {facts.host} and lets everyone in, who may then read prompts' hashes and control workers",
-        )
 
 
 STORE_BYTES_MAX = 1 << 50

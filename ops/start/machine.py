@@ -54,7 +54,7 @@ from headwater.ops.diagnosis import check_room, free_bytes, log_findings
 from headwater.ops.history.trace_spans import need_opentelemetry
 from headwater.ops.monitoring.files import TARGETS
 from headwater.ops.nats import server as nats_server
-from headwater.ops.nats.connect import open_connection, watch_store
+from headwater.ops.nats.connect import get_json, open_connection, watch_store
 from headwater.ops.start import admin, engine_process, plan
 from headwater.ops.start.actor import keep_namespace, keep_pools, revoke_leases_of
 from headwater.ops.start.children import Child, ChildGroup, headwater_command
@@ -69,6 +69,7 @@ from headwater.schemas.names import host_port, reachable, split_host_port
 from headwater.schemas.tables import LeaseKind, ModelCard
 
 READY_POLL_S = 0.05
+HEALTH_S = 5.0
 PROGRESS_S = 3.0
 
 NAME_POLL_S = 0.25
@@ -119,6 +120,17 @@ class MachinePlan(NamedTuple):
     address: str = ""
     started_by: str = "up"
 
+    @property
+    def singles(self) -> list[tuple[str, Any]]:
+        """The processes of which a machine has one at most, each with its command."""
+        found = (
+            ("admin", self.admin),
+            ("console", self.console),
+            ("tracer", self.tracer),
+            ("picker", self.picker),
+        )
+        return [(command, process) for command, process in found if process is not None]
+
 
 class Machine:
     """The supervised processes of one machine."""
@@ -141,8 +153,7 @@ class Machine:
         metrics = wanted.metrics
         others = [("edge", one.name) for one in wanted.edges]
         others += [("router", one.name) for one in wanted.routers]
-        others += [("tracer", one.name) for one in [wanted.tracer] if one is not None]
-        others += [("picker", one.name) for one in [wanted.picker] if one is not None]
+        others += [(command, one.name) for command, one in wanted.singles if "metrics" in one._fields]
         workers = sum(len(plan.names(one)) for one in wanted.engines)
         first = metrics.port or free_range(workers + len(others), metrics.host)
         # The workers' ports first: one process may host several, and plans them in the same way.
@@ -289,10 +300,9 @@ class Machine:
             self._add("admin", "admin", self._with_access(wanted.admin._replace(admin=own)))
         if wanted.console is not None:
             self._start_console(wanted.console)
-        if wanted.tracer is not None:
-            self._add("tracer", "tracer", self._with_access(wanted.tracer))
-        if wanted.picker is not None:
-            self._add("picker", "picker", self._with_access(wanted.picker))
+        for command, process in (("tracer", wanted.tracer), ("picker", wanted.picker)):
+            if process is not None:
+                self._add(command, command, self._with_access(process))
 
     def _start_console(self, process: ConsoleProcess) -> None:
         own = process.console
@@ -512,15 +522,7 @@ def _planned(engines: Sequence[EngineProcess]) -> list[list[WorkerPlan]]:
 
 async def _health(url: str) -> dict[str, Any]:
     """The body of /health, empty while nothing answers."""
-    address = url.removeprefix("http://")
     try:
-        async with asyncio.timeout(5.0):
-            reader, writer = await asyncio.open_connection(*split_host_port(address))
-            try:
-                writer.write(f"GET /health HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n".encode())
-                answer = await reader.read()
-            finally:
-                writer.close()
-        return msgspec.json.decode(answer.partition(b"\r\n\r\n")[2], type=dict[str, Any])
+        return await get_json(*split_host_port(url.removeprefix("http://")), "/health", timeout_s=HEALTH_S)
     except (OSError, ValueError, TimeoutError):
         return {}

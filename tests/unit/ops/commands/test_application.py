@@ -120,29 +120,46 @@ def test_commands_that_compute_nothing_import_no_compiler() -> None:
 @pytest.mark.parametrize(
     ("line", "wanted"),
     [
-        (["upp"], "there is no command 'upp': did you mean up?"),
-        (["xyzzy"], "there is no command 'xyzzy': commands are up, demo"),
-        (["up", "--prot", "1"], "Unknown option: --prot. Did you mean --port?"),
-        (["up", "extra"], "unexpected argument extra"),
-        (["up", "--port"], "--port requires an argument"),
-        (["up", "--port", "70000"], "--port 70000: expected `int` <= 65535"),
-        (["up", "--engine", "cuda"], "--engine cuda: there is no engine 'cuda': installed are "),
-        (["explain"], "REQUEST requires an argument"),
-        (["bench", "all"], "there is no command 'bench all': commands are serve, hash"),
-        (["sim"], "give either --seed N or --seeds FROM:TO"),
-        (["log", "--json"], "--json is for --audit: give both"),
-        (["snapshots", "--position", "3"], "--position is for --bookmark: give both"),
-        (["snapshots", "--drop", "a", "--bookmark", "b"], "exclude each other"),
-        (["shadow"], "--policy requires an argument"),
-        (["shadow", "--policy", "best"], "--policy"),
-        (["edge", "--", "--seed", "1"], "headwater edge: takes no engine arguments"),
-        (["config", "show", "--command", "whatif"], "--command whatif: choose from up"),
-        (["completion", "tcsh"], "Choose from"),
+        ("upp", "there is no command 'upp': did you mean up?"),
+        ("xyzzy", "there is no command 'xyzzy': commands are up, demo"),
+        ("up --prot 1", "Unknown option: --prot. Did you mean --port?"),
+        ("up extra", "unexpected argument extra"),
+        ("up --port", "--port requires an argument"),
+        ("up --port 70000", "--port 70000: expected `int` <= 65535"),
+        ("up --engine cuda", "--engine cuda: there is no engine 'cuda': installed are "),
+        ("explain", "REQUEST requires an argument"),
+        ("bench all", "there is no command 'bench all': commands are serve, hash"),
+        ("sim", "give either --seed N or --seeds FROM:TO"),
+        ("log --json", "--json is for --audit: give both"),
+        ("snapshots --position 3", "--position is for --bookmark: give both"),
+        ("snapshots --drop a --bookmark b", "exclude each other"),
+        ("shadow", "--policy requires an argument"),
+        ("shadow --policy best", "--policy"),
+        ("edge -- --seed 1", "headwater edge: takes no engine arguments"),
+        ("config show --command whatif", "--command whatif: choose from up"),
+        ("completion tcsh", "Choose from"),
+        ("switch --to a --to-policy kv", "give one of --to, --to-policy, --resume and --remove"),
+        ("switch --resume --remove", "give one of --to"),
+        ("switch --canary 5", "are for --to REVISION or --to-policy POLICY"),
+        ("switch --resume --hold 5m", "are for --to REVISION"),
+        ("switch --samples 3", "are for --to REVISION"),
+        ("switch --to a --url http://h", "are where --prompts FILE is sent"),
+        ("switch --to a --json", "--json is for showing the shares"),
+        ("switch --to a --gate answers=1", "the gate answers and --prompts FILE need each other"),
+        ("switch --to a --prompts f", "the gate answers and --prompts FILE need each other"),
+        ("switch --to-policy kv --gate answers=1 --prompts f", "a policy changes no answers"),
+        ("switch --to a --gate speed=1", "there is no gate 'speed'; gates are: errors"),
+        ("switch --to a --canary 5 --steps 5,100", "give one of them"),
+        ("switch --to a --steps 5,4,100", "write rising percentages"),
+        ("switch --to a --hold soon", "--hold soon: write a time"),
+        ("switch --canary 0 --to a", "> 0"),
+        ("switch --canary 101 --to a", "<= 100"),
+        ("switch --samples 0", ">= 1"),
     ],
 )
-def test_a_mistake_is_one_line_and_code_2(capsys: Capture, line: list[str], wanted: str) -> None:
+def test_a_mistake_is_one_line_and_code_2(capsys: Capture, line: str, wanted: str) -> None:
     """It names the flag and what to do."""
-    assert main(line) == 2
+    assert main(line.split()) == 2
     error = capsys.readouterr().err
     assert error.startswith("headwater: ")
     assert error.count("\n") == 1
@@ -244,22 +261,35 @@ def test_the_reference_has_every_setting_and_command(capsys: Capture) -> None:
     assert found["queue"]["fields"][0].items() >= {"name": "requests", "default": "4096"}.items()
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "up --engine sim --workers 3 --model-aliases a,b --taint x",
-        "edge --media-ports 81,82 --oidc-audience a",
-        "router --routing-weights crowding=0.2 --policy slo",
-        "whatif trace.jsonl --workers 2 --workers 4 --policy kv",
-        "tune trace.jsonl --search queued --trials 4",
-        "bench edge --keys",
-        "bench serve http://h:1 --input-tokens uniform:1,2 --rate 1,2.5 --concurrency 8 --slo ttft=1s --no-ignore-eos",
-        "advise trace.jsonl --model m --gpus 8xH100 --slo ttft=1s,itl=50ms --step-time default",
-        "keys create --tenant t",
-        "config show",
-    ],
-)
+LINES = [
+    "up --engine sim --workers 3 --model-aliases a,b --taint x",
+    "edge --media-ports 81,82 --oidc-audience a --no-probes",
+    "router --routing-weights crowding=0.2 --policy slo",
+    "engine vllm --role=prefill -- --seed 1",
+    "whatif trace.jsonl --workers 2 --workers 4 --policy kv",
+    "tune trace.jsonl --search queued --trials 4",
+    "bench edge --keys",
+    "bench serve http://h:1 --input-tokens uniform:1,2 --rate 1,2.5 --concurrency 8 --slo ttft=1s --no-ignore-eos",
+    "advise trace.jsonl --model m --gpus 8xH100 --slo ttft=1s,itl=50ms --step-time default",
+    "keys create --tenant t",
+    "config show",
+]
+
+
+@pytest.mark.parametrize("line", LINES)
 def test_lines_are_read_where_something_has_imported_pydantic(line: str) -> None:
     """Then cyclopts validates with it too, what our own converters return and the defaults of flags."""
     assert "pydantic" in sys.modules
     parse(line.split())
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_the_settings_that_a_line_gives_are_enough_to_read_it(
+    line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Arguments and origins are those of the parser that knows all settings of the command."""
+    monkeypatch.setenv("HEADWATER_LOG_LEVEL", "error")
+    fast, sources = parse(line.split())
+    monkeypatch.setattr(Command, "for_line", lambda self, _words: self)
+    whole, all_sources = parse(line.split())
+    assert (fast, sources.origins) == (whole, all_sources.origins)

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from headwater.ops.commands.application import parse
-from headwater.ops.config.processes import nearest_key
 from headwater.ops.config.setting import ConfigError
 from tests.support.processes.line import settings_of
 
@@ -25,6 +24,8 @@ def written(folder: Path, text: str) -> str:
         ("port = 1\n", "unknown setting port; it is http.port: write port in the table [http]"),
         ("workers = 1\n", "it is fleet.workers: write workers in the table [fleet]"),
         ("queue_requests = 1\n", "did you mean queue.requests?"),
+        ("router_temperature = 1\n", "did you mean router.temperature?"),
+        ("[metrics]\nprot = 1\n", "did you mean metrics.port?"),
         ("[http]\nbody_bytes_max = 1\n", "did you mean http.limits.body_bytes_max?"),
         ("[queue]\nrequest = 1\n", "request: names are requests, tenant_share, wait_s, order"),
         ("[nats]\nurll = 'x'\n", "did you mean nats.url?"),
@@ -40,12 +41,6 @@ def test_a_file_with_something_else_in_it_is_refused(tmp_path: Path, text: str, 
         parse(["up", "--config", path])
     assert wanted in str(caught.value)
     assert path in str(caught.value)
-
-
-def test_the_nearest_key() -> None:
-    assert nearest_key("router_temperature") == "router.temperature"
-    assert nearest_key("metrics.prot") == "metrics.port"
-    assert nearest_key("xyzzy") == ""
 
 
 def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:

@@ -6,8 +6,6 @@ from typing import Any, get_args
 
 import pytest
 
-from headwater.actors.edge.settings import ClientLimits
-from headwater.actors.limits import BodyLimits, ConnectionLimits
 from headwater.actors.media.request import MediaLimits
 from headwater.actors.worker.settings import HealthSettings
 from headwater.engines.sim import StepTime
@@ -122,11 +120,7 @@ def test_without_any_source_the_defaults_hold() -> None:
     assert settings_of("router") == RouterProcess()
 
 
-def test_each_default_is_stated_where_the_setting_is_used() -> None:
-    """The tree has the structs of the actors themselves."""
-    assert (DEFAULTS.queue, DEFAULTS.busy) == (QueueLimits(), BusyLimits())
-    assert (DEFAULTS.health, DEFAULTS.edge.client) == (HealthSettings(), ClientLimits())
-    assert tuple(DEFAULTS.http.limits) == (ConnectionLimits(), BodyLimits())
+def test_every_policy_that_may_be_named_is_there() -> None:
     assert set(get_args(PolicyName)) == set(POLICIES)
 
 
@@ -177,11 +171,6 @@ def test_every_setting_is_described_and_can_be_passed_on() -> None:
 def test_every_setting_is_used_by_a_command() -> None:
     names = [name for _, name, one in commands() if isinstance(one, Command)]
     assert {key for name in names for key in used_by(name)} == set(SETTINGS)
-
-
-def test_keys_flags_and_variables_are_unique() -> None:
-    for names in ([one.flag for one in SETTINGS.values()], [one.variable for one in SETTINGS.values()]):
-        assert len(set(names)) == len(names)
 
 
 def test_a_flag_wins_over_the_environment_and_that_over_the_file(
@@ -418,3 +407,39 @@ def test_the_cache_is_where_it_is_set_or_in_the_users_cache_folder(
     found = cache_folder(setting, environ)
     home = Path.home() / ".cache" / "headwater"
     assert found == (home if expected == "home" else expected and Path(expected))
+
+
+PATHS = [one for one in all_settings().values() if one.metavar in ("FILE", "FOLDER") and one.base is str]
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's home."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.parametrize("one", PATHS, ids=lambda one: one.key)
+def test_a_path_may_begin_with_the_home(home: Path, one: Setting) -> None:
+    """No shell expands it in a file, after `--flag=` or in a variable of a service manager."""
+    assert one.read(["~/some/where"], "") == f"{home}/some/where"
+    assert one.read(["~"], "") == str(home)
+    for text in ("", "none", "a~b", "./~", "/~"):
+        assert one.read([text], "") == text
+
+
+def test_from_every_source(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flag, variable and file; the configuration file itself too."""
+    (home / "fleet.toml").write_text('[nats]\nkeys_dir = "~/keys"\n')
+    assert settings_of("router", "--config=~/fleet.toml").nats.keys_dir == f"{home}/keys"
+    monkeypatch.setenv("HEADWATER_CONFIG", "~/fleet.toml")
+    assert settings_of("router").nats.keys_dir == f"{home}/keys"
+    monkeypatch.setenv("HEADWATER_CACHE_DIR", "~/cache")
+    assert settings_of("router").cache_dir == f"{home}/cache"
+
+
+def test_a_home_that_is_not_known_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user without a name has none: the text stays, and is no traceback."""
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)
+    assert settings_of("router", "--cache-dir=~/cache").cache_dir == "~/cache"
+    parse(["router", "--nats-keys-dir=~nobody-of-this-name/keys"])

@@ -67,13 +67,29 @@ async def test_streams_that_take_no_writes(errors: tuple[dict[str, str], ...], s
         assert sorted(found) == streams
 
 
+@contextlib.asynccontextmanager
+async def watching(check: HealthCheck, store: Path) -> AsyncIterator[asyncio.Event]:
+    """A server is watched within the block; yields what is set when it is restarted."""
+    restarted = asyncio.Event()
+
+    async def restart() -> None:
+        restarted.set()
+
+    async with check.serve() as port, asyncio.timeout(10):
+        task = asyncio.create_task(watch_store(port, store, restart))
+        try:
+            yield restarted
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
 async def test_a_server_whose_health_check_blocks_after_a_write_error_is_started_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No answer is no recovery; before any write error it is no reason for a restart either."""
     monkeypatch.setattr(connect, "LOOK_S", 0.01)
     monkeypatch.setattr(connect, "ANSWER_S", 0.05)
-    restarted = asyncio.Event()
     looks = 0
     full = "no space left on device"
 
@@ -82,32 +98,23 @@ async def test_a_server_whose_health_check_blocks_after_a_write_error_is_started
         looks += 1
         return full
 
-    async def restart() -> None:
-        restarted.set()
-
     monkeypatch.setattr(connect, "why_no_room", no_room)
     check = HealthCheck()
     check.errors = None
-    async with check.serve() as port:
-        watching = asyncio.create_task(watch_store(port, tmp_path, restart))
-        try:
-            async with asyncio.timeout(10):
-                for _ in range(3):
-                    check.unanswered.clear()
-                    await check.unanswered.wait()
-                assert looks == 0
-                check.errors = (WRITE_ERROR,)
-                while not looks:
-                    await asyncio.sleep(0.001)
-                check.errors = None
-                check.unanswered.clear()
-                await check.unanswered.wait()
-                assert not restarted.is_set()
-                full = ""
-                await restarted.wait()
-        finally:
-            watching.cancel()
-            await asyncio.gather(watching, return_exceptions=True)
+    async with watching(check, tmp_path) as restarted:
+        for _ in range(3):
+            check.unanswered.clear()
+            await check.unanswered.wait()
+        assert looks == 0
+        check.errors = (WRITE_ERROR,)
+        while not looks:
+            await asyncio.sleep(0.001)
+        check.errors = None
+        check.unanswered.clear()
+        await check.unanswered.wait()
+        assert not restarted.is_set()
+        full = ""
+        await restarted.wait()
 
 
 async def test_a_server_that_disabled_jetstream_is_started_again(
@@ -115,15 +122,5 @@ async def test_a_server_that_disabled_jetstream_is_started_again(
 ) -> None:
     """Nothing else enables it."""
     monkeypatch.setattr(connect, "LOOK_S", 0.01)
-    restarted = asyncio.Event()
-
-    async def restart() -> None:
-        restarted.set()
-
-    async with HealthCheck(DISABLED).serve() as port:
-        watching = asyncio.create_task(watch_store(port, tmp_path, restart))
-        try:
-            await asyncio.wait_for(restarted.wait(), 10)
-        finally:
-            watching.cancel()
-            await asyncio.gather(watching, return_exceptions=True)
+    async with watching(HealthCheck(DISABLED), tmp_path) as restarted:
+        await restarted.wait()

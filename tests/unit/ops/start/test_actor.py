@@ -1,6 +1,7 @@
-"""An actor's process ends when it is asked to, wherever it is: before its connection, while its actor is made or starts."""
+"""An actor's process ends when it is asked to, wherever it is; and leases of dead ones are revoked on their machine alone."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, Literal
@@ -8,11 +9,14 @@ from typing import Any, Literal
 import pytest
 
 from headwater.actors.runtime.actor import Actor
+from headwater.actors.runtime.lease import take
 from headwater.actors.runtime.ports import Ports
+from headwater.actors.runtime.tables import LeaseTable
+from headwater.events.memory import MemoryTable
 from headwater.ops.config.processes import MetricsSettings
 from headwater.ops.config.sections import NatsSettings
 from headwater.ops.start import actor as process
-from headwater.ops.start.actor import Host, run_one
+from headwater.ops.start.actor import Host, revoke_leases_of, run_one
 from tests.support.worlds.clock import ManualClock
 from tests.support.worlds.memory import memory_world
 
@@ -82,3 +86,18 @@ async def test_a_process_that_is_not_ready_yet_ends_at_once(
         running.cancel()
     assert closed.is_set()
     assert all(one.closed for one in made)
+
+
+@pytest.mark.parametrize(("where", "revoked"), [("here", True), ("elsewhere", False)])
+async def test_a_process_of_another_machine_keeps_its_lease(
+    monkeypatch: pytest.MonkeyPatch, where: str, revoked: bool
+) -> None:
+    """In containers every process has the same few ids."""
+    clock = ManualClock()
+    table = MemoryTable(clock)
+    monkeypatch.setattr("os.getpid", lambda: 7)
+    monkeypatch.setattr(socket, "gethostname", lambda: where)
+    await take(table, "worker", "worker-0", clock, ids="i1")
+    monkeypatch.setattr(socket, "gethostname", lambda: "here")
+    assert await revoke_leases_of(table, "worker", "worker-0", 7) is revoked
+    assert (await LeaseTable(table).get("worker", "worker-0") is None) is revoked

@@ -84,6 +84,8 @@ def test_settings_are_written_as_they_are_read() -> None:
     shown = as_table(reports)
     assert "1,0.5" in shown
     assert "w000@60=4,w001@7.5=1" in shown
+    # There were none.
+    assert "items of media" not in shown
     assert as_data(reports[0])["setup"]["slowdowns"][0] == {"worker": "w000", "at_s": 60.0, "factor": 4.0}
 
 

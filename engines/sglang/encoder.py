@@ -22,7 +22,6 @@ from headwater.engines.engine import (
     EngineError,
     EngineInfo,
     EngineUnavailable,
-    RequestRejected,
     start_failure,
 )
 from headwater.engines.media import (
@@ -45,7 +44,7 @@ from headwater.engines.sglang.config import SglangSettings, keyword_arguments
 from headwater.engines.sglang.embedding_input import fields_in
 from headwater.engines.sglang.media import PER_PROMPT, frames_of, media_settings, without_sampling
 from headwater.engines.sglang.process import import_sglang
-from headwater.schemas.media import SEVERAL, PromptMedia, PromptMediaKind
+from headwater.schemas.media import PromptMedia, PromptMediaKind
 from headwater.schemas.names import host_port
 from headwater.schemas.tables import MediaSupport, VideoSupport
 
@@ -80,7 +79,6 @@ class SglangEncoder(ImageEncoder):
         super().__init__()
         self._settings = settings
         self._encoder: Any = None
-        self._support = MediaSupport()
         self._video_settings: dict[str, Any] = {}
         self._failure = ""
         # Images are encoded one after the other; PyTorch computes outside of the interpreter's lock.
@@ -171,8 +169,6 @@ class SglangEncoder(ImageEncoder):
             return None
 
     async def _compute(self, item: PromptMedia) -> EncodedImage:
-        if item.kind not in self._support.placeholders:
-            raise RequestRejected(f"this encode worker takes no {SEVERAL[item.kind]}", param="messages")
         values = image_of(item) if item.kind == "image" else values_of(item)
         encode = partial(self._encode, item.kind, values)
         try:

@@ -25,6 +25,7 @@ from headwater.engines.engine import (
     UsedHandoffs,
     check_length,
     check_loaded,
+    check_processors,
     start_failure,
 )
 from headwater.engines.process import interruptible
@@ -218,6 +219,7 @@ class TensorRtEngine(TensorRtControl):
         check_loaded(request.lora_name, self._loras)
         tokens: list[int] = hashing.unpack_tokens(request.tokens).tolist()
         self._check_length(len(tokens), request.sampling.max_tokens)
+        check_processors(request.sampling.processors, self._settings.options.logits_processors)
         params = sampling_params(
             self._api,
             request.sampling,

@@ -22,7 +22,6 @@ import structlog
 from headwater.engines.engine import (
     EngineError,
     RequestRejected,
-    check_processors,
     decode_guide,
     guide_choices,
     guide_text,
@@ -119,7 +118,7 @@ def sampling_params(
     prefill: bool = False,
     tokenizer: Any = None,
 ) -> Any:
-    """A `SamplingParams`. Raises `RequestRejected` for a processor that is not known.
+    """A `SamplingParams`, with processors that are known. Raises `RequestRejected` for what they cannot be made with.
 
     Without a tokenizer TensorRT-LLM needs `end_id`; further end tokens are stop tokens, which it would cut off. Of a
     prefill leg only one token is generated. `prompt` is the prompt's length, `tokenizer` the model's, for bad words.
@@ -164,7 +163,6 @@ def sampling_params(
     bias = bias_of(sampling, settings.files.vocabulary)
     if bias is not None:
         wanted["embedding_bias"] = api.from_numpy(bias)
-    check_processors(sampling.processors, processors)
     applied = [_processor(name, given, processors) for name, given in sampling.processors.items()]
     if sampling.bad_words:
         applied.append(BannedSequences(banned_sequences(sampling.bad_words, tokenizer), prompt))

@@ -12,7 +12,6 @@ from math import prod
 from typing import Any, Final, NamedTuple
 
 import msgspec
-import structlog
 
 from headwater.engines import logs
 from headwater.engines.embeddings import ImageEncoder, encoded_image
@@ -32,6 +31,7 @@ from headwater.engines.media import (
     fitting_video_rule,
     frames_have_times,
     image_of,
+    learned,
     placeholder_of,
     probes,
     values_of,
@@ -52,8 +52,6 @@ HOST = "127.0.0.1"
 
 SMALL_VIDEO: Final = (2, 64, 64)
 """Encoded at the start, to see that SGLang encodes videos apart from the model."""
-
-_log = structlog.get_logger("headwater.sglang")
 
 
 class _EncodedKind(NamedTuple):
@@ -144,7 +142,8 @@ class SglangEncoder(ImageEncoder):
         if placeholder is None or processor is None or frames_have_times(model):
             return None
         self._video_settings = without_sampling(settings)
-        try:
+
+        def learn() -> VideoSupport | None:
             encoded = self._encode("video", black_video(SMALL_VIDEO))
             patches = prod(self._process("video", black_video(SMALL_VIDEO))["video_grid_thw"][0].tolist())
             merged = patches // len(encoded.values)
@@ -152,7 +151,7 @@ class SglangEncoder(ImageEncoder):
                 size: self._process("video", black_video(size))["video_grid_thw"][0].tolist()
                 for size in probes(frames)
             }
-            rule = fitting_video_rule(
+            return fitting_video_rule(
                 model,
                 processor,
                 placeholder=placeholder,
@@ -160,13 +159,8 @@ class SglangEncoder(ImageEncoder):
                 frames=frames,
                 found={size: prod(grid) // merged for size, grid in grids.items()},
             )
-            if rule is None:
-                raise ValueError("its tokens follow no known rule")
-            return rule
-        except Exception as error:  # other models' processors fail in any way: images remain
-            reason = f"{type(error).__name__}: {error}"
-            _log.warning("media_not_served", kind="video", model=self._settings.worker.model, reason=reason)
-            return None
+
+        return learned("video", self._settings.worker.model, learn)
 
     async def _compute(self, item: PromptMedia) -> EncodedImage:
         values = image_of(item) if item.kind == "image" else values_of(item)

@@ -123,7 +123,8 @@ class TensorRtEngine(TensorRtControl):
                 ) from error
         given = self._arguments
         # How the legs of a request with images are joined depends on the model: only whole requests may have some.
-        self._images = image_handling(self._llm) if self._settings.worker.role == "both" else None
+        own = self._settings.worker
+        self._images = image_handling(self._llm, own.model) if own.role == "both" else None
         self.capabilities = capabilities(self._settings, given, self._llm, images=self._images is not None)
         self._traces = bool(given.get("otlp_traces_endpoint")) and takes(
             self._llm.generate_async, "trace_headers"

@@ -41,8 +41,8 @@ from headwater.schemas.encode_requests import embedding_blocks, embedding_hashes
 from headwater.schemas.events import BlocksCleared, BlocksRemoved, BlocksStored
 from headwater.schemas.hashing import ROOT, pack_hashes
 from headwater.schemas.inference import GenerateRequest
-from headwater.schemas.media import PromptMedia
-from headwater.schemas.tables import Capability
+from headwater.schemas.media import SEVERAL, PromptMedia
+from headwater.schemas.tables import Capability, MediaSupport
 
 LINGER_S: Final = 60.0
 
@@ -76,14 +76,11 @@ class EmbeddingGone(RequestRejected):
     retryable = True
 
 
-class _HeldEmbedding:
-    __slots__ = ("fields", "nbytes", "until_s", "users")
-
-    def __init__(self, nbytes: int, fields: bytes, until_s: float) -> None:
-        self.nbytes = nbytes
-        self.fields = fields
-        self.until_s = until_s
-        self.users = 0
+class _HeldEmbedding(msgspec.Struct):
+    nbytes: int
+    fields: bytes
+    until_s: float
+    users: int = 0
 
 
 class EmbeddingStore:
@@ -353,12 +350,13 @@ class EmbeddingInput:
 
 
 class ImageEncoder(EngineBase):
-    """The part of `headwater.engines.engine.Engine` that all encoders have. `start` calls `_open_cache`."""
+    """The part of `headwater.engines.engine.Engine` that all encoders have. `start` sets `_support` and calls `_open_cache`."""
 
     capabilities: frozenset[Capability] = frozenset({"encode", "kv_events", "kv_dump", "clear_kv"})
 
     def __init__(self) -> None:
         self._blocks = 0
+        self._support = MediaSupport()
         self._cache = EmbeddingCache(1, 0)
         self._running: dict[str, asyncio.Task[EncodedImage]] = {}
         """The running computations by image: several requests that have it wait for one."""
@@ -373,6 +371,8 @@ class ImageEncoder(EngineBase):
 
     async def encode(self, item: PromptMedia) -> EncodedImage:
         """See `Engine.encode`."""
+        if item.kind not in self._support.placeholders:
+            raise RequestRejected(f"this encode worker takes no {SEVERAL[item.kind]}", param="messages")
         found = self._cache.find(item)
         if found is not None:
             return found._replace(cached=True)

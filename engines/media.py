@@ -1,9 +1,10 @@
 """Media in prompts: how many tokens each becomes, learned by asking the engine's own processor, and their places in the prompt."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
+import structlog
 from numpy.typing import NDArray
 
 from headwater.engines.engine import RequestRejected
@@ -22,6 +23,29 @@ from headwater.schemas.tables import (
 
 PROBES: Final = ((64, 64), (120, 500), (900, 333), (2_000, 1_500))
 """Heights and widths of the images whose tokens are counted at the start."""
+
+
+_log = structlog.get_logger("headwater.media")
+
+RuleT = TypeVar("RuleT")
+
+
+def log_not_served(kind: str, model: str, reason: str | Exception) -> None:
+    """Log why media of a kind are not served: requests with them are rejected, and such a model serves what remains."""
+    text = f"{type(reason).__name__}: {reason}" if isinstance(reason, Exception) else reason
+    _log.warning("media_not_served", kind=kind, model=model, reason=text)
+
+
+def learned(kind: str, model: str, learn: Callable[[], RuleT | None]) -> RuleT | None:
+    """The rule that `learn` finds for a kind of media; None without one, or where it fails: processors of models fail in any way."""
+    try:
+        rule = learn()
+    except Exception as error:
+        log_not_served(kind, model, error)
+        return None
+    if rule is None:
+        log_not_served(kind, model, "its tokens follow no known rule")
+    return rule
 
 
 def placeholder_of(config: Any, kind: str = "image") -> int | None:

@@ -34,7 +34,7 @@ from headwater.actors.limits import DRAIN_TIMEOUT_S
 from headwater.actors.runtime import lease
 from headwater.actors.runtime.actor import Actor, cancel_all
 from headwater.actors.runtime.lease import OfferAnswers
-from headwater.actors.runtime.ports import Handler, Message, Persistence, Ports
+from headwater.actors.runtime.ports import Handler, Message, Persistence, Ports, Subscription
 from headwater.actors.worker.control import WorkerControl
 from headwater.actors.worker.encoding import EmbeddingReader, EncodeRequests
 from headwater.actors.worker.handoffs import OrphanWatch
@@ -43,7 +43,6 @@ from headwater.actors.worker.incarnation import (
     CommandAudit,
     Incarnation,
     ReadyGate,
-    WorkerSubscriptions,
     describe_failure,
     shutdown_after_drain,
     shutdown_after_failure,
@@ -58,7 +57,9 @@ from headwater.actors.worker.settings import HealthSettings, WorkerProfile
 from headwater.engines.engine import Engine, EngineInfo
 from headwater.engines.transfer.slab import OpenTransfer, TensorTransfer
 from headwater.events.writer import WriterFenced
+from headwater.schemas import subjects
 from headwater.schemas.names import pool_name
+from headwater.schemas.subjects import EngineVerb
 from headwater.schemas.tables import ModelCard, kinds_encoded
 
 STOP_DEAD_S_MAX = 10.0
@@ -115,7 +116,7 @@ class WorkerActor(Actor):
         self._lease: lease.LeaseHandle | None = None
         self._incarnation: Incarnation | None = None
         self._has_joined = asyncio.Event()
-        self._subscriptions = WorkerSubscriptions(ports, name)
+        self._subscriptions: list[Subscription] = []
         self._ready_gate = ReadyGate(ports.bus, name, self.spawn)
         self._persistence = Persistence(ports.clock, self.log)
         self._transfer: TensorTransfer | None = None
@@ -303,7 +304,7 @@ class WorkerActor(Actor):
                 return reason
         finally:
             self._set_incarnation(None)
-            await self._subscriptions.close()
+            await self._unsubscribe()
 
     def _set_incarnation(self, incarnation: Incarnation | None) -> None:
         self._incarnation = incarnation
@@ -328,24 +329,31 @@ class WorkerActor(Actor):
 
             return guard(handle)
 
-        await self._subscriptions.open(
-            epoch,
-            (
-                ("generate", counted(self.intake.on_generate)),
-                ("cancel", guard(self.intake.on_cancel)),
-                ("status", self.intake.on_status),
-                ("claim", self.intake.on_claim),
-                ("embed", counted(self.pooling.on_request)),
-                ("encode", counted(self.encoding.on_request)),
-                ("offer", self._offers.on_offer),
-                ("cancel", self.pooling.on_cancel),
-                ("file", guard(self.files.on_request)),
-                ("cancel", self.files.on_cancel),
-                ("drain", self._on_drain),
-            ),
-            resync=self._on_resync,
-            control=self.control.on_message,
-        )
+        # Each handler of a verb gets every message.
+        verbs: list[tuple[EngineVerb, Handler]] = [
+            ("generate", counted(self.intake.on_generate)),
+            ("cancel", guard(self.intake.on_cancel)),
+            ("status", self.intake.on_status),
+            ("claim", self.intake.on_claim),
+            ("embed", counted(self.pooling.on_request)),
+            ("encode", counted(self.encoding.on_request)),
+            ("offer", self._offers.on_offer),
+            ("cancel", self.pooling.on_cancel),
+            ("file", guard(self.files.on_request)),
+            ("cancel", self.files.on_cancel),
+            ("drain", self._on_drain),
+        ]
+        ns, name = self.ports.ns, self.name
+        handlers = [(subjects.engine(ns, name, epoch, verb), handler) for verb, handler in verbs]
+        # The same for every incarnation.
+        handlers.append((subjects.resync(ns, name), self._on_resync))
+        handlers.append((subjects.control(ns, name), self.control.on_message))
+        for subject, handler in handlers:
+            self._subscriptions.append(await self.ports.bus.subscribe(subject, handler))
+
+    async def _unsubscribe(self) -> None:
+        while self._subscriptions:
+            await self._subscriptions.pop(0).unsubscribe()
 
     async def _on_drain(self, message: Message) -> None:
         self.log.info("drain_requested")
@@ -396,7 +404,7 @@ class WorkerActor(Actor):
 
     async def close(self) -> None:
         """See `Actor.close`."""
-        await self._subscriptions.close()
+        await self._unsubscribe()
         for transfer in (self._transfer, self.intake.media.transfer):
             if transfer is not None:
                 await transfer.close()

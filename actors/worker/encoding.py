@@ -6,7 +6,7 @@ continues: its images are then fetched from the edge, and the engine encodes the
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -125,22 +125,10 @@ READ_S_MAX: Final = 2.0
 _log = structlog.get_logger("headwater.worker.embeddings")
 
 
-class EmbeddingEngine(Protocol):
-    """The part of an engine that takes embeddings: see `Engine`."""
-
-    def holds_embedding(self, item: PromptMedia) -> bool:
-        """See `Engine.holds_embedding`."""
-        ...
-
-    async def put_embedding(self, item: PromptMedia, image: EncodedImage) -> None:
-        """See `Engine.put_embedding`."""
-        ...
-
-
 class EmbeddingReader:
     """The reader of one worker. `transfer` is None for a worker that reads none."""
 
-    def __init__(self, bus: Bus, ns: str, engine: EmbeddingEngine, clock: Clock) -> None:
+    def __init__(self, bus: Bus, ns: str, engine: Engine, clock: Clock) -> None:
         self.transfer: TensorTransfer | None = None
         self._bus = bus
         self._ns = ns

@@ -22,7 +22,6 @@ import contextlib
 import os
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from enum import Enum
 from itertools import islice
 from typing import Final, NamedTuple, Protocol
 
@@ -114,23 +113,13 @@ REMEMBERED_MAX = 4_096
 """Closed hand-offs remembered for late claims; the oldest is dropped first and is unknown from then on."""
 
 
-class _Stage(Enum):
-    OFFERED = "offered"
-    GRANTED = "granted"
-
-
-class _Open:
-    __slots__ = ("edge", "expires_s", "handoff", "pinned", "request", "stage")
-
-    def __init__(
-        self, handoff: Handoff, request: str, edge: tuple[str, int], pinned: Pinned, expires_s: float
-    ) -> None:
-        self.handoff = handoff
-        self.request = request
-        self.edge = edge
-        self.pinned = pinned
-        self.expires_s = expires_s
-        self.stage = _Stage.OFFERED
+class _Open(msgspec.Struct):
+    handoff: Handoff
+    request: str
+    edge: tuple[str, int]
+    pinned: Pinned
+    expires_s: float
+    is_granted: bool = False
 
 
 class UnclaimedKv(NamedTuple):
@@ -162,7 +151,10 @@ class Handoffs:
     @property
     def offered(self) -> int:
         """Hand-offs that are not claimed yet."""
-        return sum(one.stage is _Stage.OFFERED for one in self._open.values())
+        return len(self._unclaimed())
+
+    def _unclaimed(self) -> list[_Open]:
+        return [one for one in self._open.values() if not one.is_granted]
 
     def begin_incarnation(self, epoch: int) -> list[UnclaimedKv]:
         """A new incarnation: the offers of the earlier one are void. Returns their KV."""
@@ -193,13 +185,13 @@ class Handoffs:
         one = self._open.get(claim.id)
         if one is None:
             return HandoffDenied(self._spent.get(claim.id, "unknown"))
-        if one.stage is _Stage.GRANTED:
+        if one.is_granted:
             return HandoffDenied("consumed")
         if self._clock.monotonic_s() >= one.expires_s:
             return HandoffDenied("expired")
         if claim.prompt != one.handoff.prompt:
             return HandoffDenied("other prompt")
-        one.stage = _Stage.GRANTED
+        one.is_granted = True
         return HandoffGranted(one.pinned.params, one.pinned.first_tokens, one.pinned.place)
 
     def release(self, request: str) -> list[UnclaimedKv]:
@@ -209,19 +201,15 @@ class Handoffs:
 
     def edges(self) -> list[tuple[str, int]]:
         """Name and epoch of each edge whose requests have hand-offs that are not claimed; without those that answer for no request."""
-        offered = (one for one in self._open.values() if one.stage is _Stage.OFFERED)
-        return list(dict.fromkeys(one.edge for one in offered if one.edge[1]))
+        return list(dict.fromkeys(one.edge for one in self._unclaimed() if one.edge[1]))
 
     def release_edge(self, edge: tuple[str, int]) -> list[UnclaimedKv]:
         """This edge, by name and epoch, is gone: close what no worker has claimed for its requests."""
-        offered = [one for one in self._open.values() if one.stage is _Stage.OFFERED and one.edge == edge]
-        return self._close_all(offered, "released")
+        return self._close_all([one for one in self._unclaimed() if one.edge == edge], "released")
 
     def abandon(self) -> list[UnclaimedKv]:
         """Close all that are not claimed."""
-        return self._close_all(
-            [one for one in self._open.values() if one.stage is _Stage.OFFERED], "released"
-        )
+        return self._close_all(self._unclaimed(), "released")
 
     def expire(self) -> list[UnclaimedKv]:
         """Close those not claimed in time, and those granted, whose KV must have been fetched by now."""
@@ -234,11 +222,10 @@ class Handoffs:
     def _close(self, one: _Open, reason: Spent) -> UnclaimedKv | None:
         del self._open[one.handoff.id]
         self._by_request.pop(one.request, None)
-        claimed = one.stage is _Stage.GRANTED
-        self._spent[one.handoff.id] = "consumed" if claimed else reason
+        self._spent[one.handoff.id] = "consumed" if one.is_granted else reason
         if len(self._spent) > REMEMBERED_MAX:
             self._spent.popitem(last=False)
-        if claimed and self._notices_fetches:
+        if one.is_granted and self._notices_fetches:
             return None
         return UnclaimedKv(one.request, one.pinned.params)
 

@@ -16,7 +16,7 @@ unreachable none of this arrives: then the lease lapses, a router publishes that
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 import msgspec
@@ -24,7 +24,7 @@ import structlog
 
 from headwater.actors.runtime.actor import Spawn
 from headwater.actors.runtime.lease import LeaseHandle
-from headwater.actors.runtime.ports import Bus, Handler, Message, Ports, Subscription
+from headwater.actors.runtime.ports import Bus, Handler, Message, Ports
 from headwater.actors.worker.health import EngineHealth
 from headwater.actors.worker.inflight import Inflight, Progress, WorkerStatus
 from headwater.actors.worker.requests import RequestIntake
@@ -48,7 +48,6 @@ from headwater.schemas.events import (
     WorkerLeft,
 )
 from headwater.schemas.inference import Refused
-from headwater.schemas.subjects import EngineVerb
 
 PENDING_MAX = 100
 """Commands kept while the worker has no incarnation, or the log takes none; past that the oldest is dropped."""
@@ -344,35 +343,6 @@ WAIT_S_MAX = 1.5
 """Less than an edge waits for a worker's reply: a refusal in time is better than an answer after the timeout."""
 
 _encode = msgspec.msgpack.Encoder().encode
-
-
-class WorkerSubscriptions:
-    """Subscriptions of the worker `name`. A verb may have several handlers; each gets every message."""
-
-    def __init__(self, ports: Ports, name: str) -> None:
-        self._ports = ports
-        self._name = name
-        self._open: list[Subscription] = []
-
-    def __len__(self) -> int:
-        """Open subscriptions."""
-        return len(self._open)
-
-    async def open(
-        self, epoch: int, verbs: Iterable[tuple[EngineVerb, Handler]], *, resync: Handler, control: Handler
-    ) -> None:
-        """Subscribe. The subjects of `verbs` contain the epoch; the other two are the same for every incarnation."""
-        ns, name = self._ports.ns, self._name
-        wanted = [(subjects.engine(ns, name, epoch, verb), handler) for verb, handler in verbs]
-        wanted += [(subjects.resync(ns, name), resync), (subjects.control(ns, name), control)]
-        for subject, handler in wanted:
-            self._open.append(await self._ports.bus.subscribe(subject, handler))
-
-    async def close(self) -> None:
-        """Unsubscribe. Again is fine."""
-        for subscription in self._open:
-            await subscription.unsubscribe()
-        self._open.clear()
 
 
 class ReadyGate:

@@ -59,19 +59,15 @@ class CardKeeper:
         self._ports = ports
         self._worker = worker
         self._table = CardTable(ports.cards)
-        self._own = own_card(served, engine, info, ports.clock.wall_ns() // 1_000_000_000)
+        self.own = own_card(served, engine, info, ports.clock.wall_ns() // 1_000_000_000)
+        """The card as this worker alone would write it."""
         files = served.files
         texts = (text.encode() for text in (files.chat_template, files.response_template) if text)
         self._artifacts = {sha256(data): data for data in (files.tokenizer, *texts)}
-        self._last = self._own
+        self._last = self.own
         """The card as it was seen last: also what other engines have added to it."""
         self._seen = (0, 0.0)
         """Revision of the card, and when it was seen first."""
-
-    @property
-    def own(self) -> ModelCard:
-        """The card as this worker alone would write it."""
-        return self._own
 
     async def publish(self) -> ModelCard:
         """Store the files that are missing and write the card, as soon as the store takes them. Publishing the same card again changes nothing.
@@ -95,7 +91,7 @@ class CardKeeper:
                 return await attempt()
             except LogUnavailable as error:
                 if not reported:
-                    _log.warning("model_card_awaited", pool=self._own.pool, reason=str(error))
+                    _log.warning("model_card_awaited", pool=self.own.pool, reason=str(error))
                     reported = True
                 await self._ports.clock.sleep(RETRY_S)
 
@@ -103,12 +99,12 @@ class CardKeeper:
         await self._store_files()
         while True:
             await self._check()
-            found = await self._table.get_model_entry(self._own.pool)
+            found = await self._table.get_model_entry(self.own.pool)
             present, revision = found if found is not None else (None, None)
-            if present is not None and difference(self._own, present):
+            if present is not None and difference(self.own, present):
                 # What an earlier run left: no worker serves it.
                 present = None
-            card = with_engines_of(self._own, present)
+            card = with_engines_of(self.own, present)
             if present is not None and replace(present, created_s=0) == replace(card, created_s=0):
                 self._last = present
                 return present
@@ -119,7 +115,7 @@ class CardKeeper:
                 return card
 
     async def _check(self) -> None:
-        own = self._own
+        own = self.own
         waited_s = 0.0
         while True:
             leases = await LeaseTable(self._ports.leases).read_all()
@@ -147,22 +143,22 @@ class CardKeeper:
                 await self._store_files()
                 await self._keep()
             except LogError as error:
-                _log.warning("model_card_not_kept", pool=self._own.pool, reason=str(error))
+                _log.warning("model_card_not_kept", pool=self.own.pool, reason=str(error))
 
     async def _keep(self) -> None:
-        found = await self._table.get_model_entry(self._own.pool)
+        found = await self._table.get_model_entry(self.own.pool)
         if found is None:
             if await self._table.write_model(self._last, None, CARD_TTL_S) is not None:
-                _log.warning("model_card_restored", pool=self._own.pool)
+                _log.warning("model_card_restored", pool=self.own.pool)
             return
         card, revision = found
-        if difference(self._own, card):
+        if difference(self.own, card):
             # Both started at once: this one was the first to write.
-            raise misfit(self._own, card, "another worker")
+            raise misfit(self.own, card, "another worker")
         self._last = card
         now_s = self._ports.clock.monotonic_s()
-        if self._own.engine not in card.engines:
-            await self._table.write_model(with_engines_of(self._own, card), revision, CARD_TTL_S)
+        if self.own.engine not in card.engines:
+            await self._table.write_model(with_engines_of(self.own, card), revision, CARD_TTL_S)
         elif self._seen[0] != revision:
             self._seen = (revision, now_s)
         elif now_s - self._seen[1] >= CARD_TTL_S / 3:

@@ -16,6 +16,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import msgspec
+
 SAMPLES_MAX = 64
 """Samples of one report; past that, the oldest are dropped."""
 
@@ -40,19 +42,14 @@ class PrefillMeasurements(NamedTuple):
     encodes: tuple[tuple[int, int, int, int], ...] = ()
 
 
-class _Prompt:
+class _Prompt(msgspec.Struct):
     """A request without its first token. `began_s`: when the first step ended after it was accepted, -1 for none."""
 
-    __slots__ = ("accepted_s", "began_s", "images", "is_measurable", "tokens")
-
-    def __init__(
-        self, tokens: int, accepted_s: float, images: Sequence[tuple[int, int]], *, is_measurable: bool
-    ) -> None:
-        self.images = images
-        self.tokens = tokens
-        self.accepted_s = accepted_s
-        self.began_s = -1.0
-        self.is_measurable = is_measurable
+    tokens: int
+    accepted_s: float
+    images: Sequence[tuple[int, int]]
+    is_measurable: bool
+    began_s: float = -1.0
 
 
 class PrefillTimer:
@@ -99,7 +96,7 @@ class PrefillTimer:
 
         It encodes `images` for that, each with (its end in the prompt, its tokens), unless their KV is cached.
         """
-        prompt = self._prompts[request] = _Prompt(tokens, self._now(), images, is_measurable=is_measurable)
+        prompt = self._prompts[request] = _Prompt(tokens, self._now(), images, is_measurable)
         self._fresh.append(prompt)
 
     def record_step(self) -> None:

@@ -37,25 +37,20 @@ _encoder = msgspec.msgpack.Encoder()
 _log = structlog.get_logger("headwater.frames")
 
 
-class TokenStream:
+class TokenStream(msgspec.Struct):
     """One request's tokens so far."""
 
-    __slots__ = (
-        "cached", "detail", "edge", "edge_epoch", "finish", "handle", "handoff", "logprobs", "param", "prompt_logprobs", "tokens",
-    )  # fmt: skip
-
-    def __init__(self, request: GenerateRequest) -> None:
-        self.edge = request.edge
-        self.edge_epoch = request.edge_epoch
-        self.handle = request.handle
-        self.tokens: list[int] = []
-        self.logprobs: list[TokenLogprob] = []
-        self.cached = -1
-        self.finish = ""
-        self.detail = ""
-        self.param = ""
-        self.handoff: Handoff | None = None
-        self.prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
+    edge: str
+    edge_epoch: int
+    handle: int
+    tokens: list[int] = []
+    logprobs: list[TokenLogprob] = []
+    cached: int = -1
+    finish: str = ""
+    detail: str = ""
+    param: str = ""
+    handoff: Handoff | None = None
+    prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
 
     def entry(self, received: int) -> FrameEntry:
         """Return what follows the first `received` tokens: all of it, or as many tokens as have room for their log probabilities.
@@ -108,7 +103,7 @@ class FrameSender:
 
     def open_stream(self, request: GenerateRequest) -> None:
         """Send what the engine generates for a request from now on."""
-        self._streams[request.request] = TokenStream(request)
+        self._streams[request.request] = TokenStream(request.edge, request.edge_epoch, request.handle)
 
     def drop_stream(self, request: str) -> None:
         """The engine rejected the request: there is nothing to send."""

@@ -12,7 +12,6 @@ from math import prod
 from typing import Any, Final, NamedTuple
 
 import msgspec
-import structlog
 
 from headwater.engines import logs
 from headwater.engines.embeddings import ImageEncoder, encoded_image
@@ -22,7 +21,6 @@ from headwater.engines.engine import (
     EngineError,
     EngineInfo,
     EngineUnavailable,
-    RequestRejected,
     start_failure,
 )
 from headwater.engines.media import (
@@ -33,6 +31,7 @@ from headwater.engines.media import (
     fitting_video_rule,
     frames_have_times,
     image_of,
+    learned,
     placeholder_of,
     probes,
     values_of,
@@ -45,7 +44,7 @@ from headwater.engines.sglang.config import SglangSettings, keyword_arguments
 from headwater.engines.sglang.embedding_input import fields_in
 from headwater.engines.sglang.media import PER_PROMPT, frames_of, media_settings, without_sampling
 from headwater.engines.sglang.process import import_sglang
-from headwater.schemas.media import SEVERAL, PromptMedia, PromptMediaKind
+from headwater.schemas.media import PromptMedia, PromptMediaKind
 from headwater.schemas.names import host_port
 from headwater.schemas.tables import MediaSupport, VideoSupport
 
@@ -53,8 +52,6 @@ HOST = "127.0.0.1"
 
 SMALL_VIDEO: Final = (2, 64, 64)
 """Encoded at the start, to see that SGLang encodes videos apart from the model."""
-
-_log = structlog.get_logger("headwater.sglang")
 
 
 class _EncodedKind(NamedTuple):
@@ -80,7 +77,6 @@ class SglangEncoder(ImageEncoder):
         super().__init__()
         self._settings = settings
         self._encoder: Any = None
-        self._support = MediaSupport()
         self._video_settings: dict[str, Any] = {}
         self._failure = ""
         # Images are encoded one after the other; PyTorch computes outside of the interpreter's lock.
@@ -146,7 +142,8 @@ class SglangEncoder(ImageEncoder):
         if placeholder is None or processor is None or frames_have_times(model):
             return None
         self._video_settings = without_sampling(settings)
-        try:
+
+        def learn() -> VideoSupport | None:
             encoded = self._encode("video", black_video(SMALL_VIDEO))
             patches = prod(self._process("video", black_video(SMALL_VIDEO))["video_grid_thw"][0].tolist())
             merged = patches // len(encoded.values)
@@ -154,7 +151,7 @@ class SglangEncoder(ImageEncoder):
                 size: self._process("video", black_video(size))["video_grid_thw"][0].tolist()
                 for size in probes(frames)
             }
-            rule = fitting_video_rule(
+            return fitting_video_rule(
                 model,
                 processor,
                 placeholder=placeholder,
@@ -162,17 +159,10 @@ class SglangEncoder(ImageEncoder):
                 frames=frames,
                 found={size: prod(grid) // merged for size, grid in grids.items()},
             )
-            if rule is None:
-                raise ValueError("its tokens follow no known rule")
-            return rule
-        except Exception as error:  # other models' processors fail in any way: images remain
-            reason = f"{type(error).__name__}: {error}"
-            _log.warning("media_not_served", kind="video", model=self._settings.worker.model, reason=reason)
-            return None
+
+        return learned("video", self._settings.worker.model, learn)
 
     async def _compute(self, item: PromptMedia) -> EncodedImage:
-        if item.kind not in self._support.placeholders:
-            raise RequestRejected(f"this encode worker takes no {SEVERAL[item.kind]}", param="messages")
         values = image_of(item) if item.kind == "image" else values_of(item)
         encode = partial(self._encode, item.kind, values)
         try:

@@ -253,10 +253,10 @@ class SglangEngine(SglangControl):
         announced = sglang_process.announced(
             self._embeddings.folder if self._embeddings is not None else None
         )
+        failure_file = engine_process.prepare(folder)
         with announced, interruptible():
-            process = self._process = SglangProcess.start(
-                arguments, self._on_failure, engine_process.prepare(folder)
-            )
+            engine = sglang_process.launch(arguments, failure_file)
+            process = self._process = SglangProcess(engine, self._on_failure, failure_file)
         return process
 
     async def _info(

@@ -17,7 +17,6 @@ from functools import partial
 from math import prod
 from typing import Any, Final
 
-import structlog
 from msgspec.structs import replace
 
 from headwater.engines.kv_events import MediaSentinels
@@ -30,6 +29,7 @@ from headwater.engines.media import (
     fitting_video_rule,
     image_of,
     learn_audio_rule,
+    log_not_served,
     placeholder_of,
     probe_image,
     probes,
@@ -308,8 +308,6 @@ Support = ImageSupport | VideoSupport | AudioSupport
 Learn = Callable[[int, int], Awaitable[Support | None]]
 """The rule of a kind, None if none fits: of the placeholder's id and the limit per prompt."""
 
-_log = structlog.get_logger("headwater.sglang")
-
 
 async def learn_media(
     manager: Any, config: Mapping[str, Any], signatures: Signatures, sentinels: MediaSentinels
@@ -365,7 +363,7 @@ class _Learner:
         except (
             Exception
         ) as error:  # other models' processors fail in any way: such a model serves what remains
-            return self._without(kind, f"{type(error).__name__}: {error}")
+            return self._without(kind, error)
         return found if found is not None else self._without(kind, "its tokens follow no known rule")
 
     async def image_rule(self, placeholder: int, limit: int) -> ImageSupport | None:
@@ -413,7 +411,7 @@ class _Learner:
         try:
             await self._rehearse(media, kind)
         except Exception as error:  # as above
-            self._without(kind, f"{type(error).__name__}: {error}")
+            self._without(kind, error)
             return False
         return True
 
@@ -441,8 +439,8 @@ class _Learner:
         )
         return [begin, *[placeholder] * count, end]
 
-    def _without(self, kind: PromptMediaKind, reason: str) -> None:
-        _log.warning("media_not_served", kind=kind, model=self._name, reason=reason)
+    def _without(self, kind: PromptMediaKind, reason: str | Exception) -> None:
+        log_not_served(kind, self._name, reason)
 
 
 def _shapes(support: MediaSupport, kind: PromptMediaKind) -> list[tuple[int, ...]]:

@@ -146,7 +146,10 @@ _log = structlog.get_logger("headwater.sglang")
 
 
 class SglangProcess:
-    """A started engine. `on_failure` is called once, on the event loop, with the reason of its death."""
+    """A started engine: what `launch` returned. `on_failure` is called once, on the event loop, with the reason of its death.
+
+    Its first cause is in `failure_file`: see `headwater.engines.process`.
+    """
 
     def __init__(self, engine: Any, on_failure: Callable[[str], None], failure_file: str) -> None:
         self.engine = engine
@@ -163,16 +166,6 @@ class SglangProcess:
         self._handling.add_done_callback(self._on_loop_end)
         # Its processes, and the thread that watches them, report a death by this signal.
         self._loop.add_signal_handler(signal.SIGQUIT, self._on_signal)
-
-    @classmethod
-    def start(
-        cls, arguments: dict[str, Any], on_failure: Callable[[str], None], failure_file: str
-    ) -> "SglangProcess":
-        """Start it: blocks until the model is loaded. Raises `EngineUnavailable`.
-
-        The first cause of a death is in `failure_file`: see `headwater.engines.process`.
-        """
-        return cls(launch(arguments, failure_file), on_failure, failure_file)
 
     def check(self) -> None:
         """Notice the death of a process that SGLang itself does not watch: a scheduler of several ranks. Raises `EngineDied`."""
@@ -287,7 +280,7 @@ def import_sglang() -> bool:
 
 
 def launch(arguments: dict[str, Any], failure_file: str) -> Any:
-    """SGLang's `Engine`, started, without its hold on this process. Raises `EngineUnavailable`."""
+    """SGLang's `Engine`, started, without its hold on this process. Blocks until the model is loaded. Raises `EngineUnavailable`."""
     from sglang.srt.entrypoints.engine import Engine
 
     class ObservedEngine(Engine):  # type: ignore[misc]  # SGLang has no types

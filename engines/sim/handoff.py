@@ -49,15 +49,12 @@ class Fetched(NamedTuple):
     cached: int = -1
 
 
-class _Pin:
-    __slots__ = ("cached", "engine", "free", "ready", "until_s")
-
-    def __init__(self, engine: str, free: Callable[[], None], until_s: float) -> None:
-        self.engine = engine
-        self.free = free
-        self.until_s = until_s
-        self.cached = -1
-        self.ready = asyncio.Event()
+class _Pin(msgspec.Struct):
+    engine: str
+    free: Callable[[], None]
+    until_s: float
+    cached: int = -1
+    ready: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
 
 
 class SimFabric:

@@ -110,6 +110,7 @@ class SimEncoder(ImageEncoder):
         self.computed = 0
         """Images encoded so far."""
         self._settings = settings
+        self._support = settings.media
         self._clock = clock
         self._open_cache(settings.block_size, settings.embedding_tokens // settings.block_size)
         self._turn = asyncio.Lock()

@@ -25,6 +25,7 @@ from headwater.engines.engine import (
     UsedHandoffs,
     check_length,
     check_loaded,
+    check_processors,
     start_failure,
 )
 from headwater.engines.process import interruptible
@@ -122,7 +123,8 @@ class TensorRtEngine(TensorRtControl):
                 ) from error
         given = self._arguments
         # How the legs of a request with images are joined depends on the model: only whole requests may have some.
-        self._images = image_handling(self._llm) if self._settings.worker.role == "both" else None
+        own = self._settings.worker
+        self._images = image_handling(self._llm, own.model) if own.role == "both" else None
         self.capabilities = capabilities(self._settings, given, self._llm, images=self._images is not None)
         self._traces = bool(given.get("otlp_traces_endpoint")) and takes(
             self._llm.generate_async, "trace_headers"
@@ -218,6 +220,7 @@ class TensorRtEngine(TensorRtControl):
         check_loaded(request.lora_name, self._loras)
         tokens: list[int] = hashing.unpack_tokens(request.tokens).tolist()
         self._check_length(len(tokens), request.sampling.max_tokens)
+        check_processors(request.sampling.processors, self._settings.options.logits_processors)
         params = sampling_params(
             self._api,
             request.sampling,

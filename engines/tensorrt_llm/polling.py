@@ -21,6 +21,7 @@ from functools import cache
 from types import SimpleNamespace
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 import structlog
 
@@ -36,13 +37,10 @@ from headwater.schemas.events import CPU, GPU, BlocksCleared, BlocksRemoved, Blo
 _log = structlog.get_logger("headwater.tensorrt_llm")
 
 
-class _Block:
-    __slots__ = ("hash", "parent", "tier")
-
-    def __init__(self, number: int, parent: int, tier: int) -> None:
-        self.hash = number
-        self.parent = parent
-        self.tier = tier
+class _Block(msgspec.Struct):
+    hash: int
+    parent: int
+    tier: int
 
 
 class EventTranslator:

@@ -17,12 +17,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-import structlog
 
 from headwater.engines.engine import (
     EngineError,
     RequestRejected,
-    check_processors,
     decode_guide,
     guide_choices,
     guide_text,
@@ -34,6 +32,8 @@ from headwater.engines.media import (
     collapse_placeholders,
     fitting_rule,
     image_of,
+    learned,
+    log_not_served,
     placeholder_of,
 )
 from headwater.engines.tensorrt_llm.config import INPUT_PROCESSOR, TensorRtSettings, accepted
@@ -119,7 +119,7 @@ def sampling_params(
     prefill: bool = False,
     tokenizer: Any = None,
 ) -> Any:
-    """A `SamplingParams`. Raises `RequestRejected` for a processor that is not known.
+    """A `SamplingParams`, with processors that are known. Raises `RequestRejected` for what they cannot be made with.
 
     Without a tokenizer TensorRT-LLM needs `end_id`; further end tokens are stop tokens, which it would cut off. Of a
     prefill leg only one token is generated. `prompt` is the prompt's length, `tokenizer` the model's, for bad words.
@@ -164,7 +164,6 @@ def sampling_params(
     bias = bias_of(sampling, settings.files.vocabulary)
     if bias is not None:
         wanted["embedding_bias"] = api.from_numpy(bias)
-    check_processors(sampling.processors, processors)
     applied = [_processor(name, given, processors) for name, given in sampling.processors.items()]
     if sampling.bad_words:
         applied.append(BannedSequences(banned_sequences(sampling.bad_words, tokenizer), prompt))
@@ -239,8 +238,6 @@ IMAGES_MAX: Final = 16
 REMEMBERED: Final = 32_768
 """Bound on the images whose number of tokens is remembered, for events that name them."""
 
-_log = structlog.get_logger("headwater.tensorrt_llm")
-
 
 class BlockImages(NamedTuple):
     """A block's tokens as the edge has them, and its images as (id, first token, tokens); negative: it began before."""
@@ -295,8 +292,8 @@ class TensorRtImages:
         return BlockImages(found, images)
 
 
-def image_handling(llm: Any) -> TensorRtImages | None:
-    """Return how the model of an `LLM` takes images. None for a model without, for one whose prompts cannot be predicted exactly, and for a
+def image_handling(llm: Any, model: str) -> TensorRtImages | None:
+    """Return how the `model` of an `LLM` takes images. None for a model without, for one whose prompts cannot be predicted exactly, and for a
     release that expands no prompts of token ids: their requests with images are rejected.
     """
     processor = getattr(llm, "input_processor", None)
@@ -306,9 +303,10 @@ def image_handling(llm: Any) -> TensorRtImages | None:
         return None
     missing = [name for name in INPUT_PROCESSOR if not hasattr(processor, name)]
     if missing:
-        _log.warning("media_not_served", kind="image", reason=f"its input processor has no {missing[0]}")
+        log_not_served("image", model, f"its input processor has no {missing[0]}")
         return None
-    try:
+
+    def learn() -> TensorRtImages | None:
         found = {
             size: int(processor.get_num_tokens_per_image(image=black_image(*size)))  # type: ignore[union-attr]
             for size in PROBES
@@ -319,10 +317,8 @@ def image_handling(llm: Any) -> TensorRtImages | None:
         expanded = expanded[0] if isinstance(expanded, tuple) else expanded
         inner = getattr(processor.processor, "image_processor", None)  # type: ignore[union-attr]
         support = fitting_rule(config, inner, placeholder=placeholder, limit=IMAGES_MAX, found=found)
-    except Exception as error:  # other models' processors fail in any way: such a model serves text
-        _log.warning("media_not_served", kind="image", reason=f"{type(error).__name__}: {error}")
-        return None
-    if support is None or len(expanded) != tokens or len(set(expanded)) != 1:
-        _log.warning("media_not_served", kind="image", reason="its image tokens follow no known rule")
-        return None
-    return TensorRtImages(support, int(expanded[0]))
+        if support is None or len(expanded) != tokens or len(set(expanded)) != 1:
+            return None
+        return TensorRtImages(support, int(expanded[0]))
+
+    return learned("image", model, learn)

@@ -25,6 +25,7 @@ from functools import partial
 from itertools import count
 from typing import Any, Final, Literal, NamedTuple, TypeVar
 
+import msgspec
 import structlog
 
 from headwater.engines.transfer.port import (
@@ -141,17 +142,14 @@ ENDED_READING: Final[frozenset[Outcome]] = frozenset({"read", "checksum_mismatch
 """Outcomes by which a reader reports that its read of the buffer ended."""
 
 
-class Hold:
+class Hold(msgspec.Struct, eq=False):
     """One block in use. `due_s` is when its state times out; `lease` is empty without a lease."""
 
-    __slots__ = ("block", "due_s", "lease", "reader", "state")
-
-    def __init__(self, block: Block) -> None:
-        self.block = block
-        self.state: State = "held"
-        self.due_s = float("inf")
-        self.lease: LeaseId = b""
-        self.reader: tuple[str, int] | None = None
+    block: Block
+    state: State = "held"
+    due_s: float = float("inf")
+    lease: LeaseId = b""
+    reader: tuple[str, int] | None = None
 
 
 class TransferLedger:

@@ -16,7 +16,6 @@ from headwater.engines.engine import (
     EngineError,
     EngineInfo,
     EngineUnavailable,
-    RequestRejected,
 )
 from headwater.engines.media import frames_have_times, probe_item
 from headwater.engines.process import interruptible
@@ -24,7 +23,7 @@ from headwater.engines.vllm.config import VllmSettings
 from headwater.engines.vllm.launch import check_alive, import_vllm, launch, shut_down
 from headwater.engines.vllm.media import item_prompt, media_settings, media_support
 from headwater.engines.vllm.sampling import rejection_of
-from headwater.schemas.media import DTYPE_BYTES, SEVERAL, PromptMedia
+from headwater.schemas.media import DTYPE_BYTES, PromptMedia
 from headwater.schemas.tables import EmbeddingSupport, MediaSupport
 
 CONNECTOR: Final = "headwater.engines.vllm.embedding_connector"
@@ -59,7 +58,6 @@ class VllmEncoder(ImageEncoder):
         self._private: Path | None = None
         self._failure_file = ""
         self._folder = embedding_files.make_folder()
-        self._support = MediaSupport()
         self._frames_have_times = False
         self._numbers = itertools.count()
 
@@ -108,8 +106,6 @@ class VllmEncoder(ImageEncoder):
     async def _compute(self, item: PromptMedia) -> EncodedImage:
         from vllm import SamplingParams
 
-        if item.kind not in self._support.placeholders:
-            raise RequestRejected(f"this encode worker takes no {SEVERAL[item.kind]}", param="messages")
         name = f"{item.id}-{next(self._numbers)}"
         prompt = item_prompt(item, self._support, name)
         fields: dict[str, Any] = {}

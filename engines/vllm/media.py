@@ -23,6 +23,7 @@ from headwater.engines.media import (
     fitting_video_rule,
     image_of,
     learn_audio_rule,
+    learned,
     placeholder_of,
     probes,
     samples_of,
@@ -66,15 +67,22 @@ def media_support(config: Any) -> MediaSupport:
 
     `config` is vLLM's `VllmConfig`.
     """
-    return MediaSupport(
-        image_support(config), _learned(config, "video", _video_rule), _learned(config, "audio", _audio_rule)
-    )
+    model = config.model_config
+    # What an encoder of its own reads is not part of a prompt: such a model transcribes.
+    if not model.is_multimodal_model or getattr(model, "is_encoder_decoder", False):
+        return MediaSupport()
+    from vllm.multimodal import MULTIMODAL_REGISTRY
 
+    processor = MULTIMODAL_REGISTRY.create_processor(model)
 
-def image_support(config: Any) -> ImageSupport | None:
-    """Return how the model takes images: see `media_support`."""
-    support: ImageSupport | None = _learned(config, "image", _image_rule)
-    return support
+    def rule(kind: PromptMediaKind, learn: Learn) -> Any:
+        limit = int(processor.info.allowed_mm_limits.get(kind, 0))
+        placeholder = placeholder_of(model.hf_config, kind)
+        if not limit or placeholder is None:
+            return None
+        return learned(kind, model.model, lambda: learn(model, processor, placeholder, limit))
+
+    return MediaSupport(rule("image", _image_rule), rule("video", _video_rule), rule("audio", _audio_rule))
 
 
 def media_settings(config: Any) -> str:
@@ -91,32 +99,6 @@ def media_tokens_max(engine: Any, support: MediaSupport) -> dict[PromptMediaKind
     """
     room = int(getattr(getattr(engine, "input_processor", None), "mm_encoder_cache_size", 0))
     return dict.fromkeys(support.placeholders, room) if room else {}
-
-
-def _learned(config: Any, kind: PromptMediaKind, learn: Learn) -> Any:
-    model = config.model_config
-    # What an encoder of its own reads is not part of a prompt: such a model transcribes.
-    if not model.is_multimodal_model or getattr(model, "is_encoder_decoder", False):
-        return None
-    from vllm.multimodal import MULTIMODAL_REGISTRY
-
-    processor = MULTIMODAL_REGISTRY.create_processor(model)
-    limit = processor.info.allowed_mm_limits.get(kind, 0)
-    placeholder = placeholder_of(model.hf_config, kind)
-    if not limit or placeholder is None:
-        return None
-    try:
-        support = learn(model, processor, placeholder, int(limit))
-    except Exception as error:  # other models' processors fail in any way: such a model serves what remains
-        _log.warning(
-            "media_not_served", kind=kind, model=model.model, reason=f"{type(error).__name__}: {error}"
-        )
-        return None
-    if support is None:
-        _log.warning(
-            "media_not_served", kind=kind, model=model.model, reason="their tokens follow no known rule"
-        )
-    return support
 
 
 def _image_rule(model: Any, processor: Any, placeholder: int, limit: int) -> ImageSupport | None:

@@ -34,7 +34,6 @@ SKIPPED = {
     "sglang has no sleep here",
     "sglang has no seed here",
     "sglang has no allowed_tokens here",
-    "the engine does not know allowed tokens",
     "the engine does not know bad words",
     "sglang caches the blocks of a step when it has ended",
 }

@@ -1,29 +1,68 @@
-"""An engine alone in a process of its own, which is its own client: the baseline of the serving benchmark."""
+"""An engine alone in a process of its own, called as a library, which is its own client: the baseline of the serving benchmark."""
 
 import asyncio
 import random
 import time
 from array import array
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from multiprocessing.connection import Connection as Pipe
-from typing import Any, Protocol
+from typing import Any
 
 from tests.bench.gpu.load import FIRST_ID, SYMBOLS, Load, Sample, run
 
 
-class BareEngine(Protocol):
-    """An engine that has started."""
+class BareVllm:
+    """vLLM's AsyncLLM."""
 
-    def generate(self, prompt: list[int], tokens: int, request: str) -> AsyncIterator[int]:
+    def __init__(self, arguments: dict[str, Any]) -> None:
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        self._engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+
+    async def generate(self, prompt: list[int], tokens: int, request: str) -> AsyncIterator[int]:
         """Exactly so many tokens at temperature 0: the number of new ones, whenever some arrive."""
-        ...
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        sampling = SamplingParams(
+            max_tokens=tokens,
+            temperature=0.0,
+            ignore_eos=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.DELTA,
+        )
+        async for step in self._engine.generate({"prompt_token_ids": prompt}, sampling, request):
+            yield len(step.outputs[0].token_ids)
 
     def stop(self) -> None:
         """End its processes."""
-        ...
+        self._engine.shutdown()
 
 
-def serve(pipe: Pipe, start: Callable[[dict[str, Any]], BareEngine], arguments: dict[str, Any]) -> None:
+class BareSglang:
+    """SGLang's Engine."""
+
+    def __init__(self, arguments: dict[str, Any]) -> None:
+        from sglang.srt.entrypoints.engine import Engine
+
+        self._engine = Engine(**arguments)
+
+    async def generate(self, prompt: list[int], tokens: int, request: str) -> AsyncIterator[int]:
+        """As above."""
+        sampling = {"max_new_tokens": tokens, "temperature": 0.0, "ignore_eos": True}
+        chunks = await self._engine.async_generate(
+            input_ids=prompt, sampling_params=sampling, stream=True, rid=request
+        )
+        async for chunk in chunks:
+            yield len(chunk["output_ids"])
+
+    def stop(self) -> None:
+        """End its processes."""
+        self._engine.shutdown()
+
+
+def serve(pipe: Pipe, start: type[BareVllm | BareSglang], arguments: dict[str, Any]) -> None:
     """Body of the process: sends the seconds of the start, then runs loads until it receives None."""
     import uvloop
 
@@ -31,9 +70,7 @@ def serve(pipe: Pipe, start: Callable[[dict[str, Any]], BareEngine], arguments: 
         runner.run(_serve(pipe, start, arguments))
 
 
-async def _serve(
-    pipe: Pipe, start: Callable[[dict[str, Any]], BareEngine], arguments: dict[str, Any]
-) -> None:
+async def _serve(pipe: Pipe, start: type[BareVllm | BareSglang], arguments: dict[str, Any]) -> None:
     began = time.perf_counter()
     engine = start(arguments)
     pipe.send(time.perf_counter() - began)

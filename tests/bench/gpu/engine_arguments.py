@@ -4,11 +4,10 @@ import argparse
 import json
 import os
 from collections.abc import Callable, Mapping
-from multiprocessing.connection import Connection as Pipe
 from typing import Any, Final, NamedTuple
 
 from headwater.engines.sglang import config as sglang
-from tests.bench.gpu import bare_engines
+from tests.bench.gpu.bare import BareSglang, BareVllm
 from tests.bench.gpu.model import LOAD_FORMAT, SGLANG_MODELS, WEIGHTS_EXTENSION, kv_bytes_per_token
 from tests.tidy.source import ROOT
 
@@ -36,8 +35,8 @@ ENVIRONMENT: Final = {
 class BenchEngine(NamedTuple):
     """An engine under test.
 
-    `model` names the argument for the model's folder. `arguments` are its own, by name, on both sides; `alone` are those that it gets in addition as a library, and `bare` is
-    the body of its process there. `server` is the module of its own HTTP server, with the arguments that only that gets. `environ` are its environment variables.
+    `model` names the argument for the model's folder. `arguments` are its own, by name, on both sides; `alone` are those that it gets in addition as a library, which
+    `bare` calls. `server` is the module of its own HTTP server, with the arguments that only that gets. `environ` are its environment variables.
     `observed` are the arguments by which a worker has it publish KV events at an address, and count its metrics.
     """
 
@@ -45,7 +44,7 @@ class BenchEngine(NamedTuple):
     arguments: Callable[[argparse.Namespace], dict[str, Any]]
     alone: Mapping[str, Any]
     environ: Callable[[argparse.Namespace], dict[str, str]]
-    bare: Callable[[Pipe, dict[str, Any]], None]
+    bare: type[BareVllm | BareSglang]
     server: tuple[str, ...]
     observed: Callable[[str], dict[str, Any]]
 
@@ -125,7 +124,7 @@ ENGINES: Final[Mapping[str, BenchEngine]] = {
         _vllm,
         {"enable_prefix_caching": True, "disable_log_stats": True},
         _vllm_environ,
-        bare_engines.vllm,
+        BareVllm,
         ("vllm.entrypoints.openai.api_server", "--disable-log-stats", "--disable-uvicorn-access-log"),
         _vllm_observed,
     ),
@@ -135,7 +134,7 @@ ENGINES: Final[Mapping[str, BenchEngine]] = {
         # New tokens only: otherwise each chunk has all tokens of its request so far.
         {"log_level": "warning", "incremental_streaming_output": True, "skip_server_warmup": True},
         _sglang_environ,
-        bare_engines.sglang,
+        BareSglang,
         ("sglang.launch_server", "--log-level", "warning", "--skip-server-warmup"),
         _sglang_observed,
     ),

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from headwater.ops.start.signals import die_with_parent
 from headwater.ops.start.sockets import free_port
 from headwater.schemas.names import host_port
+from tests.bench.gpu import bare
 from tests.bench.gpu import load as gpu_load
 from tests.bench.gpu.engine_arguments import ENGINES, flags
 from tests.bench.gpu.load import Load, LoadResult
@@ -83,20 +84,9 @@ class FleetUnderTest:
         self.data = folder / f"data-{name}"
         self._log = options.out / f"{name}.log"
         self._clients: list[BenchChild] = []
-        with self._log.open("wb") as output:
-            self._process = subprocess.Popen(
-                fleet_command(options, model, self.data, workers),
-                env={
-                    **os.environ,
-                    **ENGINES[options.engine].environ(options),
-                    **(environ or {}),
-                    "PYTHONUNBUFFERED": "1",
-                },
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                preexec_fn=die_with_parent,
-            )
+        command = fleet_command(options, model, self.data, workers)
+        environ = {**ENGINES[options.engine].environ(options), **(environ or {})}
+        self._process = _started(command, environ, self._log)
 
     def ready(self) -> System:
         """Wait until the fleet serves. Raises RuntimeError."""
@@ -139,15 +129,8 @@ class OwnServer:
         own = {engine.model: self._model, "host": HOST, "port": self._port, **engine.arguments(options)}
         if name.endswith("-observed"):
             own |= engine.observed(f"tcp://{HOST}:{free_port(0)}")
-        with self._log.open("wb") as output:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", module, *flags(own), *further],
-                env={**os.environ, **engine.environ(options), "PYTHONUNBUFFERED": "1"},
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                preexec_fn=die_with_parent,
-            )
+        command = [sys.executable, "-m", module, *flags(own), *further]
+        self._process = _started(command, engine.environ(options), self._log)
 
     def ready(self) -> System:
         """Wait until it serves. Raises RuntimeError."""
@@ -165,6 +148,18 @@ class OwnServer:
     def stop(self) -> None:
         """End clients and server."""
         _stop(self._clients, self._process)
+
+
+def _started(command: Sequence[str], environ: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
+    with log.open("wb") as output:
+        return subprocess.Popen(
+            command,
+            env={**os.environ, **environ, "PYTHONUNBUFFERED": "1"},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=die_with_parent,
+        )
 
 
 def _http_clients(out: Path, name: str, host: str, port: int, model: str) -> list[BenchChild]:
@@ -195,7 +190,7 @@ class Bare:
         engine = ENGINES[options.engine]
         arguments = {engine.model: str(model), **engine.alone, **engine.arguments(options)}
         log = options.out / f"{name}.log"
-        self._child = BenchChild(engine.bare, (arguments,), engine.environ(options), log)
+        self._child = BenchChild(bare.serve, (engine.bare, arguments), engine.environ(options), log)
 
     def ready(self) -> System:
         """Wait until it is ready. Raises `ChildFailed`."""

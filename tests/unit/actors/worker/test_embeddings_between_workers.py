@@ -93,13 +93,14 @@ class Two:
         inflight = Inflight(self.clock, self.encoder, Handoffs("encode-0", self.clock, "returned"))
         self.inflight = inflight
         media = MediaCache(self.bus, "ns")
-        made: Any = self.encoder
-        self.requests = EncodeRequests(self.bus, made, self.spawn, status, inflight, media)
+        encoder: Any = self.encoder
+        server: Any = self.server
+        self.requests = EncodeRequests(self.bus, encoder, self.spawn, status, inflight, media)
         self.requests.epoch = EPOCH
         self.offers = OfferAnswers(self.bus)
         self.owner = self.transfer("encode-0", 1 << 20)
         self.requests.transfer = self.offers.transfer = self.owner
-        self.reader = EmbeddingReader(self.bus, "ns", self.server, self.clock)
+        self.reader = EmbeddingReader(self.bus, "ns", server, self.clock)
         self.reader.transfer = self.transfer("worker-0", 1 << 20)
         self.holder = MediaHolder(self.bus)
 

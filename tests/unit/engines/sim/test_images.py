@@ -191,6 +191,8 @@ async def test_an_encode_worker_computes_each_image_once() -> None:
     await encoder.encode(picture(3))
     await asyncio.sleep(0)
     assert not encoder.holds_embedding(picture(1))
+    with pytest.raises(RequestRejected, match="this encode worker takes no recordings"):
+        await encoder.encode(PromptMedia("recording", "r", 0, 1, (10,), bytes(40)))
     await encoder.stop()
 
 

@@ -152,18 +152,6 @@ def _latest(values: tuple[tuple[int, ValueT], ...], now_ns: int, before: ValueT)
     return values[at - 1][1] if at else before
 
 
-class RequestQuery(NamedTuple):
-    """Which requests to list, in which order. Empty texts stand for all."""
-
-    state: State = "all"
-    sort: Order = "time"
-    descending: bool = True
-    model: str = ""
-    worker: str = ""
-    endpoint: str = ""
-    text: str = ""
-
-
 ACCEPTED: Final = np.dtype([("accepted_ns", "i8"), ("here", "?"), ("model", "i4"), ("tenant", "i8")])
 
 STARTED: Final = np.dtype(

@@ -126,9 +126,9 @@ def _why(row: Request, now_ns: int, reason: str) -> str:
     """Why a request waits, as far as the log tells."""
     lost = [time_ns for time_ns in row.failures if time_ns <= now_ns]
     if lost:
-        names = [name for time_ns, name in row.workers if time_ns <= lost[-1]]
+        worker = row.worker_at(lost[-1])
         again = (
-            f"it goes on elsewhere after {names[-1]} failed" if names else "it is tried again after a failure"
+            f"it goes on elsewhere after {worker} failed" if worker else "it is tried again after a failure"
         )
         return f"{again}; {reason}" if reason else again
     if reason:

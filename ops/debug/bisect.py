@@ -28,6 +28,9 @@ from headwater.schemas.subjects import ANY, POOL_KINDS, PoolKind, pool_kind, poo
 PAUSE_POSITIONS: Final = 256
 """After so many positions other tasks may run."""
 
+NO_MEASUREMENTS: Final = dict.fromkeys(("cached", "prefills", "outputs", "encodes", "reads", "answered"), ())
+"""Fields of load reports from which only estimates are learned, without a value."""
+
 EVENTS_MAX: Final = 5
 """Events of the message found that are shown."""
 
@@ -124,24 +127,11 @@ class PartialFold:
                 if routed:
                     apply_to_loads(loads, record, event)
             elif routed:
-                loads.report(batch.writer, batch.epoch, _without_measurements(event))
+                bare = msgspec.structs.replace(event, **NO_MEASUREMENTS)
+                loads.report(batch.writer, batch.epoch, bare)
             else:
                 worker.running, worker.waiting = event.running, event.waiting
                 worker.used_blocks, worker.total_blocks = event.used_blocks, event.total_blocks
-
-
-def _without_measurements(event: LoadReported) -> LoadReported:
-    return LoadReported(
-        event.running,
-        event.waiting,
-        event.used_blocks,
-        event.total_blocks,
-        event.accepted,
-        event.prefilled,
-        event.finished,
-        step_us=event.step_us,
-        gaps=event.gaps,
-    )
 
 
 async def bisect(

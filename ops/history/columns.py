@@ -111,11 +111,10 @@ class Uses(NamedTuple):
 class PrefixUses:
     """Takes the decisions of a pool in the order of their positions. Those whose prompt no worker had a block of are left out."""
 
-    def __init__(self, uses_max: int = USES_MAX) -> None:
+    def __init__(self) -> None:
         self._positions = array("q")
         self._blocks = array("Q")
         self._times_ns = array("q")
-        self._uses_max = uses_max
 
     def decide(self, decision: Decision, position: int) -> None:
         """Take a decision that is stored at a position. The second leg of a request, and what is encoded, uses no prefix again."""
@@ -125,9 +124,9 @@ class PrefixUses:
             self._columns(), (position, decision.deepest, decision.wall_ns), strict=True
         ):
             column.append(value)
-        if len(self._positions) > self._uses_max:
+        if len(self._positions) > USES_MAX:
             for column in self._columns():
-                del column[: max(1, self._uses_max // 10)]
+                del column[: USES_MAX // 10]
 
     def _columns(self) -> tuple["array[Any]", ...]:
         return self._positions, self._blocks, self._times_ns

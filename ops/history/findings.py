@@ -80,7 +80,7 @@ def _share(row: Request) -> float:
 
 
 def _shares(rows: Sequence[Request]) -> NDArray[np.float64]:
-    return np.array([row.found_tokens / row.prompt_tokens for row in rows])
+    return np.array([_share(row) for row in rows])
 
 
 def _since(rows: list[Request], usual: float) -> list[Request]:
@@ -105,10 +105,9 @@ def _worker(rows: list[Request], usual: float) -> str:
     lost: defaultdict[str, float] = defaultdict(float)
     counts: Counter[str] = Counter()
     for row in rows:
-        names = [name for time_ns, name in row.workers if time_ns <= row.started_ns]
-        if names:
-            lost[names[-1]] += usual - _share(row)
-            counts[names[-1]] += 1
+        if name := row.worker_at(row.started_ns):
+            lost[name] += usual - _share(row)
+            counts[name] += 1
     if len(lost) < 2:
         return ""
     worst = max(lost, key=lambda name: lost[name])

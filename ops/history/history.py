@@ -103,11 +103,11 @@ _decode = msgspec.msgpack.Decoder(Loads).decode
 class FleetHistory:
     """Folds the kinds `fleet`, `load` and `route` of one pool, and remembers states, load samples and changes."""
 
-    def __init__(self, loads: Loads | None = None, position: int = 0, stored_ns: int = 0) -> None:
+    def __init__(self, loads: Loads | None = None, position: int = 0) -> None:
         self.loads = Loads() if loads is None else loads
         self.loads.credit = NoCredit()
         self.position = position
-        self.stored_ns = stored_ns
+        self.stored_ns = 0
         self.samples: dict[str, Samples] = {}
         self.marks: list[Mark] = []
         self.joined: dict[tuple[str, int], int] = {}

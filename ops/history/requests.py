@@ -4,9 +4,9 @@ import math
 import re
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from sys import intern
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -32,6 +32,8 @@ EARLY_MAX: Final = 10_000
 """Decisions kept whose request is not in the table yet."""
 
 _ATTEMPT: Final = re.compile(r"(.+?)-\d+-\d+(?:-e\d+-\d+)?")
+
+ValueT = TypeVar("ValueT")
 
 State = Literal["all", "open", "ended", "failed", "migrated", "slow"]
 Order = Literal["time", "ttft", "duration", "tokens", "waited"]
@@ -122,12 +124,7 @@ class Request(msgspec.Struct):
         """The state of its saga at a time."""
         if self.ended_ns and self.ended_ns <= now_ns:
             return "ended"
-        found: SagaState = "routing"
-        for time_ns, state in self.steps:
-            if time_ns > now_ns:
-                break
-            found = state
-        return found
+        return _latest(self.steps, now_ns, "routing")
 
     def since_ns(self, now_ns: int) -> int:
         """When the log heard of it last, at or before a time."""
@@ -141,12 +138,7 @@ class Request(msgspec.Struct):
 
     def worker_at(self, now_ns: int) -> str:
         """The worker that it was on at a time; "" before the first."""
-        found = ""
-        for time_ns, worker in self.workers:
-            if time_ns > now_ns:
-                break
-            found = worker
-        return found
+        return _latest(self.workers, now_ns, "")
 
     def waited_at(self, position: int) -> int:
         """Its longest wait in the router's queue, of the decisions up to a position of the pool log, in ms."""
@@ -154,16 +146,10 @@ class Request(msgspec.Struct):
         return max((waited for decided, waited in known if decided <= position), default=0)
 
 
-class RequestQuery(NamedTuple):
-    """Which requests to list, in which order. Empty texts stand for all."""
-
-    state: State = "all"
-    sort: Order = "time"
-    descending: bool = True
-    model: str = ""
-    worker: str = ""
-    endpoint: str = ""
-    text: str = ""
+def _latest(values: tuple[tuple[int, ValueT], ...], now_ns: int, before: ValueT) -> ValueT:
+    """The last of some values with their times, in order, at a time."""
+    at = bisect_right(values, now_ns, key=itemgetter(0))
+    return values[at - 1][1] if at else before
 
 
 ACCEPTED: Final = np.dtype([("accepted_ns", "i8"), ("here", "?"), ("model", "i4"), ("tenant", "i8")])

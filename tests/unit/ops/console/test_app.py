@@ -27,8 +27,8 @@ from headwater.engines.sim.engine import SimEngine
 from headwater.ops.console.app import EVERYTHING, READ, ConsoleAccess, ConsoleApp, Scopes, without_tenants
 from headwater.ops.console.pools import WATCHED_S, Pools
 from headwater.ops.console.process import keys_of
+from headwater.ops.history.requests import decisions_in, request_of
 from headwater.ops.sim import fleet as sim_fleet
-from headwater.ops.sim import loop
 from headwater.ops.sim.fleet import SimFleet
 from headwater.ops.sim.loop import VirtualLoop
 from headwater.router.replay import Recorded, Replay
@@ -534,7 +534,10 @@ def test_tenants_have_no_names_without_the_scope() -> None:
     }
 
 
-def test_a_request_without_progress_is_shown_with_what_it_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+@virtual
+async def test_a_request_without_progress_is_shown_with_what_it_waits_for(
+    clock: VirtualLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its worker hangs: the overview finds it, and the view names the worker and the remedy."""
 
     class Hanging(SimEngine):
@@ -544,23 +547,43 @@ def test_a_request_without_progress_is_shown_with_what_it_waits_for(monkeypatch:
             if not Hanging.hangs:
                 super().submit(*request)
 
-    async def run(clock: VirtualLoop) -> None:
-        async with fleet_of(clock, roles=("both",)) as fleet:
-            app = open_app(fleet)
-            await ask_many(fleet, random.Random(2), 3)
-            Hanging.hangs = True
-            asked = asyncio.ensure_future(ask(fleet, [3] * 40, 50))
-            await asyncio.sleep(30)
-            await call(app, "/api/fleet")
-            await asyncio.sleep(2)
-            view = (await call(app, "/api/stuck")).document
-            titles = [one["title"] for one in (await call(app, "/api/fleet")).document["findings"]]
-            asked.cancel()
-            assert "A request makes no progress" in titles
-            [stuck] = view["stuck"]
-            assert stuck["worker"] == fleet.engines[0]
-            assert fleet.engines[0] in stuck["waits_for"]
-            assert stuck["remedy"]
-
     monkeypatch.setattr(sim_fleet, "SimEngine", Hanging)
-    loop.run(run)
+    async with fleet_of(clock, roles=("both",)) as fleet:
+        app = open_app(fleet)
+        await ask_many(fleet, random.Random(2), 3)
+        Hanging.hangs = True
+        asked = asyncio.ensure_future(ask(fleet, [3] * 40, 50))
+        await asyncio.sleep(30)
+        await call(app, "/api/fleet")
+        await asyncio.sleep(2)
+        view = (await call(app, "/api/stuck")).document
+        titles = [one["title"] for one in (await call(app, "/api/fleet")).document["findings"]]
+        asked.cancel()
+        assert "A request makes no progress" in titles
+        [stuck] = view["stuck"]
+        assert stuck["worker"] == fleet.engines[0]
+        assert fleet.engines[0] in stuck["waits_for"]
+        assert stuck["remedy"]
+
+
+@virtual
+async def test_steps_go_to_the_nearest_position_of_their_kind(clock: VirtualLoop) -> None:
+    """In both directions, from any position of what happened."""
+    async with told(clock) as fleet:
+        app, records = await followed_app(fleet), await records_of(fleet)
+        decided = [one for record in records for one in decisions_in(record)]
+        first = {request_of(one.decision.request): one.position for one in reversed(decided)}
+        places = {
+            "message": [one.position for one in records],
+            "decision": [one.position for one in decided],
+            "request": sorted(first.values()),
+            "fleet": [mark.position for mark in (await app._pools.history("")).fleet.marks],
+        }
+        for by, known in places.items():
+            for at in (known[0], known[1], known[-1], *(one.position for one in records[::40])):
+                later, earlier = [one for one in known if one > at], [one for one in known if one < at]
+                for direction, wanted in ((1, later[:1]), (-1, earlier[-1:])):
+                    answer = await call(app, f"/api/step?by={by}&at={at}&direction={direction}")
+                    assert not wanted or answer.document["position"] == wanted[0], (by, at, direction)
+                    # The log goes on meanwhile: there may be a later message.
+                    assert wanted or by == "message" or answer.status == 404, (by, at, direction)

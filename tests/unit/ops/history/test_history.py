@@ -100,6 +100,10 @@ async def test_a_request_is_shown_as_it_was(clock: VirtualLoop) -> None:
             shown = waterfall(await events_of(fleet.store.requests, row, row.ended_ns), [])
             assert any(span.outcome for span in shown.spans)
             assert len({span.worker for span in shown.spans if span.worker}) == 2
+            assert row.state_at(row.failures[0]) == "routing"
+            assert [row.worker_at(at) for at in (row.failures[0], row.ended_ns)] == [
+                name for _, name in row.workers
+            ]
 
 
 @pytest.mark.parametrize("roles", [("both", "both", "both"), ("prefill", "prefill", "decode", "decode")])

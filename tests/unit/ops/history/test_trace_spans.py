@@ -13,7 +13,6 @@ from headwater.ops.history.requests import StoredDecision
 from headwater.ops.history.trace_spans import Trace, TraceSpan, spans_of
 from headwater.ops.operator.explain import account
 from headwater.ops.operator.trace import lines_of, trace_of
-from headwater.ops.sim import loop
 from headwater.ops.sim.fleet import POOL, SimFleet
 from headwater.ops.sim.loop import VirtualLoop
 from headwater.schemas.events import (
@@ -29,6 +28,7 @@ from headwater.schemas.events import (
 from headwater.schemas.names import NO_TRACE, span_id
 from headwater.schemas.routing import NO_CONSTRAINTS, NO_PREFERENCES, Candidate, Decision, Weights
 from tests.support.worlds.told import ports_of, told
+from tests.support.worlds.virtual import virtual
 
 R, TRACE, PARENT = "chatcmpl-1", "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 T0 = 1_800_000_000_000_000_000
@@ -206,27 +206,24 @@ def check(name: str, made: Trace, events: Sequence[Event]) -> None:
 
 
 @pytest.mark.parametrize("roles", [("both", "both", "both"), ("prefill", "prefill", "decode", "decode")])
-def test_traces_of_a_fleet_with_failures_equal_its_log(roles: Any) -> None:
+@virtual
+async def test_traces_of_a_fleet_with_failures_equal_its_log(clock: VirtualLoop, roles: Any) -> None:
     """Every request, migrated ones among them; and both the tree for people and a second reading give the same spans."""
-    migrated: list[str] = []
-
-    async def run(clock: VirtualLoop) -> None:
-        async with told(clock, roles) as fleet:
-            traces = await traces_of(fleet)
-            assert len(traces) == 48
-            for name, (made, events) in traces.items():
-                check(name, made, events)
-                names = [span.name for span in made.spans]
-                assert len(list(lines_of(made))) == 1 + len(names) + len(made.spans[0].events)
-                migrated.extend([name] * any(span.links for span in made.spans))
-                if roles[0] == "prefill":
-                    assert {"prefill", "decode"} <= {*names} or "generate" in names
-            again = await traces_of(fleet)
-            assert {name: made for name, (made, _) in again.items()} == {
-                name: made for name, (made, _) in traces.items()
-            }
-
-    loop.run(run)
+    migrated = 0
+    async with told(clock, roles) as fleet:
+        traces = await traces_of(fleet)
+        assert len(traces) == 48
+        for name, (made, events) in traces.items():
+            check(name, made, events)
+            names = [span.name for span in made.spans]
+            assert len(list(lines_of(made))) == 1 + len(names) + len(made.spans[0].events)
+            migrated += any(span.links for span in made.spans)
+            if roles[0] == "prefill":
+                assert {"prefill", "decode"} <= {*names} or "generate" in names
+        again = await traces_of(fleet)
+        assert {name: made for name, (made, _) in again.items()} == {
+            name: made for name, (made, _) in traces.items()
+        }
     assert migrated
 
 

@@ -12,10 +12,18 @@ from headwater.events.memory import MemoryLog
 from headwater.events.ports import Entry, StoredMessage
 from headwater.events.snapshot_store import SnapshotStore
 from headwater.ops.operator.explain import account, as_data, lines_of
+from headwater.ops.operator.log import audited
 from headwater.ops.operator.log_reading import find_life, first_state, folded, newest_state
 from headwater.ops.terminal import QUIET_S, Progress
 from headwater.schemas.encoding import SCHEMA_VERSION, Batch, seal
-from headwater.schemas.events import RequestAccepted, RequestStepped, WorkerLeft
+from headwater.schemas.events import (
+    EnginesWeighted,
+    RequestAccepted,
+    RequestStepped,
+    TrafficSplit,
+    WorkerControlled,
+    WorkerLeft,
+)
 from headwater.schemas.subjects import pool_subject, snapshot_name
 from tests.bench.large_log import POOL, MadeUpFleet
 from tests.support.worlds.clock import ManualClock
@@ -187,3 +195,22 @@ async def test_the_newest_usable_snapshot_is_taken_and_the_others_are_told_of() 
     oldest = await first_state(store, told.log)
     assert oldest is not None
     assert oldest.position == 2
+
+
+async def test_who_had_workers_do_what() -> None:
+    """Commands as they were given, and weights and splits as commands to the router that wrote them."""
+    told = await told_fleet()
+    await told.join("w1")
+    await told.tell("fleet", "w1", WorkerControlled("w1", 1, "drain", b'{"within_s":2}', "amy", 200, "done"))
+    weights = (EnginesWeighted({"sim": 2.0}, "amy"), EnginesWeighted({}, "bob"))
+    splits = (TrafficSplit("revision", {"a": 1.0}, 0, "amy"), TrafficSplit("policy", {}, 0, "bob", "slow"))
+    for event in (*weights, *splits):
+        await told.tell("fleet", "r1", event)
+    fields = ("worker", "command", "arguments", "by", "detail")
+    assert [tuple(one[name] for name in fields) for one in await audited(told.log)] == [
+        ("w1", "drain", {"within_s": 2}, "amy", "done"),
+        ("r1", "weights", {"sim": 2.0}, "amy", "engine weights set"),
+        ("r1", "weights", {}, "bob", "engine weights removed"),
+        ("r1", "split by revision", {"a": 1.0}, "amy", "traffic split set"),
+        ("r1", "split by policy", {}, "bob", "slow"),
+    ]

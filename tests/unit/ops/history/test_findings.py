@@ -1,4 +1,4 @@
-"""A falling hit rate is found within a minute and points to its cause; a healthy fleet has no such finding."""
+"""A falling hit rate is found within a minute and points to its cause, and a worker that left is one; a healthy fleet has no such finding."""
 
 import asyncio
 import random
@@ -8,12 +8,15 @@ from typing import Any
 import pytest
 
 from headwater.ops.history.columns import spread
-from headwater.ops.history.findings import fallen_hits
-from headwater.ops.history.requests import Request
+from headwater.ops.history.findings import fallen_hits, findings
+from headwater.ops.history.history import FleetAt, Mark
+from headwater.ops.history.requests import Request, RequestTable
 from headwater.ops.sim.fleet import SETTINGS, SimFleet
 from headwater.ops.sim.loop import VirtualLoop
 from tests.sim.disaggregated import ask, fleet_of
+from tests.support.worlds.clock import WALL_NS
 from tests.support.worlds.told import records_of
+from tests.support.worlds.told_fleet import told_fleet
 from tests.support.worlds.virtual import virtual
 from tests.unit.ops.console.test_app import call, open_app
 
@@ -186,3 +189,24 @@ def test_of_very_many_requests_some_are_compared() -> None:
         some = list(spread(rows, limit))
         assert 0 < len(some) <= limit
         assert some == rows[:: rows.index(some[1]) if len(some) > 1 else len(rows)]
+
+
+@pytest.mark.parametrize(
+    ("reason", "workers", "wanted"),
+    [
+        ("stopped", ("w1",), [("info", "w2 is gone")]),
+        ("lease lapsed", ("w1",), [("critical", "w2 is gone")]),
+        ("lease lapsed", ("w1", "w2"), [("warning", "w2 was lost and came back")]),
+        ("drained", ("w1", "w2"), []),
+        ("stopped", (), [("critical", "No worker takes requests"), ("info", "w2 is gone")]),
+    ],
+)
+async def test_a_worker_that_left_is_a_finding(
+    reason: str, workers: tuple[str, ...], wanted: list[tuple[str, str]]
+) -> None:
+    """As severe as it was unexpected, and as long as it is away."""
+    told = await told_fleet()
+    await told.join(*workers)
+    marks = [Mark(WALL_NS, 3, "left", "w2", 1, f"left: {reason}")]
+    found = findings(FleetAt(9, WALL_NS, told.state.loads), RequestTable(), marks)
+    assert [(one.severity, one.title) for one in found] == wanted

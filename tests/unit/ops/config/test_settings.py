@@ -11,6 +11,7 @@ from headwater.actors.worker.settings import HealthSettings
 from headwater.engines.sim import StepTime
 from headwater.ops.commands.application import parse
 from headwater.ops.commands.config import commands
+from headwater.ops.config import processes
 from headwater.ops.config.command import Command
 from headwater.ops.config.processes import (
     DEFAULTS,
@@ -21,6 +22,7 @@ from headwater.ops.config.processes import (
     ShadowProcess,
     all_settings,
     process_words,
+    settings_below,
     with_settings,
 )
 from headwater.ops.config.setting import ConfigError, Setting, cache_folder, value_at, with_values
@@ -171,6 +173,14 @@ def test_every_setting_is_described_and_can_be_passed_on() -> None:
 def test_every_setting_is_used_by_a_command() -> None:
     names = [name for _, name, one in commands() if isinstance(one, Command)]
     assert {key for name in names for key in used_by(name)} == set(SETTINGS)
+
+
+def test_two_settings_of_one_flag_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of an engine of another package: which of them a line means could not be told."""
+    again = settings_below("queue")
+    monkeypatch.setattr(processes, "settings_below", lambda _: again)
+    with pytest.raises(ConfigError, match="the flag --queue, which queue has too: rename the engine"):
+        all_settings.__wrapped__()
 
 
 def test_a_flag_wins_over_the_environment_and_that_over_the_file(

@@ -223,10 +223,12 @@ def test_booleans_are_flags_with_an_opposite(tmp_path: Path, monkeypatch: pytest
 
 
 def test_a_flag_that_may_be_repeated(tmp_path: Path) -> None:
-    """Each time adds, with or without commas; a file may have a list; empty is none."""
+    """Each time adds, with or without commas; a file may have a list, or a single value; empty is none."""
     assert settings_of("up", "--taint", "a", "--taint", "b,c").worker.profile.taints == ("a", "b", "c")
     path = written(tmp_path, '[worker]\ntaints = ["a", "b"]\n')
     assert settings_of("up", "--config", path).worker.profile.taints == ("a", "b")
+    path = written(tmp_path, "[media]\nports = 8443\n")
+    assert settings_of("up", "--config", path).media.fetch.ports == (8443,)
     assert settings_of("up", "--client-policies=").edge.client.policies == ()
     with pytest.raises(ConfigError, match=r"--taint no\.way: .*regex"):
         settings_of("up", "--taint", "no.way")

@@ -6,8 +6,8 @@ as engines do: the tail of the least recently used conversation, last block firs
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 
@@ -228,44 +228,17 @@ CHURN_BLOCKS = 2_000_000
 CHURN_FINDS = 50_000
 
 
-class OtherIndex(Protocol):
-    """Another index to compare with: rates of its operations by the names of ours."""
-
-    name: str
-
-    def short(self, shape: IndexShape) -> Mapping[str, float]:
-        """Measure with prompts of 64 blocks."""
-        ...
-
-    def long(self, shape: IndexShape) -> Mapping[str, float]:
-        """Measure with prompts of 8,192 blocks."""
-        ...
-
-
-def bench(*, other: OtherIndex | None = None, blocks: int = BLOCKS) -> Report:
+def bench(blocks: int = BLOCKS) -> Report:
     """Inserts, removals and finds of prompts of 64 blocks, the finds again after much churn, then finds of prompts of 8,192,
     all with a full index.
 
-    `IndexShape` describes the prompts. `other`: the same stores and finds on another index.
+    `IndexShape` describes the prompts.
     """
-    short = short_prompts(blocks, min(SHORT_FINDS, blocks))
-    ours = _short(short)
-    theirs = dict(other.short(short)) if other else {}
-    del short
-    ours += _worn(min(blocks, CHURN_BLOCKS))
-    long = long_prompts(blocks, LONG_FINDS)
-    ours += _long(long)
-    if other:
-        theirs |= other.long(long)
-    measures: list[Measure] = []
-    for measure in ours:
-        measures.append(measure)
-        if other and measure.name in theirs:
-            value = theirs[measure.name]
-            measures.append(Measure(f"  {other.name}", value, measure.unit))
-            measures.append(Measure("  ratio", measure.value / value, "times"))
+    measures = _short(short_prompts(blocks, min(SHORT_FINDS, blocks)))
+    measures += _worn(min(blocks, CHURN_BLOCKS))
+    measures += _long(long_prompts(blocks, LONG_FINDS))
     conditions = {"blocks": blocks, "64 blocks": "16 workers", "8192 blocks": "256 workers", "cores used": 1}
-    return Report("index", conditions | ({"peer": other.name} if other else {}), measures)
+    return Report("index", conditions, measures)
 
 
 def _short(shape: IndexShape) -> list[Measure]:

@@ -27,17 +27,17 @@ class Lengths(NamedTuple):
     kind: str
     numbers: tuple[float, ...]
 
-    def draw(self, random: Random, low: int = 1) -> int:
-        """A length, at least `low`."""
+    def draw(self, random: Random) -> int:
+        """A length, at least 1."""
         one, *other = self.numbers
         if self.kind == "uniform":
-            return max(low, random.randint(round(one), round(other[0])))
+            return max(1, random.randint(round(one), round(other[0])))
         if self.kind == "normal":
-            return max(low, round(random.gauss(one, other[0])))
+            return max(1, round(random.gauss(one, other[0])))
         if self.kind == "lognormal":
             sigma = other[0]
-            return max(low, round(random.lognormvariate(math.log(one) - sigma**2 / 2, sigma)))
-        return max(low, round(one))
+            return max(1, round(random.lognormvariate(math.log(one) - sigma**2 / 2, sigma)))
+        return max(1, round(one))
 
     def __str__(self) -> str:
         """Return the distribution as the command line spells it."""

@@ -70,14 +70,13 @@ def edge(
 ) -> int:
     """Measure an edge in a simulated fleet."""
     from headwater.ops.bench import edge, report
-    from headwater.ops.bench import edge as other
     from headwater.ops.bench import long_prompt as long_prompts
 
     if long_prompt and keys:
         raise ConfigError("--keys is for bench edge without --long-prompt")
     if against:
         words = ["edge", *(["--keys"] if keys else []), *(["--long-prompt"] if long_prompt else [])]
-        report.show(other.bench_against(words, against), as_json=as_json)
+        report.show(edge.bench_against(words, against), as_json=as_json)
         return 0
     bench = long_prompts.bench if long_prompt else edge.bench_with_keys if keys else edge.bench
     return _measured(bench, as_json=as_json)

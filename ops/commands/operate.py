@@ -72,11 +72,10 @@ async def ctl(
 ) -> int:
     """Control workers: drain, sleep, wake, role, adapters, …"""
     from headwater.ops.operator import ctl as control
-    from headwater.ops.operator import ctl as operator_ctl
 
     if words[:1] == ("weights",) and not everyone:
         by = by or control.whoami()
-        return await operator_ctl.weigh(settings.nats, words[1:], by, as_json=as_json)
+        return await control.weigh(settings.nats, words[1:], by, as_json=as_json)
     given = {"level": level, "mode": mode, "within_s": drain_timeout, "forget": forget or None}
     call = control.ControlCall(words, given, everyone, by, timeout, as_json)
     return await control.ctl(settings.nats, call)

@@ -163,16 +163,16 @@ class Receiver(NamedTuple):
         return "grpc" if self.protocol == "grpc" else "http/protobuf"
 
 
-def receiver_of(url: str, flag: str = "--otlp") -> Receiver:
+def receiver_of(url: str) -> Receiver:
     """The endpoint that a URL means: over HTTP without a path the one of the specification. Raises `ConfigError`."""
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
     except ValueError as error:
-        raise ConfigError(f"{flag} {url}: {error}") from error
+        raise ConfigError(f"--otlp {url}: {error}") from error
     if parts.scheme not in ("http", "https") or not host:
         raise ConfigError(
-            f"{flag} {url}: give a URL such as http://127.0.0.1:4318 (HTTP) or http://127.0.0.1:4317 (gRPC)"
+            f"--otlp {url}: give a URL such as http://127.0.0.1:4318 (HTTP) or http://127.0.0.1:4317 (gRPC)"
         )
     wanted = next((os.environ[name] for name in VARIABLES if os.environ.get(name)), "")
     is_grpc = wanted == "grpc" if wanted else port == GRPC_PORT
@@ -269,10 +269,10 @@ def weights_of(settings: RouterSettings) -> Weights:
         if name in settings.weights:
             raise ConfigError(f"--routing-weights {write_weights(settings.weights)}: {name} is {flag}")
     base = Weights(local_tokens=settings.local_prefill_tokens, apart=settings.disaggregate == "always")
-    return replaced(base, settings.weights, "--routing-weights")
+    return replaced(base, settings.weights)
 
 
-def replaced(base: Weights, values: dict[str, Any], option: str) -> Weights:
+def replaced(base: Weights, values: dict[str, Any]) -> Weights:
     """`base` with these values. Raises `ConfigError` for a name or value that a file has wrong."""
     try:
         known = msgspec.structs.asdict(base) | values
@@ -282,7 +282,7 @@ def replaced(base: Weights, values: dict[str, Any], option: str) -> Weights:
         )
     except (AttributeError, ValueError) as error:
         names = ", ".join(field.name for field in msgspec.structs.fields(Weights))
-        raise ConfigError(f"{option} {write_weights(values)}: {error}; names are {names}") from error
+        raise ConfigError(f"--routing-weights {write_weights(values)}: {error}; names are {names}") from error
 
 
 # The endpoint picker.

@@ -192,8 +192,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         if self.choices and not self.repeatable and last not in self.choices:
             raise ValueError(f"choose from {', '.join(self.choices)}")
         if self.repeatable:
-            items = [item for one in given for item in (_words(one) if isinstance(one, str) else one)]
-            return msgspec.convert(items, self.type, strict=False)
+            return msgspec.convert([item for one in given for item in _items(one)], self.type, strict=False)
         return msgspec.convert(last, self.type, strict=False)
 
     def _table(self, given: list[Any], below: Any) -> Any:
@@ -357,8 +356,11 @@ def setting_of(
     )
 
 
-def _words(text: str) -> list[str]:
-    return [word.strip() for word in text.split(",") if word.strip()]
+def _items(given: Any) -> list[Any]:
+    """The items of a list: of a text with commas, or of a file's value, which may be a single one."""
+    if isinstance(given, str):
+        return [word.strip() for word in given.split(",") if word.strip()]
+    return list(given) if isinstance(given, (list, tuple)) else [given]
 
 
 def _boolean(text: str) -> bool:

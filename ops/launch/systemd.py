@@ -46,7 +46,7 @@ StartLimitBurst=20
 
 [Service]
 Type={type}
-{access}ExecStart={command} {kind} --config {config}/%i.toml{after}
+{access}ExecStart={command} {kind} --config {config}/%i.toml
 EnvironmentFile=-{config}/%i.env
 User=headwater
 Group=headwater
@@ -144,7 +144,6 @@ def _unit(kind: str, command: str, drain: int) -> str:
         access="NotifyAccess=all\n" if is_engine else "",
         watchdog="WatchdogSec=60\n" if kind in NOTIFYING else "",
         command=command,
-        after="",
         config=CONFIG_DIR,
         state=STATE_DIR,
         # An engine may load its model for long.

@@ -156,6 +156,12 @@ STORE_BYTES_MAX = 1 << 50
 """What streams may reserve in all: each has its own bound, and the disk has one that is noticed when it is reached."""
 
 
+UP_S: Final = 20.0
+"""How long a server may take to start."""
+
+GREETING_S: Final = 2.0
+
+
 class ServerUnavailable(Exception):
     """The server cannot be started; the message says why."""
 
@@ -206,25 +212,21 @@ def write_config(
     return path
 
 
-async def wait_until_up(port: int, host: str = "127.0.0.1", *, timeout_s: float = 20.0) -> None:
+async def wait_until_up(port: int, host: str = "127.0.0.1") -> None:
     """Return once the server greets on `port`. Raises `ServerUnavailable`."""
     loop = asyncio.get_running_loop()
-    deadline = loop.time() + timeout_s
+    deadline = loop.time() + UP_S
     while loop.time() < deadline:
-        with contextlib.suppress(OSError, TimeoutError):
-            reader, writer = await asyncio.open_connection(host, port)
-            try:
-                if (await asyncio.wait_for(reader.readline(), 2.0)).startswith(b"INFO"):
-                    return
-            finally:
-                writer.close()
+        with contextlib.suppress(OSError, TimeoutError, ValueError):
+            await greeting_of(host, port)
+            return
         await asyncio.sleep(0.03)
-    raise ServerUnavailable(f"nats-server did not answer on port {port} within {timeout_s:.0f} s")
+    raise ServerUnavailable(f"nats-server did not answer on port {port} within {UP_S:.0f} s")
 
 
-async def greeting_of(host: str, port: int, *, timeout_s: float = 2.0) -> dict[str, Any]:
+async def greeting_of(host: str, port: int) -> dict[str, Any]:
     """What a server says of itself before anyone logs in (INFO). Raises `OSError`, `TimeoutError` or `ValueError`."""
-    async with asyncio.timeout(timeout_s):
+    async with asyncio.timeout(GREETING_S):
         reader, writer = await asyncio.open_connection(host, port)
         try:
             line = await reader.readline()

@@ -128,7 +128,6 @@ class Child:
         name: str,
         command: list[str],
         *,
-        stop_signal: signal.Signals = signal.SIGTERM,
         on_exit: OnExit | None = None,
         log_file: str = "",
         environ: dict[str, str] | None = None,
@@ -140,7 +139,6 @@ class Child:
         self.name = name
         self._wraps = wraps
         self._command = command
-        self._stop_signal = stop_signal
         self._on_exit = on_exit
         self._log_file = log_file
         self._environ = environ or {}
@@ -239,7 +237,7 @@ class Child:
         if process is None or process.returncode is not None:
             return
         try:
-            process.send_signal(self._stop_signal)
+            process.send_signal(signal.SIGTERM)
         except ProcessLookupError:
             return
         try:

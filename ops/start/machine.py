@@ -66,7 +66,7 @@ from headwater.ops.start.sockets import bind, free_port, free_range
 from headwater.ops.start.spawner import Spawner
 from headwater.schemas import subjects
 from headwater.schemas.names import host_port, reachable, split_host_port
-from headwater.schemas.tables import LeaseKind, ModelCard
+from headwater.schemas.tables import Lease, LeaseKind, ModelCard
 
 READY_POLL_S = 0.05
 HEALTH_S = 5.0
@@ -441,10 +441,12 @@ class Machine:
                 return joined, wanted, ""
             return (joined, wanted, "workers") if health else (0, 0, "edge and router")
         own = {worker.name for worker in self.workers}
-        assert self._leases is not None
-        leases = await LeaseTable(self._leases).read_all()
-        joined = len(own & {one.name for one in leases if one.kind == "worker"})
+        joined = len(own & {one.name for one in await self._worker_leases()})
         return joined, len(own), "workers" if joined < len(own) else ""
+
+    async def _worker_leases(self) -> list[Lease]:
+        assert self._leases is not None
+        return [one for one in await LeaseTable(self._leases).read_all() if one.kind == "worker"]
 
     def pid(self, name: str) -> int:
         """Process id of a child, 0 while it is down."""
@@ -464,10 +466,7 @@ class Machine:
         """The card of a model that its workers serve: earlier runs may have left others."""
         assert self._client is not None
         cards = CardTable(JetStreamTable(self._client, subjects.card_bucket(self.nats.namespace)))
-        leases = await LeaseTable(
-            JetStreamTable(self._client, subjects.lease_bucket(self.nats.namespace))
-        ).read_all()
-        live = {one.pool for one in leases if one.kind == "worker"}
+        live = {one.pool for one in await self._worker_leases()}
         return min(await cards.models(), key=lambda card: (card.pool not in live, card.name))
 
     @property

@@ -280,7 +280,7 @@ def columns(values: Values, requests: int = 0, base: Setup = DEFAULTS) -> list[S
     if ("prefill_workers" in given or "decode_workers" in given) and "workers" not in given:
         given["workers"] = [0]
     if "weights" in given:
-        given["weights"] = [replaced(base.weights, one, "--routing-weights") for one in given["weights"]]
+        given["weights"] = [replaced(base.weights, one) for one in given["weights"]]
     count = max([1, *map(len, given.values())])
     for name, found in given.items():
         if len(found) not in (1, count):

@@ -9,10 +9,9 @@ from typing import get_args, get_origin, get_type_hints
 from msgspec import Meta
 
 from headwater.engines import logs
-from headwater.ops.bench import index, report
+from headwater.ops.bench import report
 from headwater.ops.config.setting import ConfigError
-from tests.bench import limits, whatif
-from tests.bench.index_peer import DynamoIndex
+from tests.bench import index_peer, limits, whatif
 from tests.bench.media.bench import bench as media
 from tests.bench.parsers import bench as parsers
 from tests.bench.staleness import replicas, signal_age
@@ -82,7 +81,7 @@ def main(line: Sequence[str] | None = None) -> int:
         elif name == "media":
             report.show(asyncio.run(media()), as_json=as_json)
         elif name == "index":
-            report.show(index.bench(other=DynamoIndex()), as_json=as_json)
+            report.show(index_peer.bench(), as_json=as_json)
         else:
             report.show({"limits": limits, "parsers": parsers}[name].bench(), as_json=as_json)
     except ConfigError as error:

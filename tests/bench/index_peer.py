@@ -12,7 +12,9 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from headwater.ops.bench import index
 from headwater.ops.bench.index import Chain, IndexShape
+from headwater.ops.bench.report import Measure, Report
 from headwater.ops.config.setting import ConfigError
 from headwater.schemas.hashing import U64
 
@@ -32,7 +34,7 @@ class DynamoIndex:
         self.name = f"Dynamo RadixTree ({PACKAGE} {importlib.metadata.version(PACKAGE)})"
 
     def short(self, shape: IndexShape) -> dict[str, float]:
-        """See `OtherIndex.short`: figures, named as those of Headwater's index."""
+        """Figures with prompts of 64 blocks, named as those of Headwater's index."""
         tree = self._tree()
         insert_s = _apply(tree, (_stored(chain) for chain in shape.chains))
         found = {"inserts, growing from nothing": shape.blocks / insert_s / 1e6}
@@ -42,7 +44,7 @@ class DynamoIndex:
         return found | {"removals": shape.blocks / remove_s / 1e6}
 
     def long(self, shape: IndexShape) -> dict[str, float]:
-        """See `OtherIndex.long`."""
+        """Likewise with prompts of 8,192 blocks."""
         tree = self._tree()
         _apply(tree, (_stored(chain) for chain in shape.chains))
         found: dict[str, float] = {}
@@ -50,6 +52,22 @@ class DynamoIndex:
             some = queries[:LONG_FINDS]
             found[f"finds of 8192, {name}"] = len(some) / _find(tree, some) / 1e3
         return found
+
+
+def bench() -> Report:
+    """Headwater's figures, and below each the peer's for the same prompts and their ratio."""
+    peer = DynamoIndex()
+    ours = index.bench()
+    theirs = peer.short(index.short_prompts(index.BLOCKS, index.SHORT_FINDS))
+    theirs |= peer.long(index.long_prompts(index.BLOCKS, index.LONG_FINDS))
+    measures: list[Measure] = []
+    for measure in ours.measures:
+        measures.append(measure)
+        if measure.name in theirs:
+            value = theirs[measure.name]
+            measures.append(Measure(f"  {peer.name}", value, measure.unit))
+            measures.append(Measure("  ratio", measure.value / value, "times"))
+    return Report(ours.benchmark, ours.conditions | {"peer": peer.name}, measures)
 
 
 def _stored(chain: Chain) -> dict[str, Any]:

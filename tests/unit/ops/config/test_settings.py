@@ -11,6 +11,7 @@ from headwater.actors.worker.settings import HealthSettings
 from headwater.engines.sim import StepTime
 from headwater.ops.commands.application import parse
 from headwater.ops.commands.config import commands
+from headwater.ops.config import processes
 from headwater.ops.config.command import Command
 from headwater.ops.config.processes import (
     DEFAULTS,
@@ -21,6 +22,7 @@ from headwater.ops.config.processes import (
     ShadowProcess,
     all_settings,
     process_words,
+    settings_below,
     with_settings,
 )
 from headwater.ops.config.setting import ConfigError, Setting, cache_folder, value_at, with_values
@@ -173,6 +175,14 @@ def test_every_setting_is_used_by_a_command() -> None:
     assert {key for name in names for key in used_by(name)} == set(SETTINGS)
 
 
+def test_two_settings_of_one_flag_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of an engine of another package: which of them a line means could not be told."""
+    again = settings_below("queue")
+    monkeypatch.setattr(processes, "settings_below", lambda _: again)
+    with pytest.raises(ConfigError, match="the flag --queue, which queue has too: rename the engine"):
+        all_settings.__wrapped__()
+
+
 def test_a_flag_wins_over_the_environment_and_that_over_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -213,10 +223,12 @@ def test_booleans_are_flags_with_an_opposite(tmp_path: Path, monkeypatch: pytest
 
 
 def test_a_flag_that_may_be_repeated(tmp_path: Path) -> None:
-    """Each time adds, with or without commas; a file may have a list; empty is none."""
+    """Each time adds, with or without commas; a file may have a list, or a single value; empty is none."""
     assert settings_of("up", "--taint", "a", "--taint", "b,c").worker.profile.taints == ("a", "b", "c")
     path = written(tmp_path, '[worker]\ntaints = ["a", "b"]\n')
     assert settings_of("up", "--config", path).worker.profile.taints == ("a", "b")
+    path = written(tmp_path, "[media]\nports = 8443\n")
+    assert settings_of("up", "--config", path).media.fetch.ports == (8443,)
     assert settings_of("up", "--client-policies=").edge.client.policies == ()
     with pytest.raises(ConfigError, match=r"--taint no\.way: .*regex"):
         settings_of("up", "--taint", "no.way")

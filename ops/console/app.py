@@ -24,10 +24,10 @@ import structlog
 
 from headwater import __version__
 from headwater.actors.admin import AdminApp, TokenAuthenticator
-from headwater.actors.edge.admit.control import AccessControl, credential_of, forbidden, unauthenticated
+from headwater.actors.edge.admit.control import AccessControl, credential_of
 from headwater.actors.http.asgi import Asgi, ClientGone, Disconnect, Headers, Receive, Scope, Send, respond
 from headwater.actors.http.body import require_method
-from headwater.actors.http.errors import ApiError
+from headwater.actors.http.errors import ApiError, forbidden, unauthenticated
 from headwater.events.ports import LogError
 from headwater.ops.console import prefixes, rates, records, requests, views
 from headwater.ops.console.pools import Pools

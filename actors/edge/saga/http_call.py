@@ -36,7 +36,6 @@ from headwater.actors.edge.admit.control import (
     ANONYMOUS,
     CacheSalts,
     Principal,
-    forbidden,
     namespace_key,
     permitted_model,
 )
@@ -47,7 +46,7 @@ from headwater.actors.edge.saga.record import OpenRequests, RequestLogWriter
 from headwater.actors.edge.saga.workers import WorkerRegistry
 from headwater.actors.edge.settings import ClientLimits, EdgeSettings
 from headwater.actors.http.asgi import ClientGone, Disconnect, Headers, Receive, Scope, Send
-from headwater.actors.http.errors import bad_request, overloaded
+from headwater.actors.http.errors import bad_request, forbidden, overloaded
 from headwater.actors.media.intake import MediaIntake, TenantIntake
 from headwater.events.ports import LogError
 from headwater.events.table import Table

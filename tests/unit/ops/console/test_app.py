@@ -16,7 +16,6 @@ from headwater.actors.edge.admit.control import (
     key_text,
     new_id,
     new_secret,
-    parse_scopes,
 )
 from headwater.actors.edge.settings import AccessSettings, OidcSettings
 from headwater.actors.http.errors import ApiError
@@ -33,7 +32,7 @@ from headwater.ops.sim.loop import VirtualLoop
 from headwater.router.replay import Recorded, Replay
 from headwater.router.state import RouterState
 from headwater.schemas.routing import Decision
-from headwater.schemas.tables import ApiKey, SecretDigest
+from headwater.schemas.tables import ApiKey, Scopes, SecretDigest
 from tests.sim.disaggregated import ask, fleet_of
 from tests.support.worlds.clock import ManualClock
 from tests.support.worlds.memory import memory_world
@@ -488,7 +487,7 @@ async def _key(ports: Ports, scopes: list[str]) -> str:
         tenant="tenant",
         created_s=1,
         digests=(SecretDigest(digest_of(key_id, secret.encode())),),
-        scopes=parse_scopes(scopes),
+        scopes=Scopes.parse(scopes),
     )
     await ApiKeyTable(ports.api_keys).create(key)
     return key_text(key_id, secret)

@@ -497,6 +497,21 @@ class Scopes(msgspec.Struct, frozen=True):
     permissions: tuple[str, ...] = ()
     """Each a `Permission`, or one of a later release, which this one ignores."""
 
+    @classmethod
+    def parse(cls, words: Iterable[str]) -> "Scopes":
+        """The scopes that these words mean, the notation of tokens, errors and the command line. Others are ignored: they are other services'."""
+        once = dict.fromkeys(words)
+        return cls(
+            tuple(word.removeprefix("models:") for word in once if word.startswith("models:")),
+            tuple(word.removeprefix("endpoints:") for word in once if word.startswith("endpoints:")),
+            tuple(word for word in once if word in PERMISSIONS),
+        )
+
+    def words(self) -> list[str]:
+        """See `parse`."""
+        models = [f"models:{name}" for name in self.models]
+        return [*models, *(f"endpoints:{name}" for name in self.endpoints), *self.permissions]
+
 
 class UsageLimits(msgspec.Struct, frozen=True):
     """How much of the fleet a credential may use. 0: no limit."""

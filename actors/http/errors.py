@@ -86,6 +86,17 @@ def bad_request(
     return ApiError(400, message, param=param, code=code, logged=logged)
 
 
+def unauthenticated(message: str, code: str = "invalid_api_key") -> ApiError:
+    """401: there is no credential, or it is not valid."""
+    headers: Headers = [(b"www-authenticate", b"Bearer")]
+    return ApiError(401, message, kind="authentication_error", code=code, headers=headers)
+
+
+def forbidden(message: str, *, param: str | None = None, code: str = "insufficient_scope") -> ApiError:
+    """403: the credential is valid, but does not permit this."""
+    return ApiError(403, message, kind="permission_error", param=param, code=code)
+
+
 def method_not_allowed(*methods: str) -> ApiError:
     """405: the path exists, for these methods."""
     allow = ", ".join(methods).encode()

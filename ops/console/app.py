@@ -24,10 +24,10 @@ import structlog
 
 from headwater import __version__
 from headwater.actors.admin import AdminApp, TokenAuthenticator
-from headwater.actors.edge.admit.control import AccessControl, credential_of, forbidden, unauthenticated
+from headwater.actors.edge.admit.control import AccessControl, credential_of
 from headwater.actors.http.asgi import Asgi, ClientGone, Disconnect, Headers, Receive, Scope, Send, respond
 from headwater.actors.http.body import require_method
-from headwater.actors.http.errors import ApiError
+from headwater.actors.http.errors import ApiError, forbidden, unauthenticated
 from headwater.events.ports import LogError
 from headwater.ops.console import prefixes, rates, records, requests, views
 from headwater.ops.console.pools import Pools
@@ -35,12 +35,12 @@ from headwater.ops.console.query import Query, not_found
 from headwater.ops.history.history import History, NotKept
 
 ConsoleScope = Literal["read", "tenants", "contents", "control"]
-Scopes = frozenset[ConsoleScope]
+ConsoleScopes = frozenset[ConsoleScope]
 
-READ: Final[Scopes] = frozenset({"read"})
-LOCAL: Final[Scopes] = frozenset({"read", "tenants", "contents"})
+READ: Final[ConsoleScopes] = frozenset({"read"})
+LOCAL: Final[ConsoleScopes] = frozenset({"read", "tenants", "contents"})
 """Of a client on loopback without a token: whoever is on this machine can read the log as well."""
-EVERYTHING: Final[Scopes] = LOCAL | {"control"}
+EVERYTHING: Final[ConsoleScopes] = LOCAL | {"control"}
 
 LOCAL_NAMES: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
@@ -71,7 +71,7 @@ class ConsoleAccess:
             text = f"This console answers under localhost only, not under {host[:80]!r}."
             raise forbidden(text, code="wrong_host")
 
-    async def admit(self, scope: Scope) -> Scopes:
+    async def admit(self, scope: Scope) -> ConsoleScopes:
         """What the sender of a request may see. Raises `ApiError` 401, 403 and 429."""
         shown = any(name in (b"authorization", b"x-api-key") for name, _ in scope["headers"])
         if not shown and self._is_open:
@@ -239,7 +239,7 @@ class ConsoleApp:
             document = await self._view(name, history, query, scopes)
         await respond(send, 200, msgspec.json.encode(document), JSON)
 
-    async def _view(self, name: str, history: History, query: Query, scopes: Scopes) -> views.Document:
+    async def _view(self, name: str, history: History, query: Query, scopes: ConsoleScopes) -> views.Document:
         contents, tenants = "contents" in scopes, "tenants" in scopes
         if not tenants:
             rates.refuse_tenants(query)

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from headwater.actors.edge.admit.control import digest_of, key_text, new_id, new_secret, write_scopes
+from headwater.actors.edge.admit.control import digest_of, key_text, new_id, new_secret
 from headwater.actors.runtime.tables import ApiKeyTable
 from headwater.ops.config.sections import NatsSettings
 from headwater.ops.config.setting import ConfigError
@@ -202,7 +202,7 @@ async def show(nats: NatsSettings, *, as_json: bool = False) -> int:
             key.id,
             key.tenant,
             key.name,
-            " ".join(write_scopes(key.scopes)),
+            " ".join(key.scopes.words()),
             _date(key.created_s),
             _date(key.expires_s) if key.expires_s else "never",
             sum(one.until_s == 0 or one.until_s > time.time() for one in key.digests),

@@ -48,7 +48,7 @@ import structlog
 from headwater.actors.edge.catalog import Model, ModelCatalog
 from headwater.actors.edge.settings import AccessSettings, HideCachedTokens
 from headwater.actors.http.asgi import Headers, Scope
-from headwater.actors.http.errors import ApiError, no_model
+from headwater.actors.http.errors import ApiError, forbidden, no_model, unauthenticated
 from headwater.actors.runtime.ports import Ports
 from headwater.actors.runtime.tables import ApiKeyTable
 from headwater.events.ports import LogError
@@ -78,17 +78,6 @@ NO_CREDENTIAL: Final = (
     "No API key was given. Send one in the header `Authorization: Bearer KEY` or `x-api-key: KEY`."
 )
 INVALID_KEY: Final = "The API key is not valid: it is unknown, revoked or expired."
-
-
-def unauthenticated(message: str, code: str = "invalid_api_key") -> ApiError:
-    """401: there is no credential, or it is not valid."""
-    headers: Headers = [(b"www-authenticate", b"Bearer")]
-    return ApiError(401, message, kind="authentication_error", code=code, headers=headers)
-
-
-def forbidden(message: str, *, param: str | None = None, code: str = "insufficient_scope") -> ApiError:
-    """403: the credential is valid, but does not permit this."""
-    return ApiError(403, message, kind="permission_error", param=param, code=code)
 
 
 # The principal of a request, which travels in `Call.principal`.
@@ -173,33 +162,6 @@ def permitted_model(models: ModelCatalog, principal: Principal, name: str) -> Mo
 
 def _permits(principal: Principal, model: Model) -> bool:
     return principal.permits_model(model.card.name, *model.card.aliases)
-
-
-# Scopes as words, the notation of tokens, errors and the command line.
-
-MODELS = "models:"
-ENDPOINTS = "endpoints:"
-
-
-def parse_scopes(words: Iterable[str]) -> Scopes:
-    """The scopes that these words mean. Others are ignored: a token has scopes for other services, too."""
-    models: dict[str, None] = {}
-    endpoints: dict[str, None] = {}
-    permissions: dict[str, None] = {}
-    for word in words:
-        if word.startswith(MODELS):
-            models[word.removeprefix(MODELS)] = None
-        elif word.startswith(ENDPOINTS):
-            endpoints[word.removeprefix(ENDPOINTS)] = None
-        elif word in PERMISSIONS:
-            permissions[word] = None
-    return Scopes(tuple(models), tuple(endpoints), tuple(permissions))
-
-
-def write_scopes(scopes: Scopes) -> list[str]:
-    """The words of these scopes."""
-    models = [MODELS + name for name in scopes.models]
-    return models + [ENDPOINTS + name for name in scopes.endpoints] + list(scopes.permissions)
 
 
 # Cache salts.
@@ -505,7 +467,8 @@ class AccessControl:
             return self._keys.verify(presented)
         if self._tokens is None:
             raise unauthenticated(INVALID_KEY)
-        return await self._tokens.verify(credential)
+        owner = await self._tokens.verify(credential)
+        return Principal(owner.tenant, owner.credential, owner.scopes)
 
 
 NO_RIGHTS: Final = Principal(credential="probe", scopes=Scopes((), ()))

@@ -21,10 +21,10 @@ import msgspec
 import structlog
 from jwt import PyJWK, PyJWTError
 
-from headwater.actors.edge.admit.control import Principal, parse_scopes, unauthenticated
 from headwater.actors.edge.settings import OidcSettings, check_jwks_url, jwks_path
-from headwater.actors.http.errors import overloaded
+from headwater.actors.http.errors import overloaded, unauthenticated
 from headwater.schemas.clock import Clock
+from headwater.schemas.tables import Scopes
 
 REFRESH_S: Final = 3600.0
 REFRESH_S_MIN: Final = 30.0
@@ -188,11 +188,12 @@ TENANT_CHARACTERS_MAX: Final = 128
 CODE: Final = "invalid_token"
 
 
-class VerifiedToken(NamedTuple):
-    """The sender that a token stands for, until a time of the monotonic clock."""
+class TokenOwner(NamedTuple):
+    """The sender that a token stands for: its tenant, a digest that names it, and what it is permitted."""
 
-    principal: Principal
-    until_s: float
+    tenant: str
+    credential: str
+    scopes: Scopes
 
 
 class TokenVerifier:
@@ -202,24 +203,24 @@ class TokenVerifier:
         self._settings = settings
         self._keys = keys
         self._clock = clock
-        self._remembered: OrderedDict[bytes, VerifiedToken] = OrderedDict()
+        self._remembered: OrderedDict[bytes, tuple[TokenOwner, float]] = OrderedDict()
 
-    async def verify(self, token: bytes) -> Principal:
+    async def verify(self, token: bytes) -> TokenOwner:
         """The sender that a token stands for. Raises `ApiError` 401, and 503 while there are no keys to check with."""
         digest = blake2b(token, digest_size=32).digest()
         now_s = self._clock.monotonic_s()
         known = self._remembered.get(digest)
-        if known is not None and now_s < known.until_s:
+        if known is not None and now_s < known[1]:
             self._remembered.move_to_end(digest)
-            return known.principal
+            return known[0]
         claims = await self._claims(token)
-        principal = principal_of(claims, self._settings)
+        owner = owner_of(claims, self._settings)
         left_s = float(claims["exp"]) + LEEWAY_S - self._clock.wall_ns() / 1e9
-        self._remembered[digest] = VerifiedToken(principal, now_s + min(left_s, REMEMBERED_S))
+        self._remembered[digest] = owner, now_s + min(left_s, REMEMBERED_S)
         self._remembered.move_to_end(digest)
         while len(self._remembered) > REMEMBERED_MAX:
             self._remembered.popitem(last=False)
-        return principal
+        return owner
 
     async def _claims(self, token: bytes) -> Mapping[str, Any]:
         try:
@@ -283,7 +284,7 @@ def _check_times(claims: Mapping[str, Any], now_s: float) -> None:
         raise unauthenticated("The token is not valid yet.", CODE)
 
 
-def principal_of(claims: Mapping[str, Any], settings: OidcSettings) -> Principal:
+def owner_of(claims: Mapping[str, Any], settings: OidcSettings) -> TokenOwner:
     """The sender that these claims describe. Raises `ApiError` 401 if they name no tenant."""
     tenant = claims.get(settings.tenant_claim)
     if not isinstance(tenant, str) or not tenant or not _is_plain(tenant):
@@ -295,7 +296,7 @@ def principal_of(claims: Mapping[str, Any], settings: OidcSettings) -> Principal
     words = [*settings.default_scopes, *_words(claims.get(settings.scopes_claim))]
     subject = f"{settings.issuer} {claims.get('sub', '')} {tenant}".encode()
     credential = f"token-{blake2b(subject, digest_size=8).hexdigest()}"
-    return Principal(tenant, credential, parse_scopes(words))
+    return TokenOwner(tenant, credential, Scopes.parse(words))
 
 
 def _is_plain(tenant: str) -> bool:

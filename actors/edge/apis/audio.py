@@ -14,6 +14,7 @@ from headwater.actors.edge.apis.chat_types import Priority, Seed
 from headwater.actors.edge.apis.file_types import converted, form_values
 from headwater.actors.edge.prompt.request import (
     AudioPlace,
+    AudioRecording,
     ChoiceEnd,
     GenerationRequest,
     GenerationResult,
@@ -21,7 +22,7 @@ from headwater.actors.edge.prompt.request import (
     SamplingFields,
     TokenDetail,
 )
-from headwater.actors.edge.prompt.speech import ENGLISH, AudioRecording, require_speech
+from headwater.actors.edge.prompt.speech import ENGLISH, require_speech
 from headwater.actors.edge.saga.fields import refuse_rejected, rejected
 from headwater.actors.edge.saga.http_call import Call, Serving
 from headwater.actors.edge.tokenizer import Tokenizer

@@ -25,6 +25,7 @@ from headwater.actors.edge.prompt.prompts import (
 )
 from headwater.actors.edge.prompt.request import (
     AudioPlace,
+    AudioRecording,
     GenerationRequest,
     MediaPart,
     PromptDetail,
@@ -32,7 +33,6 @@ from headwater.actors.edge.prompt.request import (
 )
 from headwater.actors.edge.prompt.speech import (
     AudioChunk,
-    AudioRecording,
     LanguageDetection,
     detection_of,
     load_chunks,

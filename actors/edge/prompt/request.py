@@ -16,7 +16,6 @@ from typing import Any, Final, Literal, NamedTuple
 import msgspec
 
 from headwater.actors.edge.parsing.grammar import ParsedCall
-from headwater.actors.edge.prompt.speech import AudioRecording
 from headwater.actors.http.errors import bad_request
 from headwater.actors.media.request import MediaSource
 from headwater.schemas.inference import Guide, TokenLogprob
@@ -202,6 +201,20 @@ class PromptOptions(msgspec.Struct, frozen=True, kw_only=True):
 NO_HINTS: Final = Hints()
 
 OPENING_CHARACTERS: Final = 2_048
+
+
+class AudioRecording(msgspec.Struct, frozen=True):
+    """The bytes of an audio file, and what to do with it.
+
+    `language` is an ISO 639-1 code, "" if the client did not say. `translates`: into English. `prompt` is text that precedes what is
+    said. `timestamps`: the answer has tokens for the times of its segments.
+    """
+
+    data: bytes
+    language: str = ""
+    translates: bool = False
+    prompt: str = ""
+    timestamps: bool = False
 
 
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):

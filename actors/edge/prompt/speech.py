@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from hashlib import blake2b
 from typing import Final, NamedTuple
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from headwater.actors.edge.catalog import Model
 from headwater.actors.edge.prompt.messages import fetch_counted
+from headwater.actors.edge.prompt.request import AudioRecording
 from headwater.actors.http.errors import bad_request
 from headwater.actors.media.intake import MediaFetcher
 from headwater.actors.media.item import ID_BYTES, MediaItem
@@ -18,21 +18,6 @@ from headwater.schemas.hashing import U32
 from headwater.schemas.inference import Sampling
 from headwater.schemas.media import VALUE_BYTES, PromptMedia
 from headwater.schemas.tables import SpeechSupport
-
-
-class AudioRecording(msgspec.Struct, frozen=True):
-    """The bytes of an audio file, and what to do with it.
-
-    `language` is an ISO 639-1 code, "" if the client did not say. `translates`: into English. `prompt` is text that precedes what is
-    said. `timestamps`: the answer has tokens for the times of its segments.
-    """
-
-    data: bytes
-    language: str = ""
-    translates: bool = False
-    prompt: str = ""
-    timestamps: bool = False
-
 
 # The beginning of the decoder's tokens.
 

@@ -37,7 +37,6 @@ from headwater.actors.edge.admit.control import (
     ANONYMOUS,
     CacheSalts,
     Principal,
-    forbidden,
     namespace_key,
     permitted_model,
 )
@@ -48,7 +47,7 @@ from headwater.actors.edge.saga.record import OpenRequests, RequestLogWriter
 from headwater.actors.edge.saga.workers import WorkerRegistry
 from headwater.actors.edge.settings import ClientLimits, EdgeSettings
 from headwater.actors.http.asgi import ClientGone, Disconnect, Headers, Receive, Scope, Send, respond
-from headwater.actors.http.errors import ApiError, bad_request, method_not_allowed, overloaded
+from headwater.actors.http.errors import ApiError, bad_request, forbidden, method_not_allowed, overloaded
 from headwater.actors.media.intake import MediaIntake, TenantIntake
 from headwater.engines.logs import failure_place
 from headwater.events.ports import LogError

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.actors.edge.admit import control
 from headwater.actors.edge.admit.limiter import time_limit_reached
 from headwater.actors.http import errors
 from headwater.actors.http.errors import MESSAGE_BYTES_MAX, ApiError, cut
@@ -40,8 +39,8 @@ CONSTRUCTORS: dict[str, st.SearchStrategy[ApiError]] = {
     "migrated_too_often": st.builds(errors.migrated_too_often, st.integers(1, 10**9), texts),
     "upstream_failed": st.builds(errors.upstream_failed, texts),
     "method_not_allowed": st.builds(errors.method_not_allowed, st.sampled_from(["GET", "DELETE"])),
-    "unauthenticated": st.builds(control.unauthenticated, texts),
-    "forbidden": st.builds(control.forbidden, texts, param=texts),
+    "unauthenticated": st.builds(errors.unauthenticated, texts),
+    "forbidden": st.builds(errors.forbidden, texts, param=texts),
     "time_limit_reached": st.builds(time_limit_reached, st.floats(0.001, 1e9)),
 }
 
@@ -60,8 +59,7 @@ def test_no_constructor_is_forgotten() -> None:
     """All functions that return an `ApiError`."""
     found = {
         name
-        for module in (errors, control)
-        for name, function in inspect.getmembers(module, inspect.isfunction)
+        for name, function in inspect.getmembers(errors, inspect.isfunction)
         if function.__annotations__.get("return") is ApiError
     }
     assert found <= set(CONSTRUCTORS)

@@ -16,7 +16,6 @@ from headwater.actors.edge.admit.control import (
     key_text,
     new_id,
     new_secret,
-    parse_scopes,
 )
 from headwater.actors.edge.settings import AccessSettings, OidcSettings
 from headwater.actors.http.asgi import Scope
@@ -24,7 +23,14 @@ from headwater.actors.http.errors import ApiError
 from headwater.actors.runtime.ports import Ports
 from headwater.actors.runtime.tables import ApiKeyTable
 from headwater.engines.sim.engine import SimEngine
-from headwater.ops.console.app import EVERYTHING, READ, ConsoleAccess, ConsoleApp, Scopes, without_tenants
+from headwater.ops.console.app import (
+    EVERYTHING,
+    READ,
+    ConsoleAccess,
+    ConsoleApp,
+    ConsoleScopes,
+    without_tenants,
+)
 from headwater.ops.console.pools import WATCHED_S, Pools
 from headwater.ops.console.process import keys_of
 from headwater.ops.history.requests import decisions_in, request_of
@@ -34,7 +40,7 @@ from headwater.ops.sim.loop import VirtualLoop
 from headwater.router.replay import Recorded, Replay
 from headwater.router.state import RouterState
 from headwater.schemas.routing import Decision
-from headwater.schemas.tables import ApiKey, SecretDigest
+from headwater.schemas.tables import ApiKey, Scopes, SecretDigest
 from tests.sim.disaggregated import ask, fleet_of
 from tests.support.worlds.clock import ManualClock
 from tests.support.worlds.memory import memory_world
@@ -100,7 +106,7 @@ async def call(
 class Reader(ConsoleAccess):
     """Admits everyone without the scope of tenants."""
 
-    async def admit(self, scope: Scope) -> Scopes:
+    async def admit(self, scope: Scope) -> ConsoleScopes:
         return READ
 
 
@@ -490,7 +496,7 @@ async def _key(ports: Ports, scopes: list[str]) -> str:
         tenant="tenant",
         created_s=1,
         digests=(SecretDigest(digest_of(key_id, secret.encode())),),
-        scopes=parse_scopes(scopes),
+        scopes=Scopes.parse(scopes),
     )
     await ApiKeyTable(ports.api_keys).create(key)
     return key_text(key_id, secret)

@@ -12,11 +12,10 @@ from msgspec.structs import replace
 from headwater.actors.edge.admit.control import CacheSalt
 from headwater.actors.edge.catalog import Model
 from headwater.actors.edge.prompt.prepare import prepare
-from headwater.actors.edge.prompt.request import GenerationRequest
+from headwater.actors.edge.prompt.request import AudioRecording, GenerationRequest
 from headwater.actors.edge.prompt.speech import (
     QUIET_S,
     SEARCH_S,
-    AudioRecording,
     cuts,
     load_chunks,
     speech_prompt,

@@ -35,6 +35,7 @@ from tests.unit.actors.edge.saga.test_saga import (
     PREFILLING,
     WAITING,
     decision,
+    excluded,
     run,
 )
 
@@ -102,12 +103,6 @@ def test_a_prefill_leg_that_its_worker_dies_of_counts_while_another_worker_waits
         assert saga.deaths == deaths
 
 
-def excluded(effects: list[Effect]) -> tuple[str, ...]:
-    """What the query for the next worker leaves out."""
-    [ask] = [effect for effect in effects if isinstance(effect, AskRouter)]
-    return ask.constraints.exclude
-
-
 def none_left(saga: Saga, now_s: float = 1.0) -> tuple[Saga, list[Effect]]:
     """The router has no other worker; after the pause it is queried again."""
     number = saga.attempts
@@ -137,12 +132,6 @@ def test_the_search_after_a_death_never_returns_to_the_dead_incarnation(
     assert sorted(excluded(effects)) == sorted((dead, "w3.1"))
     saga, effects = none_left(saga)
     assert excluded(effects) == (dead,), "who only refused is asked again"
-
-
-def test_in_a_room_the_dead_prefill_worker_is_left_out_and_the_waiting_one_is_not() -> None:
-    """Both legs run: only one worker died."""
-    _, effects = run(*WAITING, HolderLost("r-0-1", "gone", 2.0, "died"))
-    assert excluded(effects) == ("w1.1",)
 
 
 @pytest.mark.parametrize(

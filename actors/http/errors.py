@@ -86,6 +86,11 @@ def bad_request(
     return ApiError(400, message, param=param, code=code, logged=logged)
 
 
+def bad_field(param: str, says: str, *, code: str | None = None) -> ApiError:
+    """400: a field of the request is invalid. Its name, and then what is wrong with it, are the message."""
+    return bad_request(f"{param} {says}", param=param, code=code)
+
+
 def method_not_allowed(*methods: str) -> ApiError:
     """405: the path exists, for these methods."""
     allow = ", ".join(methods).encode()

@@ -95,25 +95,6 @@ async def test_the_decoder_begins_with(
     assert found.dtype == np.uint32
 
 
-@with_intake
-async def test_a_language_that_is_not_named_is_detected(intake: MediaIntake) -> None:
-    """By an engine that can choose among its tokens; its token is put in the place that the prompts have for it."""
-    able = model(MANY)
-    able = able._replace(card=replace(able.card, capabilities=("transcription", "allowed_tokens")))
-    named = await prepare(request(AudioRecording(wav(tone(4.0)), language="en")), able, 100, intake=intake)
-    unknown = await prepare(request(AudioRecording(wav(tone(4.0)))), able, 100, intake=intake)
-    assert named.detection is None
-    detection = unknown.detection
-    assert detection is not None
-    assert detection.prompt.tolist() == [MANY.start]
-    assert (detection.sampling.max_tokens, detection.sampling.temperature) == (1, 0.0)
-    assert detection.sampling.allowed_token_ids == (910, 911)
-    assert [detection.language_of(token) for token in (910, 911, 920)] == ["de", "en", ""]
-    spoken = unknown.spoken_in("en")
-    assert [prompt.tolist() for prompt in spoken.prompts] == [prompt.tolist() for prompt in named.prompts]
-    assert (spoken.language, spoken.prompt_tokens) == ("en", unknown.prompt_tokens)
-
-
 async def test_what_was_said_before_precedes_and_is_cut_to_its_last_tokens() -> None:
     """As Whisper reads only the last ones."""
     whole = (await speech_prompt(AudioRecording(b"", prompt=" abc "), model(), ENGLISH)).tolist()

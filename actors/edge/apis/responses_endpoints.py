@@ -248,23 +248,26 @@ class ResponsesRoutes:
         responses = ResponsesApi(serving, generator, creator, stores)
         conversations = ConversationsApi(stores, ports.ids, creator.now_s)
         self.socket = ResponsesSocket(generator, creator, settings.connection_s)
-        response, conversation = f"/v1/responses/{_ID}", f"/v1/conversations/{_ID}"
-        self.paths: dict[str, dict[str, Endpoint]] = {
+        paths: dict[str, dict[str, Endpoint]] = {
             "/v1/responses": {"POST": responses.create},
             "/v1/responses/input_tokens": {"POST": responses.count_tokens},
             "/v1/responses/compact": {"POST": responses.compact},
-            response: {"GET": responses.get, "DELETE": responses.delete},
-            f"{response}/cancel": {"POST": responses.cancel},
-            f"{response}/input_items": {"GET": responses.input_items},
+            "/v1/responses/{id}": {"GET": responses.get, "DELETE": responses.delete},
+            "/v1/responses/{id}/cancel": {"POST": responses.cancel},
+            "/v1/responses/{id}/input_items": {"GET": responses.input_items},
             "/v1/conversations": {"POST": conversations.create},
-            conversation: {
+            "/v1/conversations/{id}": {
                 "GET": conversations.get,
                 "POST": conversations.update,
                 "DELETE": conversations.delete,
             },
-            f"{conversation}/items": {"GET": conversations.list_items, "POST": conversations.add_items},
-            f"{conversation}/items/{_ID}": {
+            "/v1/conversations/{id}/items": {
+                "GET": conversations.list_items,
+                "POST": conversations.add_items,
+            },
+            "/v1/conversations/{id}/items/{id}": {
                 "GET": conversations.get_item,
                 "DELETE": conversations.delete_item,
             },
         }
+        self.paths = {path.replace("{id}", _ID): methods for path, methods in paths.items()}

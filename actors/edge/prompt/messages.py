@@ -164,6 +164,16 @@ TOO_MANY: Final[Mapping[PromptMediaKind, str]] = {
     "video": "too_many_videos",
     "audio": "too_many_audio_clips",
 }
+BAD_SHAPE: Final[Mapping[PromptMediaKind, str]] = {
+    "image": "image_shape",
+    "video": "video_shape",
+    "audio": "audio_shape",
+}
+TOO_MANY_TOKENS: Final[Mapping[PromptMediaKind, str]] = {
+    "image": "image_tokens",
+    "video": "video_tokens",
+    "audio": "audio_tokens",
+}
 """Codes of errors."""
 
 
@@ -318,14 +328,14 @@ def _count(card: ModelCard, part: MediaPart, item: MediaItem) -> int:
     try:
         tokens = count_media_tokens(card.media, kind, prompt_shape(item, card))
     except ValueError as error:
-        raise bad_request(f"{part.param}: {error}.", param=part.param, code=f"{kind}_shape") from error
+        raise bad_request(f"{part.param}: {error}.", param=part.param, code=BAD_SHAPE[kind]) from error
     most = card.tokens_of_item_max(kind)
     if most is not None and tokens > most:
         raise bad_field(
             part.param,
             f"has {tokens} tokens; {card.name} takes at most {most} in one item of this kind. Send a "
             "smaller or shorter one.",
-            code=f"{kind}_tokens",
+            code=TOO_MANY_TOKENS[kind],
         )
     return tokens
 

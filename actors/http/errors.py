@@ -97,6 +97,11 @@ def forbidden(message: str, *, param: str | None = None, code: str = "insufficie
     return ApiError(403, message, kind="permission_error", param=param, code=code)
 
 
+def bad_field(param: str, says: str, *, code: str | None = None) -> ApiError:
+    """400: a field of the request is invalid. Its name, and then what is wrong with it, are the message."""
+    return bad_request(f"{param} {says}", param=param, code=code)
+
+
 def method_not_allowed(*methods: str) -> ApiError:
     """405: the path exists, for these methods."""
     allow = ", ".join(methods).encode()

@@ -54,7 +54,7 @@ from headwater.actors.edge.prompt.request import (
     hosted_name,
     joined_texts,
 )
-from headwater.actors.http.errors import ApiError, bad_request
+from headwater.actors.http.errors import ApiError, bad_field, bad_request
 
 BILLING_PREFIX: Final = "x-anthropic-billing-header"
 """Claude Code's first system block: it differs in every request, and would keep all others from sharing a prefix."""
@@ -160,9 +160,9 @@ def _given(role: Role, blocks: Sequence[Block], param: str, names: dict[str, str
 def _tool_result(block: ToolResultBlock, param: str, names: dict[str, str]) -> Turn:
     name = names.get(block.tool_use_id)
     if name is None:
-        raise bad_request(
-            f"{param}.tool_use_id {block.tool_use_id!r} is not the id of a tool_use block in an earlier message.",
-            param=f"{param}.tool_use_id",
+        raise bad_field(
+            f"{param}.tool_use_id",
+            f"{block.tool_use_id!r} is not the id of a tool_use block in an earlier message.",
         )
     content = [TextBlock(block.content)] if isinstance(block.content, str) else block.content or []
     parts = [
@@ -210,22 +210,22 @@ def _media(block: ImageBlock | DocumentBlock, param: str) -> MediaPart:
     part = MediaPart("image" if kind == "image" else "file", param, name=name)
     if isinstance(source, UrlSource):
         if not source.url.startswith(("https://", "http://")):
-            raise bad_request(f"{here}.url must be an http or https URL.", param=f"{here}.url")
+            raise bad_field(f"{here}.url", "must be an http or https URL.")
         return msgspec.structs.replace(part, url=source.url)
     if isinstance(source, FileSource):
         return msgspec.structs.replace(part, file_id=source.file_id)
     assert isinstance(source, Base64Source), "plain text is not media"
     if source.media_type not in types:
-        raise bad_request(f"{here}.media_type must be {' or '.join(types)}.", param=f"{here}.media_type")
+        raise bad_field(f"{here}.media_type", f"must be {' or '.join(types)}.")
     if not source.data:
-        raise bad_request(f"{here}.data must have base64.", param=f"{here}.data")
+        raise bad_field(f"{here}.data", "must have base64.")
     # The media intake decodes it, in a process of its own.
     return msgspec.structs.replace(part, data=source.data, media_type=source.media_type)
 
 
 def _misplaced(block: Block, param: str, role: Role) -> ApiError:
     kind = type(block).__struct_config__.tag
-    return bad_request(f"{param} of type {kind} belongs in a message of role {role}.", param=param)
+    return bad_field(param, f"of type {kind} belongs in a message of role {role}.")
 
 
 def found_tools(messages: Sequence[InputMessage]) -> frozenset[str]:
@@ -302,9 +302,7 @@ def _tools(definitions: Sequence[ToolDefinition], found: frozenset[str]) -> tupl
             continue
         _check_tool(tool, param)
         if tool.name in names:
-            raise bad_request(
-                f"{param}.name {tool.name!r} occurs twice; names are unique.", param=f"{param}.name"
-            )
+            raise bad_field(f"{param}.name", f"{tool.name!r} occurs twice; names are unique.")
         names.add(tool.name)
         if tool.defer_loading and not searched and tool.name not in found:
             continue
@@ -314,25 +312,18 @@ def _tools(definitions: Sequence[ToolDefinition], found: frozenset[str]) -> tupl
 
 def _check_tool(tool: ToolDefinition, param: str) -> None:
     if tool.type not in (None, "custom"):
-        raise bad_request(
-            f"{param}.type {tool.type[:64]!r} is not known here; send tools of type custom and run them in the client.",
-            param=f"{param}.type",
+        raise bad_field(
+            f"{param}.type",
+            f"{tool.type[:64]!r} is not known here; send tools of type custom and run them in the client.",
         )
     try:
         msgspec.convert(tool.name, ToolName)
     except msgspec.ValidationError as error:
-        raise bad_request(
-            f"{param}.name has 1 to 128 letters, digits, underscores and dashes.", param=f"{param}.name"
-        ) from error
+        raise bad_field(f"{param}.name", "has 1 to 128 letters, digits, underscores and dashes.") from error
     if tool.input_schema is None or tool.input_schema.get("type") != "object":
-        raise bad_request(
-            f"{param}.input_schema must be a JSON schema of type object.", param=f"{param}.input_schema"
-        )
+        raise bad_field(f"{param}.input_schema", "must be a JSON schema of type object.")
     if tool.allowed_callers is not None and "direct" not in tool.allowed_callers:
-        raise bad_request(
-            f"{param}.allowed_callers must contain direct: nothing else calls tools here.",
-            param=f"{param}.allowed_callers",
-        )
+        raise bad_field(f"{param}.allowed_callers", "must contain direct: nothing else calls tools here.")
 
 
 def _tool_choice(choice: ToolChoiceField | None, tools: Sequence[Tool]) -> ToolChoice:
@@ -340,13 +331,10 @@ def _tool_choice(choice: ToolChoiceField | None, tools: Sequence[Tool]) -> ToolC
         return ToolChoice()
     parallel = not choice.disable_parallel_tool_use
     if choice.type in ("any", "tool") and not tools:
-        raise bad_request("tool_choice may be specified only with tools.", param="tool_choice")
+        raise bad_field("tool_choice", "may be specified only with tools.")
     if choice.type == "tool":
         if choice.name not in {tool.name for tool in tools}:
-            raise bad_request(
-                f"tool_choice.name {(choice.name or '')[:128]!r} is none of the tools.",
-                param="tool_choice.name",
-            )
+            raise bad_field("tool_choice.name", f"{(choice.name or '')[:128]!r} is none of the tools.")
         return ToolChoice("named", choice.name or "", parallel)
     if choice.type == "any":
         return ToolChoice("required", "", parallel)
@@ -358,8 +346,6 @@ def _reasoning(thinking: ThinkingConfig | None, effort: str | None) -> Reasoning
         return Reasoning(effort=effort)
     if thinking.type == "enabled":
         if thinking.budget_tokens is None:
-            raise bad_request(
-                "thinking.budget_tokens is required when thinking is enabled.", param="thinking.budget_tokens"
-            )
+            raise bad_field("thinking.budget_tokens", "is required when thinking is enabled.")
         return Reasoning(effort=effort, enabled=True, budget=thinking.budget_tokens)
     return Reasoning(effort=effort, enabled=thinking.type == "adaptive")

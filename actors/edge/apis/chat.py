@@ -31,7 +31,7 @@ from headwater.actors.edge.apis.chat_types import (
     refuse_template,
 )
 from headwater.actors.edge.prompt.messages import audio_media, data_media, file_media, url_media
-from headwater.actors.edge.prompt.prompts import load_chat, text_prompts
+from headwater.actors.edge.prompt.prompts import load_chat, text_prompts, tokens_of
 from headwater.actors.edge.prompt.request import (
     OPENAI,
     GenerationRequest,
@@ -51,7 +51,7 @@ from headwater.actors.edge.prompt.request import (
 )
 from headwater.actors.edge.saga.http_call import Call, Serving
 from headwater.actors.http.body import decode_body
-from headwater.actors.http.errors import ApiError, bad_request
+from headwater.actors.http.errors import ApiError, bad_field, bad_request
 
 
 def turns_of(messages: Sequence[ChatMessage], param: str = "messages") -> tuple[Turn, ...]:
@@ -78,9 +78,7 @@ def _turn(message: ChatMessage, param: str) -> Turn:
 
 def _call(call: MessageCall, param: str) -> ToolCall:
     if call.type != "function":
-        raise bad_request(
-            f"{param}.type is {call.type[:64]!r}; calls are of functions.", param=f"{param}.type"
-        )
+        raise bad_field(f"{param}.type", f"is {call.type[:64]!r}; calls are of functions.")
     return ToolCall(call.id, call.function.name, call.function.arguments)
 
 
@@ -96,12 +94,12 @@ def _part(part: ContentPart, param: str) -> Part:
     if part.type in ("text", "refusal"):
         text = part.text if part.type == "text" else part.refusal
         if text is None:
-            raise bad_request(f"{param}.{part.type} is missing.", param=f"{param}.{part.type}")
+            raise bad_field(f"{param}.{part.type}", "is missing.")
         return TextPart(text)
     read = _MEDIA.get(part.type)
     if read is None:
         known = ", ".join(["text", *_MEDIA])
-        raise bad_request(f"{param}.type is {part.type[:64]!r}; it is one of {known}.", param=f"{param}.type")
+        raise bad_field(f"{param}.type", f"is {part.type[:64]!r}; it is one of {known}.")
     return read(getattr(part, part.type), f"{param}.{part.type}")
 
 
@@ -109,7 +107,7 @@ def _image(value: Any, param: str) -> MediaPart:
     given = {"url": value} if isinstance(value, str) else _object(value, param)
     detail = given.get("detail") or ""
     if detail not in ("", "auto", "low", "high", "original"):
-        raise bad_request(f"{param}.detail is auto, low, high or original.", param=f"{param}.detail")
+        raise bad_field(f"{param}.detail", "is auto, low, high or original.")
     return url_media("image", given.get("url"), param, detail=detail)
 
 
@@ -122,7 +120,7 @@ def _file(value: Any, param: str) -> MediaPart:
 
 def _object(value: Any, param: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise bad_request(f"{param} must be an object.", param=param)
+        raise bad_field(param, "must be an object.")
     return value
 
 
@@ -152,13 +150,10 @@ def tools_of(tools: Sequence[ChatTool]) -> tuple[Tool, ...]:
         if hosted_name(tool, OPENAI):
             continue
         if tool.type != "function":
-            raise bad_request(
-                f"{param}.type is {tool.type[:64]!r}; this model's tools are functions.",
-                param=f"{param}.type",
-            )
+            raise bad_field(f"{param}.type", f"is {tool.type[:64]!r}; this model's tools are functions.")
         function = tool.function
         if function is None:
-            raise bad_request(f"{param}.function is missing.", param=f"{param}.function")
+            raise bad_field(f"{param}.function", "is missing.")
         if function.name in found:
             raise bad_request(f"Two tools are named {function.name!r}.", param=f"{param}.function.name")
         found[function.name] = Tool(
@@ -171,7 +166,7 @@ def choice_of(value: Any, tools: tuple[Tool, ...], *, parallel: bool) -> tuple[T
     """The tool choice, and the tools that it allows. Raises `ApiError` 400."""
     if value is None or value in ("auto", "none", "required"):
         if value == "required" and not tools:
-            raise bad_request("tool_choice is required, but there are no tools.", param="tool_choice")
+            raise bad_field("tool_choice", "is required, but there are no tools.")
         return ToolChoice(value or "auto", parallel=parallel), tools
     if not isinstance(value, dict):
         raise _unknown()
@@ -203,9 +198,7 @@ def _find(names: Iterable[str], tools: tuple[Tool, ...]) -> tuple[Tool, ...]:
     found = []
     for name in names:
         if name not in by_name:
-            raise bad_request(
-                f"tool_choice names {name[:64]!r}, which is not among the tools.", param="tool_choice"
-            )
+            raise bad_field("tool_choice", f"names {name[:64]!r}, which is not among the tools.")
         found.append(by_name[name])
     return tuple(found)
 
@@ -260,7 +253,7 @@ def completion_request(request: CompletionRequest) -> GenerationRequest:
     """A text completion. Raises `ApiError` 400."""
     limit = DEFAULT_COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
     if not limit and not request.echo:
-        raise bad_request("max_tokens 0 is possible with echo only.", param="max_tokens")
+        raise bad_field("max_tokens", "0 is possible with echo only.")
     return GenerationRequest(
         param="prompt",
         endpoint="completions",
@@ -285,9 +278,9 @@ def _best_of(request: CompletionRequest) -> int:
     choices = request.n or 1
     best_of = request.best_of or choices
     if best_of < choices:
-        raise bad_request(f"best_of is {best_of}, less than n, which is {choices}.", param="best_of")
+        raise bad_field("best_of", f"is {best_of}, less than n, which is {choices}.")
     if best_of > choices and request.stream:
-        raise bad_request("best_of above n cannot be streamed.", param="best_of")
+        raise bad_field("best_of", "above n cannot be streamed.")
     return best_of
 
 
@@ -430,12 +423,7 @@ class TokensApi:
         request = decode_body(DetokenizeRequest, call.body)
         model = self._serving.model(request.model, call)
         call.quota.enter(model.card.name)
-        vocabulary = model.tokenizer.vocabulary
-        outside = next((token for token in request.tokens if token >= vocabulary), None)
-        if outside is not None:
-            raise bad_request(
-                f"Token id {outside} is outside the vocabulary of {vocabulary}.", param="tokens"
-            )
+        await tokens_of(model, request.tokens, "tokens")
         text = model.tokenizer.reference.decode(request.tokens, skip_special_tokens=False)
         await call.answer({"prompt": text})
 

@@ -12,7 +12,7 @@ import msgspec
 
 from headwater.actors.edge.prompt.guides import FieldGuide, guide_of
 from headwater.actors.edge.saga.fields import NOT_SUPPORTED, UnsupportedFields, rejected
-from headwater.actors.http.errors import bad_request
+from headwater.actors.http.errors import bad_field, bad_request
 
 Probability = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
 Penalty = Annotated[float, msgspec.Meta(ge=-2.0, le=2.0)]
@@ -188,13 +188,11 @@ class CompletionCommon(UnsupportedFields, kw_only=True):
         """Logit bias by token id, checked."""
         bias: dict[int, float] = {}
         if len(self.logit_bias or {}) > BIASES_MAX:
-            raise bad_request(f"logit_bias has more than {BIASES_MAX} tokens.", param="logit_bias")
+            raise bad_field("logit_bias", f"has more than {BIASES_MAX} tokens.")
         for key, value in (self.logit_bias or {}).items():
             number = key.isascii() and key.isdigit() and len(key) <= TOKEN_DIGITS_MAX
             if not number or not -100 <= value <= 100:
-                raise bad_request(
-                    "logit_bias maps token ids to numbers from -100 to 100.", param="logit_bias"
-                )
+                raise bad_field("logit_bias", "maps token ids to numbers from -100 to 100.")
             bias[int(key)] = value
         return bias
 
@@ -237,7 +235,7 @@ class ChatRequest(CompletionCommon, kw_only=True):
     def logprob_count(self) -> int | None:
         """Alternatives per token, None for no log probabilities."""
         if self.top_logprobs and not self.logprobs:
-            raise bad_request("top_logprobs needs logprobs to be true.", param="top_logprobs")
+            raise bad_field("top_logprobs", "needs logprobs to be true.")
         return (self.top_logprobs or 0) if self.logprobs else None
 
     def refuse_unsupported(self) -> None:
@@ -286,6 +284,4 @@ class CompletionRequest(CompletionCommon, kw_only=True):
                 entries: list[Any] = [prompt] if wrap else list(prompt)
                 if kind is not list or all(set(map(type, entry)) <= {int} for entry in entries):
                     return entries
-        raise bad_request(
-            "prompt is a string, a list of token ids, or a list of either; not empty.", param="prompt"
-        )
+        raise bad_field("prompt", "is a string, a list of token ids, or a list of either; not empty.")

@@ -13,7 +13,7 @@ from headwater.actors.edge.prompt.prompts import tokens_of
 from headwater.actors.edge.saga.fields import UnsupportedFields
 from headwater.actors.edge.saga.http_call import Call, RoutingHints, Serving, parse_routing_headers
 from headwater.actors.http.body import invalid_field
-from headwater.actors.http.errors import bad_request
+from headwater.actors.http.errors import bad_field, bad_request
 from headwater.schemas.tables import Capability, ImageGenerationSupport, ModelCard, VideoGenerationSupport
 
 T = TypeVar("T")
@@ -61,9 +61,7 @@ class FileFields(UnsupportedFields, kw_only=True):
         width, height = _sides(self.size, support, model, what)
         steps = self.steps or support.steps
         if steps > support.steps_max:
-            raise bad_request(
-                f"steps is {steps}; {model} computes at most {support.steps_max} per {what}.", param="steps"
-            )
+            raise bad_field("steps", f"is {steps}; {model} computes at most {support.steps_max} per {what}.")
         return {
             "request": "",
             "prompt": self.prompt,
@@ -127,15 +125,13 @@ def form_values(
     """
     for name in files:
         if name in fields:
-            raise bad_request(
-                f"{name} must be an uploaded file: a part of the form with a filename.", param=name
-            )
+            raise bad_field(name, "must be an uploaded file: a part of the form with a filename.")
     values: dict[str, Any] = {}
     for name, given in fields.items():
         if name not in own:
             raise bad_request(f"{name[:64]} is not supported; leave it out.", param=name)
         if name not in lists and len(given) > 1:
-            raise bad_request(f"{name} comes {len(given)} times.", param=name)
+            raise bad_field(name, f"comes {len(given)} times.")
         values[name] = given if name in lists else given[0]
     return values
 

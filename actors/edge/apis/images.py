@@ -30,7 +30,7 @@ from headwater.actors.edge.saga.fields import rejected
 from headwater.actors.edge.saga.http_call import Call, Endpoint, Serving, request_headers
 from headwater.actors.http.asgi import WaitingStream, respond, server_sent
 from headwater.actors.http.body import UploadForm, decode_body, read_form
-from headwater.actors.http.errors import ApiError, bad_request, overloaded
+from headwater.actors.http.errors import ApiError, bad_field, bad_request, overloaded
 from headwater.actors.media.intake import MediaFetcher
 from headwater.actors.media.item import MediaItem
 from headwater.actors.media.request import MediaSource, MediaTarget
@@ -73,20 +73,18 @@ class ImagesRequest(FileFields, kw_only=True):
                 )
         for name in ("partial_images", "progress"):
             if getattr(self, name) and not self.stream:
-                raise bad_request(f"{name} needs stream: true.", param=name)
+                raise bad_field(name, "needs stream: true.")
         if self.output_compression is not None and self.output_format not in ("jpeg", "webp"):
-            raise bad_request(
-                "output_compression is for output_format jpeg and webp.", param="output_compression"
-            )
+            raise bad_field("output_compression", "is for output_format jpeg and webp.")
 
     def order(self, support: ImageGenerationSupport, model: str) -> ImageRequest:
         """Return what a worker is to generate, without a name yet. Raises `ApiError` 400 for what the model cannot."""
         common = self.common(support, model, "image")
         count = self.n or 1
         if count > support.images_max:
-            raise bad_request(
-                f"n is {count}; {model} generates at most {support.images_max} images per request.",
-                param="n",
+            raise bad_field(
+                "n",
+                f"is {count}; {model} generates at most {support.images_max} images per request.",
                 code="n_too_large",
             )
         return ImageRequest(

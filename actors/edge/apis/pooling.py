@@ -29,8 +29,7 @@ from headwater.actors.edge.saga.http_call import (
 from headwater.actors.edge.saga.record import RequestLogWriter
 from headwater.actors.http.asgi import respond
 from headwater.actors.http.body import decode_body
-from headwater.actors.http.errors import ApiError, bad_request
-from headwater.actors.media.intake import MediaFetcher
+from headwater.actors.http.errors import ApiError, bad_field, bad_request
 from headwater.actors.media.item import MediaItem
 from headwater.actors.media.request import MediaCode
 from headwater.schemas.hashing import U32
@@ -88,14 +87,10 @@ class EmbeddingRequest(PoolingCommon, kw_only=True):
             return [turns_of(single)]
         several = [one for one in given if isinstance(one, list) and one]
         if len(several) < len(given):
-            raise bad_request(
-                "messages is a list of messages, or a list of such lists; none of them empty.",
-                param="messages",
-            )
+            raise bad_field("messages", "is a list of messages, or a list of such lists; none of them empty.")
         if len(several) > CONVERSATIONS_MAX:
-            raise bad_request(
-                f"messages has more than {CONVERSATIONS_MAX} conversations; send several requests.",
-                param="messages",
+            raise bad_field(
+                "messages", f"has more than {CONVERSATIONS_MAX} conversations; send several requests."
             )
         return [turns_of(one, f"messages[{number}]") for number, one in enumerate(several)]
 
@@ -105,10 +100,7 @@ class EmbeddingRequest(PoolingCommon, kw_only=True):
         if (self.input is None) == (self.messages is None):
             raise bad_request("Send one of input and messages.", param="input")
         if self.add_generation_prompt and self.continue_final_message:
-            raise bad_request(
-                "continue_final_message and add_generation_prompt cannot both be true.",
-                param="continue_final_message",
-            )
+            raise bad_field("continue_final_message", "and add_generation_prompt cannot both be true.")
         refuse_template(self.chat_template_kwargs)
 
 
@@ -130,9 +122,9 @@ class ScoreRequest(PoolingCommon, kw_only=True):
         if len(first) == 1:
             first = first * len(second)
         if len(first) != len(second):
-            raise bad_request(
-                f"text_1 has {len(first)} texts and text_2 {len(second)}; send one text, or lists of equal length.",
-                param="text_1",
+            raise bad_field(
+                "text_1",
+                f"has {len(first)} texts and text_2 {len(second)}; send one text, or lists of equal length.",
             )
         return list(zip(first, second, strict=True))
 
@@ -149,7 +141,7 @@ class RerankRequest(PoolingCommon, kw_only=True):
         """The documents' texts."""
         texts = [one if isinstance(one, str) else one.get("text") for one in self.documents]
         if not all(isinstance(text, str) for text in texts):
-            raise bad_request("documents must be strings, or objects with a text.", param="documents")
+            raise bad_field("documents", "must be strings, or objects with a text.")
         return _list(cast(list[str], texts), "documents")
 
 
@@ -163,12 +155,11 @@ def entries(value: str | list[Any], param: str) -> list[str | list[int]]:
     ):
         found = list(value)
     if not found or not all(found):
-        raise bad_request(
-            f"{param} must be a string, a list of token ids, or a list of either; none of them empty.",
-            param=param,
+        raise bad_field(
+            param, "must be a string, a list of token ids, or a list of either; none of them empty."
         )
     if len(found) > INPUTS_MAX:
-        raise bad_request(f"{param} has more than {INPUTS_MAX} entries; send several requests.", param=param)
+        raise bad_field(param, f"has more than {INPUTS_MAX} entries; send several requests.")
     return found
 
 
@@ -186,9 +177,9 @@ def embedding_json(index: int, vector: bytes, form: str) -> bytes:
 def _list(texts: str | list[str], param: str) -> list[str]:
     found = [texts] if isinstance(texts, str) else texts
     if not found or not all(found):
-        raise bad_request(f"{param} must be a string or a list of strings; none of them empty.", param=param)
+        raise bad_field(param, "must be a string or a list of strings; none of them empty.")
     if len(found) > TEXTS_MAX:
-        raise bad_request(f"{param} has more than {TEXTS_MAX} texts; send several requests.", param=param)
+        raise bad_field(param, f"has more than {TEXTS_MAX} texts; send several requests.")
     return found
 
 
@@ -219,46 +210,6 @@ async def text_prompts(
         if not len(prompts) % ENCODED_A_TURN:
             await asyncio.sleep(0)
     return prompts
-
-
-async def conversation_prompts(
-    request: EmbeddingRequest,
-    model: Model,
-    context: int,
-    salt: str,
-    intake: MediaFetcher | None,
-    *,
-    special_tokens_in_text: bool,
-) -> PoolingPrompts:
-    """Conversations as the model's chat template renders them, with their media. Raises `ApiError` 400 naming the part at fault.
-
-    `context`: tokens that this client may use. `salt` keeps the media of tenants apart.
-    """
-    conversations = request.conversations()
-    _check_counts(conversations)
-    tokens: list[U32] = []
-    media: list[tuple[PromptMedia, ...]] = []
-    held: list[tuple[str, memoryview]] = []
-    known: dict[MediaPart, MediaItem] = {}
-    options = PromptOptions(
-        add_special_tokens=request.add_special_tokens,
-        add_generation_prompt=bool(request.add_generation_prompt),
-        continue_final=bool(request.continue_final_message),
-        variables=request.chat_template_kwargs or {},
-    )
-    for turns in conversations:
-        chat = await load_chat(
-            GenerationRequest(model=request.model, param="messages", messages=turns, prompt_options=options),
-            model,
-            context,
-            intake,
-            known,
-            special_tokens_in_text=special_tokens_in_text,
-        )
-        tokens.append(chat.tokens)
-        media.append(of_tenant(chat.media, salt) if salt else chat.media)
-        held += [(place.id, item.data) for place, item in zip(media[-1], chat.loaded.items, strict=True)]
-    return PoolingPrompts(tokens, tuple(media), tuple(held))
 
 
 def _check_counts(conversations: Sequence[tuple[Turn, ...]]) -> None:
@@ -299,19 +250,11 @@ class PoolingApi:
         request, model, hints = self._begin(EmbeddingRequest, call)
         task = _pooling_task(model.card, "embed")
         prompts = await self._prompts(request, model, call)
-        name = self._name("embd")
+        name, param = self._name("embd"), "input" if request.messages is None else "messages"
         job = PoolingJob(
-            name,
-            model,
-            prompts.tokens,
-            task,
-            request.dimensions or 0,
-            hints=hints,
-            media=prompts.media,
+            name, model, prompts.tokens, task, request.dimensions or 0, hints=hints, media=prompts.media
         )
-        vectors = await self._run(
-            "embeddings", job, call, "input" if request.messages is None else "messages", prompts.held
-        )
+        vectors = await self._run("embeddings", job, call, param, prompts.held)
         form = request.encoding_format or "float"
         parts: list[bytes] = []
         for index, vector in enumerate(vectors):
@@ -375,15 +318,34 @@ class PoolingApi:
         if request.messages is None:
             special = request.add_special_tokens is not False
             return PoolingPrompts(await text_prompts(model, request.inputs(), "input", special=special))
-        serving, card = self._serving, model.card
-        return await conversation_prompts(
-            request,
-            model,
-            call.context(model),
-            serving.salts.salt_of(call.principal, card).value,
-            serving.intake_of(call),
-            special_tokens_in_text=serving.settings.allow_special_tokens_in_text,
+        return await self._conversations(request, model, call)
+
+    async def _conversations(self, request: EmbeddingRequest, model: Model, call: Call) -> PoolingPrompts:
+        """Conversations as the model's chat template renders them, with their media, which the salt keeps apart from those of other tenants."""
+        conversations = request.conversations()
+        _check_counts(conversations)
+        serving = self._serving
+        salt, intake = serving.salts.salt_of(call.principal, model.card).value, serving.intake_of(call)
+        context, special = call.context(model), serving.settings.allow_special_tokens_in_text
+        options = PromptOptions(
+            add_special_tokens=request.add_special_tokens,
+            add_generation_prompt=bool(request.add_generation_prompt),
+            continue_final=bool(request.continue_final_message),
+            variables=request.chat_template_kwargs or {},
         )
+        tokens: list[U32] = []
+        media: list[tuple[PromptMedia, ...]] = []
+        held: list[tuple[str, memoryview]] = []
+        known: dict[MediaPart, MediaItem] = {}
+        for turns in conversations:
+            prompt = GenerationRequest(
+                model=request.model, param="messages", messages=turns, prompt_options=options
+            )
+            chat = await load_chat(prompt, model, context, intake, known, special_tokens_in_text=special)
+            tokens.append(chat.tokens)
+            media.append(of_tenant(chat.media, salt) if salt else chat.media)
+            held += [(place.id, item.data) for place, item in zip(media[-1], chat.loaded.items, strict=True)]
+        return PoolingPrompts(tokens, tuple(media), tuple(held))
 
     async def _scores(
         self, endpoint: str, model: Model, pairs: Sequence[tuple[str, str]], call: Call, hints: RoutingHints

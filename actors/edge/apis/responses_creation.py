@@ -1,10 +1,11 @@
 """One response from its request to its place in the store, over HTTP or WebSocket; and the compaction of a conversation."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
+from headwater.actors.edge.answer.choice import ResponseEncoder
 from headwater.actors.edge.apis.responses_encoder import (
     Framing,
     ResponsesEncoder,
@@ -40,12 +41,14 @@ from headwater.actors.edge.history import (
 )
 from headwater.actors.edge.prompt.prompts import load_chat
 from headwater.actors.edge.prompt.request import (
+    ChoiceEnd,
     GenerationRequest,
     GenerationResult,
     Hints,
     MediaPart,
     SamplingFields,
     TextPart,
+    TokenDetail,
     Turn,
 )
 from headwater.actors.edge.saga.http_call import Call, Serving
@@ -110,7 +113,7 @@ async def load_history(
     previous, conversation = fields.previous_response_id, fields.conversation_id
     if conversation:
         if stores is None:
-            raise storage_off("conversation")
+            raise storage_off()
         head = await stores.conversations.get(tenant, conversation)
         return RequestHistory(await stores.conversations.items(tenant, head), conversation=head)
     if not previous:
@@ -161,11 +164,11 @@ def is_reference(item: Item) -> bool:
     )
 
 
-def storage_off(param: str) -> ApiError:
+def storage_off() -> ApiError:
     """400 for a request that needs the store."""
     return bad_request(
         "This server stores no responses and conversations (--responses store=false).",
-        param=param,
+        param="conversation",
         code="storage_disabled",
     )
 
@@ -353,21 +356,43 @@ def compaction_request(
     )
 
 
-def compacted(items: list[Item], result: GenerationResult) -> dict[str, Any]:
-    """The response: all messages of users, then one item with the summary. `items` is the whole conversation."""
-    id_ = result.start.id
-    users = [
-        item for item in items if item.get("role") == "user" and item.get("type", "message") == "message"
-    ]
-    summary = {
-        "id": item_id("compaction", id_, 0),
-        "type": "compaction",
-        "encrypted_content": encode_opaque(result.choices[0].text),
-    }
-    return {
-        "id": ID_PREFIX + id_,
-        "object": "response.compaction",
-        "created_at": result.start.created_s,
-        "output": [*listed(users, id_), summary],
-        "usage": usage_document(result.usage),
-    }
+class CompactionEncoder(ResponseEncoder):
+    """The response: all messages of users, then one item with the summary. `items` is the whole conversation. Nothing is streamed."""
+
+    def __init__(self, items: list[Item]) -> None:
+        self._items = items
+
+    def text(self, index: int, text: str, detail: TokenDetail | None) -> bytes:
+        """See `ResponseEncoder.text`."""
+        raise AssertionError(text)
+
+    def end_choice(self, index: int, end: ChoiceEnd) -> bytes:
+        """See `ResponseEncoder.end_choice`."""
+        raise AssertionError(end)
+
+    def end(self, result: GenerationResult) -> bytes:
+        """See `ResponseEncoder.end`."""
+        raise AssertionError(result)
+
+    def encode_result(self, result: GenerationResult) -> bytes:
+        """See `ResponseEncoder.encode_result`."""
+        id_ = result.start.id
+        users = [
+            item
+            for item in self._items
+            if item.get("role") == "user" and item.get("type", "message") == "message"
+        ]
+        summary = {
+            "id": item_id("compaction", id_, 0),
+            "type": "compaction",
+            "encrypted_content": encode_opaque(result.choices[0].text),
+        }
+        return msgspec.json.encode(
+            {
+                "id": ID_PREFIX + id_,
+                "object": "response.compaction",
+                "created_at": result.start.created_s,
+                "output": [*listed(users, id_), summary],
+                "usage": usage_document(result.usage),
+            }
+        )

@@ -7,14 +7,13 @@ import msgspec
 
 from headwater.actors.edge.answer.run import Generator
 from headwater.actors.edge.apis.responses_creation import (
+    CompactionEncoder,
     ResponseCreator,
     Stores,
-    compacted,
     compaction_request,
     resolve_references,
     storage_off,
 )
-from headwater.actors.edge.apis.responses_encoder import ResponsesEncoder, new_resource
 from headwater.actors.edge.apis.responses_items import Item, is_hosted, read_item
 from headwater.actors.edge.apis.responses_output import listed
 from headwater.actors.edge.apis.responses_requests import count_request
@@ -39,7 +38,6 @@ from headwater.actors.edge.history import (
 from headwater.actors.edge.prompt.request import GenerationResult
 from headwater.actors.edge.saga.http_call import Call, Endpoint, Serving
 from headwater.actors.edge.settings import HistorySettings
-from headwater.actors.http.asgi import Headers
 from headwater.actors.http.body import decode_body
 from headwater.actors.http.errors import ApiError, bad_request, page_of, page_request
 
@@ -92,12 +90,8 @@ class ResponsesApi:
         id_ = self._serving.workers.ports.ids()
         context = call.context(model)
         request = compaction_request(fields, items, history.items, id_, context)
-        resource = new_resource(CreateFields(model=fields.model), id_, [], {}, stored=False)
-        encoder = ResponsesEncoder(resource, model.tokenizer, self._creator.now_s)
-        sink = _NoSink()
-        result = await self._generator.run(request, encoder, call, sink)
-        if result is not None:
-            await call.answer(compacted([*history.items, *items], result), sink.headers)
+        encoder = CompactionEncoder([*history.items, *items])
+        await self._generator.run(request, encoder, call)
 
     async def get(self, call: Call, id_: str) -> None:
         """GET /v1/responses/{id}."""
@@ -136,31 +130,6 @@ class ResponsesApi:
         raise no_response(id_)
 
 
-class _NoSink:
-    """Takes an answer that becomes part of another document. See `ByteSink`."""
-
-    cut = False
-
-    def __init__(self) -> None:
-        self.headers: Headers = []
-
-    async def start(self, headers: Headers) -> None:
-        """See `ByteSink.start`."""
-        raise AssertionError("nothing is streamed")
-
-    def write(self, data: bytes, *, last: bool = False) -> None:
-        """See `ByteSink.write`."""
-        raise AssertionError("nothing is streamed")
-
-    async def settle(self) -> None:
-        """See `ByteSink.settle`."""
-
-    async def respond(self, body: bytes, headers: Headers) -> None:
-        """See `ByteSink.respond`."""
-        del body
-        self.headers = headers
-
-
 def no_response(id_: str) -> ApiError:
     """404 for an unknown response."""
     return ApiError(404, f"Response with id '{id_[:128]}' not found.", param="response_id", code="not_found")
@@ -180,7 +149,7 @@ class ConversationsApi:
     @property
     def _stores(self) -> Stores:
         if self._stores_or_none is None:
-            raise storage_off("conversation")
+            raise storage_off()
         return self._stores_or_none
 
     async def create(self, call: Call) -> None:
@@ -279,23 +248,26 @@ class ResponsesRoutes:
         responses = ResponsesApi(serving, generator, creator, stores)
         conversations = ConversationsApi(stores, ports.ids, creator.now_s)
         self.socket = ResponsesSocket(generator, creator, settings.connection_s)
-        response, conversation = f"/v1/responses/{_ID}", f"/v1/conversations/{_ID}"
-        self.paths: dict[str, dict[str, Endpoint]] = {
+        paths: dict[str, dict[str, Endpoint]] = {
             "/v1/responses": {"POST": responses.create},
             "/v1/responses/input_tokens": {"POST": responses.count_tokens},
             "/v1/responses/compact": {"POST": responses.compact},
-            response: {"GET": responses.get, "DELETE": responses.delete},
-            f"{response}/cancel": {"POST": responses.cancel},
-            f"{response}/input_items": {"GET": responses.input_items},
+            "/v1/responses/{id}": {"GET": responses.get, "DELETE": responses.delete},
+            "/v1/responses/{id}/cancel": {"POST": responses.cancel},
+            "/v1/responses/{id}/input_items": {"GET": responses.input_items},
             "/v1/conversations": {"POST": conversations.create},
-            conversation: {
+            "/v1/conversations/{id}": {
                 "GET": conversations.get,
                 "POST": conversations.update,
                 "DELETE": conversations.delete,
             },
-            f"{conversation}/items": {"GET": conversations.list_items, "POST": conversations.add_items},
-            f"{conversation}/items/{_ID}": {
+            "/v1/conversations/{id}/items": {
+                "GET": conversations.list_items,
+                "POST": conversations.add_items,
+            },
+            "/v1/conversations/{id}/items/{id}": {
                 "GET": conversations.get_item,
                 "DELETE": conversations.delete_item,
             },
         }
+        self.paths = {path.replace("{id}", _ID): methods for path, methods in paths.items()}

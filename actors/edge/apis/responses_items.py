@@ -20,7 +20,7 @@ import msgspec
 
 from headwater.actors.edge.prompt.messages import audio_media, file_media
 from headwater.actors.edge.prompt.request import MediaPart, Part, TextPart, ToolCall, Turn, joined_texts
-from headwater.actors.http.errors import ApiError, bad_request
+from headwater.actors.http.errors import ApiError, bad_field, bad_request
 
 Item = dict[str, Any]
 """An item as JSON."""
@@ -300,7 +300,7 @@ def decode_opaque(content: str, param: str) -> str | None:
             raise ValueError
         return data.decode("utf-8", "surrogatepass")
     except (binascii.Error, zlib.error, ValueError) as error:
-        raise bad_request(f"{param} is damaged: send it as it was received.", param=param) from error
+        raise bad_field(param, "is damaged: send it as it was received.") from error
 
 
 # Items to turns, the conversation as chat templates know it.
@@ -412,9 +412,9 @@ def _other_turn(item: AnyItem, param: str) -> Turn:
     if isinstance(item, CompactionItem):
         summary = decode_opaque(item.encrypted_content, f"{param}.encrypted_content")
         if summary is None:
-            raise bad_request(
-                f"{param}.encrypted_content was not made here: only Headwater's own compaction can be read.",
-                param=f"{param}.encrypted_content",
+            raise bad_field(
+                f"{param}.encrypted_content",
+                "was not made here: only Headwater's own compaction can be read.",
             )
         return Turn(role="user", parts=(TextPart(SUMMARY_HEAD + summary),))
     raise bad_request(
@@ -441,13 +441,13 @@ def parts_of(content: str | list[Content], param: str) -> tuple[Part, ...]:
 def _part_of(part: Content, param: str) -> Part:
     if isinstance(part, InputImageContent):
         if not part.image_url and not part.file_id:
-            raise bad_request(f"{param} needs image_url or file_id.", param=param)
+            raise bad_field(param, "needs image_url or file_id.")
         return MediaPart(
             "image", param, url=part.image_url or "", file_id=part.file_id or "", detail=part.detail or ""
         )
     if isinstance(part, InputFileContent):
         if not (part.file_data or part.file_url or part.file_id):
-            raise bad_request(f"{param} needs file_data, file_url or file_id.", param=param)
+            raise bad_field(param, "needs file_data, file_url or file_id.")
         return file_media(
             param, name=part.filename, data=part.file_data, url=part.file_url, file_id=part.file_id
         )

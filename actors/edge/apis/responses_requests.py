@@ -31,7 +31,7 @@ from headwater.actors.edge.prompt.request import (
     Turn,
     hosted_name,
 )
-from headwater.actors.http.errors import bad_request
+from headwater.actors.http.errors import bad_field, bad_request
 from headwater.schemas.inference import Guide
 
 TOOLS_MAX: Final = 1_024
@@ -180,9 +180,8 @@ def _read(tool: dict[str, Any], param: str) -> AnyTool:
     except msgspec.ValidationError as error:
         raise invalid_member(error, param) from error
     if read.allowed_callers is not None and "direct" not in read.allowed_callers:
-        raise bad_request(
-            f"{param}.allowed_callers is not supported: only the model itself calls tools here.",
-            param=f"{param}.allowed_callers",
+        raise bad_field(
+            f"{param}.allowed_callers", "is not supported: only the model itself calls tools here."
         )
     return read
 
@@ -222,9 +221,9 @@ def _choice(choice: Any, names: list[str]) -> tuple[ToolChoice, frozenset[str] |
         return ToolChoice(), None
     if isinstance(choice, str):
         if choice not in ("none", "auto", "required"):
-            raise bad_request("tool_choice is none, auto, required or an object.", param="tool_choice")
+            raise bad_field("tool_choice", "is none, auto, required or an object.")
         if choice == "required" and not names:
-            raise bad_request("tool_choice is required, but there are no tools.", param="tool_choice")
+            raise bad_field("tool_choice", "is required, but there are no tools.")
         return ToolChoice(cast(ToolMode, choice)), None
     kind = choice.get("type") if isinstance(choice, dict) else None
     if kind == "allowed_tools":
@@ -233,9 +232,8 @@ def _choice(choice: Any, names: list[str]) -> tuple[ToolChoice, frozenset[str] |
         _check_known(chosen, names)
         return ToolChoice(allowed.mode), frozenset(chosen)
     if kind not in ("function", "custom"):
-        raise bad_request(
-            "tool_choice.type must be function, custom or allowed_tools; hosted tools are not served here.",
-            param="tool_choice.type",
+        raise bad_field(
+            "tool_choice.type", "must be function, custom or allowed_tools; hosted tools are not served here."
         )
     named = _convert(choice, NamedChoice)
     chosen_name = _chosen(named.namespace, named.name)
@@ -258,7 +256,7 @@ def _check_known(chosen: list[str], names: list[str]) -> None:
     for name in chosen:
         if name not in names:
             shown = name[:64] if re.fullmatch(r"[a-zA-Z0-9_-]+", name) else "that name"
-            raise bad_request(f"tool_choice names {shown}, which is not among tools.", param="tool_choice")
+            raise bad_field("tool_choice", f"names {shown}, which is not among tools.")
 
 
 ENDPOINT: Final = "responses"
@@ -345,7 +343,7 @@ def guide_of(wanted: TextFormat) -> Guide | None:
     if wanted.type == "json_object":
         return Guide("json_object")
     if wanted.name is None:
-        raise bad_request("text.format.name is missing.", param="text.format.name")
+        raise bad_field("text.format.name", "is missing.")
     # The schema is always enforced, with or without `strict`.
     return schema_guide(wanted.json_schema, "text.format.schema")
 

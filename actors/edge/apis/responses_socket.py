@@ -28,7 +28,7 @@ from headwater.actors.edge.saga.http_call import Call, internal_error
 from headwater.actors.http.asgi import Headers
 from headwater.actors.http.body import check_shape, decode_body
 from headwater.actors.http.connection import WebSocket
-from headwater.actors.http.errors import ApiError, bad_request, overloaded
+from headwater.actors.http.errors import ApiError, bad_field, bad_request, overloaded
 
 STREAMS_MAX: Final = 32
 ACTIVE_MAX: Final = 16
@@ -143,16 +143,16 @@ class _Session:
         head = decode_body(_Peek, message)
         stream_id = head.stream_id
         if stream_id is not None and not (isinstance(stream_id, str) and _STREAM_ID.match(stream_id)):
-            raise bad_request(
-                "stream_id must have 1 to 256 letters, digits, dots, dashes and underscores.",
-                param="stream_id",
+            raise bad_field(
+                "stream_id",
+                "must have 1 to 256 letters, digits, dots, dashes and underscores.",
                 code="invalid_stream_id",
             )
         try:
             if head.type == "response.steer":
                 raise bad_request("response.steer is not supported.", param="type", code="unsupported_event")
             if head.type != "response.create":
-                raise bad_request("type must be response.create.", param="type", code="unsupported_event")
+                raise bad_field("type", "must be response.create.", code="unsupported_event")
             if self._closing is not None:
                 raise self._closing
             self._queue_of(stream_id).put_nowait(message)

@@ -26,7 +26,7 @@ from headwater.actors.edge.saga.fields import (
     rejected,
     served,
 )
-from headwater.actors.http.errors import ApiError, bad_request
+from headwater.actors.http.errors import ApiError, bad_field, bad_request
 
 ShortText = Annotated[str, msgspec.Meta(max_length=512)]
 SessionKey = Annotated[ShortText | None, served("a routing hint: session affinity")]
@@ -184,9 +184,9 @@ class CreateFields(InputFields, kw_only=True):
     def check_history(self) -> None:
         """Raises `ApiError` 400 if the prompt has no source, or two histories."""
         if self.previous_response_id and self.conversation_id:
-            raise bad_request(
-                "previous_response_id and conversation exclude each other; send one of them.",
-                param="previous_response_id",
+            raise bad_field(
+                "previous_response_id",
+                "and conversation exclude each other; send one of them.",
                 code="mutually_exclusive_parameters",
             )
         # An empty list with `generate` false prepares a conversation whose input comes later.

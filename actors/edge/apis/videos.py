@@ -30,6 +30,7 @@ from headwater.actors.http.asgi import ClientGone, Disconnect, Headers, WaitingS
 from headwater.actors.http.body import FORM, UploadForm, check_shape, decode_body, read_form
 from headwater.actors.http.errors import (
     ApiError,
+    bad_field,
     bad_request,
     overloaded,
     page_of,
@@ -55,10 +56,10 @@ class VideoFields(FileFields, kw_only=True):
         common = self.common(support, model, "video")
         pixels = common["width"] * common["height"]
         if pixels > support.pixels_max:
-            raise bad_request(
-                f"size is {common['width']}x{common['height']}, {pixels} pixels; {model} generates at most "
+            raise bad_field(
+                "size",
+                f"is {common['width']}x{common['height']}, {pixels} pixels; {model} generates at most "
                 f"{support.pixels_max} per frame.",
-                param="size",
                 code="invalid_size",
             )
         return VideoRequest(**common, frames=self._frames(support, model), fps=support.fps)
@@ -234,7 +235,7 @@ class VideosApi:
         stored = await self._job(call, id_)
         stream = call.asked.get("stream", "false")
         if stream not in ("true", "false"):
-            raise bad_request("stream must be true or false.", param="stream")
+            raise bad_field("stream", "must be true or false.")
         if stream == "true":
             await self._stream(call, stored)
         else:
@@ -245,9 +246,7 @@ class VideosApi:
         self._available()
         variant = call.asked.get("variant", "video")
         if variant != "video":
-            raise bad_request(
-                "variant must be video: there are no thumbnails or spritesheets.", param="variant"
-            )
+            raise bad_field("variant", "must be video: there are no thumbnails or spritesheets.")
         job = (await self._job(call, id_)).job
         if job.status != "completed":
             why = f"failed: {job.error}" if job.status == "failed" else "is not completed yet"

@@ -201,16 +201,13 @@ class Reader:
         rest = self.text[self.at :].lstrip(WHITESPACE)
         return any(literal.startswith(rest) for literal in markers.literals)
 
-    def look_after_space(self, markers: Markers, behind: int = 0) -> Steps[str]:
-        """Return the marker that follows, perhaps after whitespace, as `accept_after_space` does, and read nothing.
-
-        With `behind`, it is looked for that many characters further on.
-        """
-        _behind, marker = yield from self.find_after_space(markers, behind)
+    def look_after_space(self, markers: Markers) -> Steps[str]:
+        """Return the marker that follows, perhaps after whitespace, as `accept_after_space` does, and read nothing."""
+        _behind, marker = yield from self.find_after_space(markers)
         return marker
 
     def find_after_space(self, markers: Markers, behind: int = 0) -> Steps[tuple[int, str]]:
-        """Do what `look_after_space` does, and return too how many characters further on the marker, or whatever follows, begins."""
+        """Do what `look_after_space` does, that many characters further on; and return how far on the marker, or whatever follows, begins."""
         while True:
             start = self.at + behind  # `feed` moves `at`
             found = _SPACE.match(self.text, start)

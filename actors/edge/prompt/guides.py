@@ -19,7 +19,7 @@ from typing import Any, Final
 import msgspec
 
 from headwater.actors.edge.saga.fields import is_reserved, without_reserved
-from headwater.actors.http.errors import ApiError, bad_request
+from headwater.actors.http.errors import ApiError, bad_field, bad_request
 from headwater.schemas.inference import Guide
 
 BYTES_MAX: Final = 4_096
@@ -35,16 +35,16 @@ _CATEGORY: Final = re.compile(r"\\[pP](?:\{[^{}]*\}|[A-Za-z])")
 def check_regex(pattern: str, param: str) -> None:
     """Raises `ApiError` 400 naming `param` and what to change."""
     if not pattern:
-        raise bad_request(f"{param} is empty; leave it out to allow any answer.", param=param)
+        raise bad_field(param, "is empty; leave it out to allow any answer.")
     if len(pattern.encode("utf-8", "surrogatepass")) > BYTES_MAX:
-        raise bad_request(f"{param} is larger than {BYTES_MAX} bytes; shorten it.", param=param)
+        raise bad_field(param, f"is larger than {BYTES_MAX} bytes; shorten it.")
     # Syntax of engines that Python spells differently or lacks.
     plain = _CATEGORY.sub(r"\\w", _GROUP_NAME.sub("(?P<", pattern))
     try:
         with warnings.catch_warnings(action="ignore"):
             re.compile(plain)
     except (re.error, OverflowError, RecursionError, ValueError) as error:
-        raise bad_request(f"{param} is not a valid regular expression: {error}.", param=param) from error
+        raise bad_field(param, f"is not a valid regular expression: {error}.") from error
     if _states(plain, param) > STATES_MAX:
         raise _too_large(param)
 
@@ -99,16 +99,13 @@ def _behind_class(pattern: str, at: int) -> int:
 
 
 def _not_regular(param: str, what: str) -> ApiError:
-    return bad_request(
-        f"{param} uses {what}, which guided decoding does not support; remove it.", param=param
-    )
+    return bad_field(param, f"uses {what}, which guided decoding does not support; remove it.")
 
 
 def _too_large(param: str) -> ApiError:
-    return bad_request(
-        f"{param} has more than {STATES_MAX} characters once its repetitions are expanded:"
-        " use smaller counts or *.",
-        param=param,
+    return bad_field(
+        param,
+        f"has more than {STATES_MAX} characters once its repetitions are expanded: use smaller counts or *.",
     )
 
 
@@ -141,7 +138,7 @@ _NUMBERS: Final = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum",
 def check_schema(schema: Any, param: str) -> None:
     """Raises `ApiError` 400 that names `param`, the place in the schema and what to change."""
     if not isinstance(schema, dict):
-        raise bad_request(f"{param} must be a JSON schema: an object.", param=param)
+        raise bad_field(param, "must be a JSON schema: an object.")
     check = _Check(schema, param)
     check.schema(schema, "#", 1)
     check.references()
@@ -273,7 +270,7 @@ class _Check:
             raise self._bad(where, f"more than {PARTS_MAX} parts")
 
     def _bad(self, where: str, why: str) -> ApiError:
-        return bad_request(f"{self._param} is invalid at {where[:200]}: {why}.", param=self._param)
+        return bad_field(self._param, f"is invalid at {where[:200]}: {why}.")
 
 
 def _inner(schema: dict[str, Any], where: str) -> Iterator[tuple[str, Any, str]]:
@@ -322,21 +319,16 @@ def _of_response_format(wanted: dict[str, Any] | None) -> Iterator[FieldGuide]:
         param = "response_format.json_schema"
         described = wanted.get("json_schema")
         if not isinstance(described, dict):
-            raise bad_request(f"{param} is missing; it contains name and schema.", param=param)
+            raise bad_field(param, "is missing; it contains name and schema.")
         name = described.get("name")
         if not isinstance(name, str) or not _NAME.fullmatch(name):
-            raise bad_request(
-                f"{param}.name must have 1 to 64 letters, digits, underscores and dashes.",
-                param=f"{param}.name",
-            )
+            raise bad_field(f"{param}.name", "must have 1 to 64 letters, digits, underscores and dashes.")
         if type(described.get("strict", False)) not in (bool, type(None)):
-            raise bad_request(f"{param}.strict must be true or false.", param=f"{param}.strict")
+            raise bad_field(f"{param}.strict", "must be true or false.")
         # The schema is always enforced, with or without `strict`.
         yield "response_format", json_schema_guide(described.get("schema"), f"{param}.schema")
     elif kind != "text":
-        raise bad_request(
-            "response_format.type is text, json_object or json_schema.", param="response_format.type"
-        )
+        raise bad_field("response_format.type", "is text, json_object or json_schema.")
 
 
 def _of_structured_outputs(wanted: dict[str, Any] | None) -> Iterator[FieldGuide]:
@@ -349,18 +341,15 @@ def _of_structured_outputs(wanted: dict[str, Any] | None) -> Iterator[FieldGuide
             continue
         if name == "json_object":
             if value is not True:
-                raise bad_request(f"{field} must be true or left out.", param=field)
+                raise bad_field(field, "must be true or left out.")
             yield field, Guide("json_object")
         elif name in _READERS:
             yield field, _READERS[name](value, field)
         else:
-            raise bad_request(f"{field} is not supported by this release; leave it out.", param=field)
+            raise bad_field(field, "is not supported by this release; leave it out.")
         found += 1
     if not found:
-        raise bad_request(
-            "structured_outputs needs one of json, json_object, regex, choice and grammar.",
-            param="structured_outputs",
-        )
+        raise bad_field("structured_outputs", "needs one of json, json_object, regex, choice and grammar.")
 
 
 def json_schema_guide(value: Any, param: str) -> Guide:
@@ -370,7 +359,7 @@ def json_schema_guide(value: Any, param: str) -> Guide:
         try:
             value = msgspec.json.decode(value)
         except (msgspec.DecodeError, RecursionError) as error:
-            raise bad_request(f"{param} is not valid JSON: {error}.", param=param) from error
+            raise bad_field(param, f"is not valid JSON: {error}.") from error
     return schema_guide(value, param)
 
 
@@ -382,32 +371,30 @@ def schema_guide(schema: Any, param: str) -> Guide:
 
 def _regex(value: Any, param: str) -> Guide:
     if not isinstance(value, str):
-        raise bad_request(f"{param} must be a regular expression as a string.", param=param)
+        raise bad_field(param, "must be a regular expression as a string.")
     check_regex(value, param)
     return Guide("regex", value)
 
 
 def _choice(value: Any, param: str) -> Guide:
     if isinstance(value, list) and len(value) > CHOICES_MAX:
-        raise bad_request(f"{param} has more than {CHOICES_MAX} choices.", param=param)
+        raise bad_field(param, f"has more than {CHOICES_MAX} choices.")
     if not isinstance(value, list) or not value or not all(isinstance(one, str) and one for one in value):
-        raise bad_request(f"{param} must be a non-empty list of non-empty strings.", param=param)
+        raise bad_field(param, "must be a non-empty list of non-empty strings.")
     if len(set(value)) < len(value):
-        raise bad_request(f"{param} contains a choice twice.", param=param)
+        raise bad_field(param, "contains a choice twice.")
     return Guide("choice", _as_json(value, param))
 
 
 def _grammar(value: Any, param: str) -> Guide:
     if not isinstance(value, str) or not value.strip():
-        raise bad_request(f"{param} must be a grammar as a non-empty string.", param=param)
+        raise bad_field(param, "must be a grammar as a non-empty string.")
     _check_size(value, param)
     depth = 0
     for here in _QUOTED.sub("", value):
         depth += (here in "({[") - (here in ")}]")
         if depth > GRAMMAR_DEPTH_MAX:
-            raise bad_request(
-                f"{param} nests brackets deeper than {GRAMMAR_DEPTH_MAX}; use named rules.", param=param
-            )
+            raise bad_field(param, f"nests brackets deeper than {GRAMMAR_DEPTH_MAX}; use named rules.")
     return Guide("grammar", value)
 
 
@@ -415,14 +402,14 @@ def _as_json(value: Any, param: str) -> str:
     try:
         text = msgspec.json.encode(value).decode()
     except (OverflowError, ValueError, RecursionError) as error:
-        raise bad_request(f"{param} has a value that cannot be encoded: {error}.", param=param) from error
+        raise bad_field(param, f"has a value that cannot be encoded: {error}.") from error
     _check_size(text, param)
     return text
 
 
 def _check_size(text: str, param: str) -> None:
     if len(text) > VALUE_BYTES_MAX or len(text.encode("utf-8", "surrogatepass")) > VALUE_BYTES_MAX:
-        raise bad_request(f"{param} is larger than {VALUE_BYTES_MAX} bytes; shorten it.", param=param)
+        raise bad_field(param, f"is larger than {VALUE_BYTES_MAX} bytes; shorten it.")
 
 
 _READERS: Final = {"json": json_schema_guide, "regex": _regex, "choice": _choice, "grammar": _grammar}
@@ -448,9 +435,7 @@ def processors_of(value: Any, known: tuple[str, ...]) -> Processors:
     if isinstance(value, list) and all(isinstance(name, str) for name in value):
         value = dict.fromkeys(value)
     if not isinstance(value, dict):
-        raise bad_request(
-            f"{PARAM} must be a list of names, or an object of names with their arguments.", param=PARAM
-        )
+        raise bad_field(PARAM, "must be a list of names, or an object of names with their arguments.")
     found: Processors = {}
     for name, arguments in value.items():
         if name not in known or is_reserved(name):
@@ -459,17 +444,15 @@ def processors_of(value: Any, known: tuple[str, ...]) -> Processors:
                 f"This model has no logits processor {name[:64]!r}. Available: {served}.", param=PARAM
             )
         if not isinstance(arguments, dict | None):
-            raise bad_request(
-                f"{PARAM}.{name} must be an object of arguments, or null.", param=f"{PARAM}.{name}"
-            )
+            raise bad_field(f"{PARAM}.{name}", "must be an object of arguments, or null.")
         if not _plain(arguments, 0):
-            raise bad_request(
-                f"{PARAM}.{name} is nested deeper than {PROCESSOR_DEPTH_MAX}, or has a number beyond 64 bits.",
-                param=f"{PARAM}.{name}",
+            raise bad_field(
+                f"{PARAM}.{name}",
+                f"is nested deeper than {PROCESSOR_DEPTH_MAX}, or has a number beyond 64 bits.",
             )
         found[name] = without_reserved(arguments or {})
     if len(msgspec.json.encode(found)) > ARGUMENT_BYTES_MAX:
-        raise bad_request(f"{PARAM} is larger than {ARGUMENT_BYTES_MAX} bytes.", param=PARAM)
+        raise bad_field(PARAM, f"is larger than {ARGUMENT_BYTES_MAX} bytes.")
     return found
 
 

@@ -15,7 +15,7 @@ import msgspec
 from headwater.actors import metrics
 from headwater.actors.edge.catalog import Model
 from headwater.actors.edge.prompt.request import MediaKind, MediaPart, Part, TextPart, Turn
-from headwater.actors.http.errors import ApiError, bad_request
+from headwater.actors.http.errors import ApiError, bad_field, bad_request
 from headwater.actors.media.intake import DEFAULT_TARGET, MediaFetcher
 from headwater.actors.media.item import MediaItem
 from headwater.actors.media.request import (
@@ -77,6 +77,16 @@ TOO_MANY: Final[Mapping[PromptMediaKind, str]] = {
     "image": "too_many_images",
     "video": "too_many_videos",
     "audio": "too_many_audio_clips",
+}
+BAD_SHAPE: Final[Mapping[PromptMediaKind, str]] = {
+    "image": "image_shape",
+    "video": "video_shape",
+    "audio": "audio_shape",
+}
+TOO_MANY_TOKENS: Final[Mapping[PromptMediaKind, str]] = {
+    "image": "image_tokens",
+    "video": "video_tokens",
+    "audio": "audio_tokens",
 }
 """Codes of errors."""
 
@@ -232,13 +242,14 @@ def _count(card: ModelCard, part: MediaPart, item: MediaItem) -> int:
     try:
         tokens = count_media_tokens(card.media, kind, prompt_shape(item, card))
     except ValueError as error:
-        raise bad_request(f"{part.param}: {error}.", param=part.param, code=f"{kind}_shape") from error
+        raise bad_request(f"{part.param}: {error}.", param=part.param, code=BAD_SHAPE[kind]) from error
     most = card.tokens_of_item_max(kind)
     if most is not None and tokens > most:
-        raise bad_request(
-            f"{part.param} has {tokens} tokens; {card.name} takes at most {most} in one item of this kind. Send a smaller or shorter one.",
-            param=part.param,
-            code=f"{kind}_tokens",
+        raise bad_field(
+            part.param,
+            f"has {tokens} tokens; {card.name} takes at most {most} in one item of this kind. Send a "
+            "smaller or shorter one.",
+            code=TOO_MANY_TOKENS[kind],
         )
     return tokens
 
@@ -273,21 +284,21 @@ _DATA: Final = "data:"
 def url_media(kind: MediaKind, url: Any, param: str, *, detail: str = "") -> MediaPart:
     """Media behind a URL: https:, http:, file: or data: with base64. Which of them are accepted, the media intake decides. Raises `ApiError` 400 naming `param`."""
     if not isinstance(url, str) or not url:
-        raise bad_request(f"{param} must have a URL.", param=param)
+        raise bad_field(param, "must have a URL.")
     if url[: len(_DATA)].lower() == _DATA:
         head = _DATA_URL.match(url[:512])
         if head is None:
-            raise bad_request(f"{param} must be data:TYPE;base64,DATA.", param=param)
+            raise bad_field(param, "must be data:TYPE;base64,DATA.")
         return MediaPart(kind, param, url=url, media_type=(head[1] or "").lower(), detail=detail)
     if len(url) > URL_CHARACTERS_MAX:
-        raise bad_request(f"{param} is longer than {URL_CHARACTERS_MAX} characters.", param=param)
+        raise bad_field(param, f"is longer than {URL_CHARACTERS_MAX} characters.")
     try:
         parts = urlsplit(url)
         valid = parts.scheme == "file" or (parts.scheme in ("http", "https") and bool(parts.hostname))
     except ValueError:
         valid = False
     if not valid:
-        raise bad_request(f"{param} must be an https: or a data: URL.", param=param)
+        raise bad_field(param, "must be an https: or a data: URL.")
     return MediaPart(kind, param, url=url, detail=detail)
 
 
@@ -296,12 +307,12 @@ def file_media(
 ) -> MediaPart:
     """A file: its bytes as a data URL or as base64, or a URL. Raises `ApiError` 400 naming the field at fault."""
     if file_id:
-        raise bad_request(
-            f"{param}.file_id names an upload, and this server has no files API. Send the file in {param}.file_data.",
-            param=f"{param}.file_id",
+        raise bad_field(
+            f"{param}.file_id",
+            f"names an upload, and this server has no files API. Send the file in {param}.file_data.",
         )
     if name is not None and not isinstance(name, str):
-        raise bad_request(f"{param}.filename must be a string.", param=f"{param}.filename")
+        raise bad_field(f"{param}.filename", "must be a string.")
     if url and not data:
         part = url_media("file", url, f"{param}.file_url")
     elif isinstance(data, str) and data[: len(_DATA)].lower() == _DATA:
@@ -314,7 +325,7 @@ def file_media(
 def data_media(kind: MediaKind, data: Any, param: str, *, media_type: str, form: str = "") -> MediaPart:
     """Media as base64. Raises `ApiError` 400 naming `param` if there are none."""
     if not isinstance(data, str) or not data:
-        raise bad_request(f"{param} must have base64 data.", param=param)
+        raise bad_field(param, "must have base64 data.")
     return MediaPart(kind, param, data=data, media_type=media_type, format=form)
 
 
@@ -323,7 +334,7 @@ def audio_media(value: Any, param: str) -> MediaPart:
     given = value if isinstance(value, dict) else {}
     form = given.get("format")
     if not isinstance(form, str) or not form.isalnum() or len(form) > 16:
-        raise bad_request(f"{param}.format names the encoding, such as wav or mp3.", param=f"{param}.format")
+        raise bad_field(f"{param}.format", "names the encoding, such as wav or mp3.")
     return data_media("audio", given.get("data"), param, media_type=f"audio/{form}", form=form)
 
 

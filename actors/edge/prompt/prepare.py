@@ -44,7 +44,7 @@ from headwater.actors.edge.saga.driver import ChoiceDriver, ChoiceMessages
 from headwater.actors.edge.saga.placement import Dispatcher
 from headwater.actors.edge.saga.record import RequestLogWriter
 from headwater.actors.edge.saga.types import ChoiceSpec
-from headwater.actors.http.errors import ApiError, bad_request
+from headwater.actors.http.errors import ApiError, bad_field, bad_request
 from headwater.actors.media.intake import MediaFetcher
 from headwater.actors.media.item import MediaItem
 from headwater.schemas.hashing import U32
@@ -97,7 +97,7 @@ def sampling_for(
         require(card, need.capability, guide_param if need.capability == "guide" else need.param)
     if fields.logprobs is not None and fields.logprobs > card.logprobs_max:
         param = request.logprobs_param
-        raise bad_request(f"{param} must be from 0 to {card.logprobs_max} for this model.", param=param)
+        raise bad_field(param, f"must be from 0 to {card.logprobs_max} for this model.")
     _check_prompt_logprobs(sampling, longest, card)
     vocabulary = card.vocabulary or model.tokenizer.vocabulary
     for param in ("stop_token_ids", "logit_bias", "allowed_token_ids"):
@@ -138,9 +138,7 @@ def _check_prompt_logprobs(sampling: Sampling, longest: int, card: ModelCard) ->
     if count is None:
         return
     if count > card.logprobs_max:
-        raise bad_request(
-            f"prompt_logprobs must be from 0 to {card.logprobs_max} for this model.", param="prompt_logprobs"
-        )
+        raise bad_field("prompt_logprobs", f"must be from 0 to {card.logprobs_max} for this model.")
     if longest * (count + 1) > PROMPT_LOGPROBS_MAX:
         raise bad_request(
             f"The prompt has {longest} tokens; with {count} alternatives each that is more than"
@@ -167,17 +165,12 @@ def sampling_of(
         return float(defaults.get(name, otherwise)) if value is None else value
 
     if fields.top_p == 0:
-        raise bad_request(
-            "top_p must be above 0: temperature 0 always selects the most likely token.", param="top_p"
-        )
+        raise bad_field("top_p", "must be above 0: temperature 0 always selects the most likely token.")
     penalty = fields.repetition_penalty
     if penalty is not None and not 0 < penalty <= REPETITION_PENALTY_MAX:
-        raise bad_request(
-            f"repetition_penalty must be above 0 and at most {REPETITION_PENALTY_MAX:g}.",
-            param="repetition_penalty",
-        )
+        raise bad_field("repetition_penalty", f"must be above 0 and at most {REPETITION_PENALTY_MAX:g}.")
     if fields.min_tokens is not None and fields.min_tokens > limit:
-        raise bad_request(f"min_tokens must be from 0 to {limit}.", param="min_tokens")
+        raise bad_field("min_tokens", f"must be from 0 to {limit}.")
     return Sampling(
         max_tokens=limit,
         temperature=chosen("temperature", 1.0),
@@ -204,9 +197,9 @@ def sampling_of(
 def require(card: ModelCard, capability: Capability, param: str) -> None:
     """Raises `ApiError` 400 naming the field and the capability that the engine lacks."""
     if capability not in card.capabilities:
-        raise bad_request(
-            f"{param} is not supported for {card.name}: its engine, {card.engine}, lacks capability {capability!r}.",
-            param=param,
+        raise bad_field(
+            param,
+            f"is not supported for {card.name}: its engine, {card.engine}, lacks capability {capability!r}.",
         )
 
 

@@ -37,7 +37,7 @@ from headwater.actors.edge.prompt.messages import (
 )
 from headwater.actors.edge.prompt.request import GenerationRequest, MediaPart, TextPart, Tool, Turn
 from headwater.actors.edge.template_form import described
-from headwater.actors.http.errors import ApiError, bad_request
+from headwater.actors.http.errors import ApiError, bad_field, bad_request
 from headwater.actors.media.intake import MediaFetcher
 from headwater.actors.media.item import ID_BYTES, MediaItem
 from headwater.schemas.hashing import U32
@@ -199,7 +199,7 @@ def tool_definition(tool: Tool) -> dict[str, Any]:
 
 def _guide(request: GenerationRequest, named: str) -> Guide:
     if not request.tools:
-        raise bad_request("tool_choice asks for a call, but there are no tools.", param="tool_choice")
+        raise bad_field("tool_choice", "asks for a call, but there are no tools.")
     for number, tool in enumerate(request.tools):
         if not named or tool.name == named:
             check_schema(tool.parameters, f"tools[{number}].function.parameters")
@@ -245,13 +245,13 @@ def refuse_places(tokens: U32, model: Model, param: str) -> None:
 
 async def _around(model: Model, context: int, prefix: str | list[int], suffix: str, *, special: bool) -> U32:
     if not isinstance(prefix, str):
-        raise bad_request("suffix needs a prompt that is text.", param="suffix")
+        raise bad_field("suffix", "needs a prompt that is text.")
     _check_length(model, context, suffix, "suffix")
     prompt = await fill_in_middle(model.tokenizer, prefix, suffix, special=special)
     if prompt is None:
-        raise bad_request(
-            f"suffix is not supported for {model.card.name}: its vocabulary has no tokens to fill in the middle.",
-            param="suffix",
+        raise bad_field(
+            "suffix",
+            f"is not supported for {model.card.name}: its vocabulary has no tokens to fill in the middle.",
         )
     return prompt
 
@@ -265,10 +265,7 @@ def truncated(prompts: list[U32], request: GenerationRequest, context: int) -> l
     if keep < 0:
         keep = context - max(1, request.max_tokens or 1)
     if not 0 < keep <= context:
-        raise bad_request(
-            f"truncate_prompt_tokens must be from 1 to {context}, the context, or -1.",
-            param="truncate_prompt_tokens",
-        )
+        raise bad_field("truncate_prompt_tokens", f"must be from 1 to {context}, the context, or -1.")
     return [prompt[:keep] if options.truncate_end else prompt[-keep:] for prompt in prompts]
 
 

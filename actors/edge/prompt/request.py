@@ -16,7 +16,7 @@ from typing import Any, Final, Literal, NamedTuple
 import msgspec
 
 from headwater.actors.edge.parsing.grammar import ParsedCall
-from headwater.actors.http.errors import bad_request
+from headwater.actors.http.errors import bad_field
 from headwater.actors.media.request import MediaSource
 from headwater.schemas.inference import Guide, TokenLogprob
 
@@ -53,9 +53,7 @@ class MediaPart(msgspec.Struct, frozen=True):
     def source(self) -> MediaSource:
         """Return what the media intake fetches. Raises `ApiError` 400 for an upload."""
         if self.file_id:
-            raise bad_request(
-                f"{self.param} names an upload, and this server has no files API.", param=self.param
-            )
+            raise bad_field(self.param, "names an upload, and this server has no files API.")
         if self.data:
             return MediaSource.from_base64(self.kind, self.data, self.param)
         return MediaSource.from_url(self.kind, self.url, self.param)

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, NamedTuple, Self
 
+import httpx
 import msgspec
 
 from headwater.actors.edge.admit.control import AccessServices, key_text
@@ -185,6 +186,12 @@ class EdgeWorld:
         """One request; `body` is sent as JSON unless it is bytes."""
         data = body if isinstance(body, bytes) else msgspec.json.encode(body)
         return self.runner.run(self._ask(path, method, data, list(headers)))
+
+    def ask_form(self, path: str, **parts: Any) -> Response:
+        """One request with a form, of the parts that httpx takes: `data` and `files`."""
+        request = httpx.Request("POST", "http://x", **parts)
+        headers = [(name.lower(), value) for name, value in request.headers.raw]
+        return self.ask(path, request.read(), headers=headers)
 
     def refused(self, path: str, body: Any) -> dict[str, Any]:
         """The error object of a request that is refused with 400."""

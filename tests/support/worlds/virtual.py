@@ -145,6 +145,13 @@ def events_of(records: list[Record], kind: type[Any]) -> list[Any]:
     return [event for record in records for event in record.batch.events if isinstance(event, kind)]
 
 
+async def logged_requests(stage: Stage, kind: type[Any]) -> list[Any]:
+    """Events of the request log of a type, once they are written."""
+    await asyncio.sleep(1.0)
+    records = [one for one in await messages(stage.fleet.store.requests) if isinstance(one, Record)]
+    return events_of(records, kind)
+
+
 async def another_takes_the_lease(stage: Stage, worker: str) -> None:
     """Another incarnation holds a worker's lease for as long as one lasts, and lets it lapse."""
     table = stage.fleet.store.leases

@@ -25,6 +25,7 @@ texts = st.one_of(
 CONSTRUCTORS: dict[str, st.SearchStrategy[ApiError]] = {
     "ApiError": st.builds(ApiError, st.just(400), texts, param=texts),
     "bad_request": st.builds(errors.bad_request, texts, param=texts),
+    "bad_field": st.builds(errors.bad_field, texts, texts),
     "rejected": st.builds(errors.rejected, texts, texts),
     "no_model": st.builds(errors.no_model, texts, st.lists(texts, max_size=50)),
     "overloaded": st.builds(errors.overloaded, texts),

@@ -1,12 +1,10 @@
 """Files in conversations: the text that a model sees of them, and what is wrong with the others."""
 
 import base64
-from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
 import pytest
-import pytest_asyncio
 
 from headwater.actors.edge.apis.anthropic_translate import turns_of as anthropic_turns
 from headwater.actors.edge.apis.anthropic_types import InputMessage
@@ -25,13 +23,6 @@ from tests.unit.actors.edge.prompt.test_images import model
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 NOTES = "# Notes\nBuy milk."
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def intake() -> AsyncIterator[MediaIntake]:
-    made = MediaIntake()
-    yield made
-    await made.close()
 
 
 def base64_of(data: str | bytes) -> str:

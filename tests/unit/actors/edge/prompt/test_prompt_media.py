@@ -1,13 +1,11 @@
 """Videos and audio in conversations: decoded to what the model takes, counted by its rules, and put where the template has them."""
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
-import pytest_asyncio
 
 from headwater.actors.edge.prompt.messages import LoadedMedia, load_media, url_media
 from headwater.actors.edge.prompt.prompts import expand_placeholders
@@ -27,13 +25,6 @@ FRAME = ImageSupport(placeholder=5, per_prompt=2, side=28, pixels_min=784, pixel
 VIDEOS = VideoSupport(frame=FRAME, per_prompt=2, frames=6, group=2)
 AUDIO = AudioSupport(placeholder=7, per_prompt=2, rate_hz=8_000, samples_max=16_000, stride=320, offset=159)
 TAKEN: dict[str, Any] = {"videos": VIDEOS, "audio": AUDIO}
-
-
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def intake() -> AsyncIterator[MediaIntake]:
-    made = MediaIntake()
-    yield made
-    await made.close()
 
 
 def video(frames: int, number: int = 0) -> MediaPart:

@@ -31,6 +31,8 @@ from headwater.schemas.tables import SpeechSupport, required_capabilities
 from tests.support.media.recordings import tone, wav
 from tests.unit.actors.edge.prompt.test_images import CARD
 
+with_intake = pytest.mark.asyncio(loop_scope="module")
+
 ENGLISH = SpeechSupport(
     window_s=3.0,
     rate_hz=8_000,
@@ -92,29 +94,6 @@ async def test_the_decoder_begins_with(
     assert found.dtype == np.uint32
 
 
-async def test_a_language_that_is_not_named_is_detected() -> None:
-    """By an engine that can choose among its tokens; its token is put in the place that the prompts have for it."""
-    intake, able = MediaIntake(), model(MANY)
-    able = able._replace(card=replace(able.card, capabilities=("transcription", "allowed_tokens")))
-    try:
-        named = await prepare(
-            request(AudioRecording(wav(tone(4.0)), language="en")), able, 100, intake=intake
-        )
-        unknown = await prepare(request(AudioRecording(wav(tone(4.0)))), able, 100, intake=intake)
-    finally:
-        await intake.close()
-    assert named.detection is None
-    detection = unknown.detection
-    assert detection is not None
-    assert detection.prompt.tolist() == [MANY.start]
-    assert (detection.sampling.max_tokens, detection.sampling.temperature) == (1, 0.0)
-    assert detection.sampling.allowed_token_ids == (910, 911)
-    assert [detection.language_of(token) for token in (910, 911, 920)] == ["de", "en", ""]
-    spoken = unknown.spoken_in("en")
-    assert [prompt.tolist() for prompt in spoken.prompts] == [prompt.tolist() for prompt in named.prompts]
-    assert (spoken.language, spoken.prompt_tokens) == ("en", unknown.prompt_tokens)
-
-
 async def test_what_was_said_before_precedes_and_is_cut_to_its_last_tokens() -> None:
     """As Whisper reads only the last ones."""
     whole = (await speech_prompt(AudioRecording(b"", prompt=" abc "), model(), ENGLISH)).tolist()
@@ -141,17 +120,14 @@ async def test_languages_that_a_model_does_not_know(
     assert raised.value.status == 400
 
 
-async def test_pieces_of_a_recording() -> None:
+@with_intake
+async def test_pieces_of_a_recording(intake: MediaIntake) -> None:
     """Their samples are those of the recording, their ids and places differ, and block hashes depend on them."""
-    intake = MediaIntake()
-    try:
-        chunks = await load_chunks(AudioRecording(wav(tone(7.0))), ENGLISH, intake)
-        again = await load_chunks(AudioRecording(wav(tone(7.0))), ENGLISH, intake)
-        (short,) = await load_chunks(AudioRecording(wav(tone(2.0))), ENGLISH, intake)
-        with pytest.raises(ApiError) as raised:
-            await load_chunks(AudioRecording(b"words"), ENGLISH, intake)
-    finally:
-        await intake.close()
+    chunks = await load_chunks(AudioRecording(wav(tone(7.0))), ENGLISH, intake)
+    again = await load_chunks(AudioRecording(wav(tone(7.0))), ENGLISH, intake)
+    (short,) = await load_chunks(AudioRecording(wav(tone(2.0))), ENGLISH, intake)
+    with pytest.raises(ApiError) as raised:
+        await load_chunks(AudioRecording(b"words"), ENGLISH, intake)
     assert (raised.value.status, raised.value.param, raised.value.code) == (400, "file", "media_unknown_type")
     assert sum(chunk.samples for chunk in chunks) == 7 * ENGLISH.rate_hz
     assert [chunk.begin_s for chunk in chunks] == [
@@ -177,25 +153,21 @@ def request(recording: AudioRecording | None = None) -> GenerationRequest:
     return GenerationRequest(model="whisper", param="file", recording=recording, prompts=prompts)
 
 
-async def test_each_piece_is_a_prompt_and_workers_can_fetch_its_samples() -> None:
+@with_intake
+async def test_each_piece_is_a_prompt_and_workers_can_fetch_its_samples(intake: MediaIntake) -> None:
     """Under ids that other tenants do not have: engines keep what they encoded by them."""
-    intake, found = MediaIntake(), []
-    try:
-        for salt in ("", "one", "other"):
-            recording = AudioRecording(wav(tone(4.0)))
-            prepared = await prepare(request(recording), model(), 100, CacheSalt(salt), intake)
-            assert len(prepared.prompts) == len(prepared.places) == 2
-            assert prepared.sampling.max_tokens == 100 - len(prepared.prompts[0])
-            media = [item for place in range(2) for item in prepared.media_of(place)]
-            assert [(item.id, item.size) for item in media] == [
-                (id_, len(data)) for id_, data in prepared.held
-            ]
-            found += [item.id for item in media]
-        tiny = model(replace(ENGLISH, window_s=0.02))
-        with pytest.raises(ApiError, match="at most 128 fit") as raised:
-            await prepare(request(AudioRecording(wav(tone(4.0)))), tiny, 100, intake=intake)
-    finally:
-        await intake.close()
+    found: list[str] = []
+    for salt in ("", "one", "other"):
+        recording = AudioRecording(wav(tone(4.0)))
+        prepared = await prepare(request(recording), model(), 100, CacheSalt(salt), intake)
+        assert len(prepared.prompts) == len(prepared.places) == 2
+        assert prepared.sampling.max_tokens == 100 - len(prepared.prompts[0])
+        media = [item for place in range(2) for item in prepared.media_of(place)]
+        assert [(item.id, item.size) for item in media] == [(id_, len(data)) for id_, data in prepared.held]
+        found += [item.id for item in media]
+    tiny = model(replace(ENGLISH, window_s=0.02))
+    with pytest.raises(ApiError, match="at most 128 fit") as raised:
+        await prepare(request(AudioRecording(wav(tone(4.0)))), tiny, 100, intake=intake)
     assert raised.value.code == "media_too_long"
     assert len({*found}) == 6
 
@@ -206,11 +178,7 @@ async def test_a_model_that_only_transcribes_says_where() -> None:
     assert raised.value.param == "model"
 
 
-async def test_a_recording_needs_an_engine_that_transcribes() -> None:
-    """And an image one that takes images."""
-    intake = MediaIntake()
-    try:
-        (chunk,) = await load_chunks(AudioRecording(wav(tone(1.0))), ENGLISH, intake)
-    finally:
-        await intake.close()
+@with_intake
+async def test_a_recording_needs_an_engine_that_transcribes(intake: MediaIntake) -> None:
+    (chunk,) = await load_chunks(AudioRecording(wav(tone(1.0))), ENGLISH, intake)
     assert required_capabilities(Sampling(1), **media_features([chunk.media(2)])) == ("transcription",)

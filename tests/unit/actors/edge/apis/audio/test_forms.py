@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import httpx
 import pytest
 
 from headwater.actors.edge.apis.audio import (
@@ -87,13 +86,9 @@ def test_a_form_needs_one_file_and_a_model() -> None:
 
 def test_models_that_do_not_transcribe_say_so() -> None:
     """The model that the edge serves generates text. A body with the bytes of JSON in it is not measured as JSON."""
-    request = httpx.Request(
-        "POST", "http://x", data={"model": "m"}, files={"file": ("x.wav", b"[" * 100_000)}
-    )
-    headers = [(name.lower(), value) for name, value in request.headers.raw]
     with EdgeWorld() as edge:
         for path in ("/v1/audio/transcriptions", "/v1/audio/translations"):
-            answer = edge.ask(path, request.read(), headers=headers)
+            answer = edge.ask_form(path, data={"model": "m"}, files={"file": ("x.wav", b"[" * 100_000)})
             assert answer.status == 400
             assert "does not transcribe speech" in answer.document["error"]["message"]
             assert answer.document["error"]["param"] == "model"

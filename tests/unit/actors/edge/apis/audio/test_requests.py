@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
 import msgspec
 import pytest
 
@@ -36,13 +35,8 @@ def serve(world: EdgeWorld) -> None:
 
 
 def ask(edge: EdgeWorld, audio: bytes = SHORT, **fields: Any) -> Response:
-    request = httpx.Request(
-        "POST", "http://x", data={"model": "whisper", **fields}, files={"file": ("a.wav", audio)}
-    )
     edge.given.clear()
-    return edge.ask(
-        PATH, request.read(), headers=[(name.lower(), value) for name, value in request.headers.raw]
-    )
+    return edge.ask_form(PATH, data={"model": "whisper", **fields}, files={"file": ("a.wav", audio)})
 
 
 def test_workers_get_samples_by_name_and_the_fields_as_sampling(edge: EdgeWorld) -> None:

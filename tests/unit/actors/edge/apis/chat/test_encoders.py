@@ -4,7 +4,6 @@ import math
 from typing import Any
 
 import msgspec
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,10 +21,7 @@ from headwater.actors.edge.apis.chat_encoder import (
 )
 from headwater.actors.edge.prompt.request import (
     ChoiceEnd,
-    ChoiceResult,
-    GenerationResult,
     GenerationStart,
-    PromptDetail,
     TokenDetail,
     TokenUsage,
 )
@@ -105,47 +101,6 @@ def test_completion_chunks_are_the_documents_that_clients_expect(
     assert read(end) == chunk({"text": "", "finish_reason": "length"})
 
 
-@pytest.mark.parametrize(
-    ("encoder", "kind", "choice"),
-    [
-        (
-            ChatEncoder(TOKENIZER, ShownParts(usage=True)),
-            "chat.completion",
-            {"message": {"role": "assistant", "content": "hi", "refusal": None}},
-        ),
-        (CompletionEncoder(TOKENIZER, ShownParts(usage=True)), "text_completion", {"text": "hi"}),
-    ],
-)
-def test_a_whole_answer_and_its_usage_have_openais_shape(
-    encoder: OpenAiEncoder, kind: str, choice: dict[str, Any]
-) -> None:
-    """Counts add up; the cached part of the prompt is told."""
-    usage = TokenUsage(10, 4, 8)
-    start = GenerationStart("id", "m", 123, usage)
-    one = ChoiceResult(0, 0, "hi", "", (), ChoiceEnd("stop"), TokenDetail(), PromptDetail())
-    result = GenerationResult(start, (one,), usage)
-    wanted = {
-        "prompt_tokens": 10,
-        "completion_tokens": 4,
-        "total_tokens": 14,
-        "prompt_tokens_details": {"cached_tokens": 8, "cache_write_tokens": 0},
-    }
-    assert msgspec.json.decode(encoder.encode_result(result)) == {
-        "id": encoder.prefix + "id",
-        "object": kind,
-        "created": 123,
-        "model": "m",
-        "choices": [{"index": 0, **choice, "logprobs": None, "finish_reason": "stop"}],
-        "usage": wanted,
-    }
-    encoder.start(start)
-    usage_event, done, rest = encoder.end(result).split(b"\n\n")
-    chunk = read(usage_event + b"\n\n")
-    assert (done, rest) == (b"data: [DONE]", b"")
-    assert (chunk["choices"], chunk["usage"]) == ([], wanted)
-    assert chunk["object"] == ("chat.completion.chunk" if kind.startswith("chat") else "text_completion")
-
-
 def test_audio_tokens_are_shown_where_there_are_some() -> None:
     """Also to clients from whom cached tokens are hidden."""
     assert usage_of(TokenUsage(10, 4, None, None)).prompt_tokens_details is None
@@ -170,19 +125,6 @@ def test_chat_logprobs_show_text_and_bytes_of_each_token() -> None:
     }
     assert (second["token"], second["logprob"], second["bytes"]) == ("\ufffd", -9999.0, [0xC3])
     assert third["bytes"] == [0xA9]
-
-
-def test_completion_logprobs_count_offsets_in_the_text() -> None:
-    """Four lists of one length; offsets go on from what was sent before."""
-    tokens = tuple(TOKENIZER.reference.encode("abc").ids)
-    logprobs = tuple(TokenLogprob(-1.0, ((token, -1.0), (tokens[0], -2.0))) for token in tokens)
-    shown = CompletionLogprobs(TOKENIZER)
-    shown.offset = 5
-    document = shown.answer(TokenDetail(tokens, logprobs))
-    assert document["tokens"] == ["a", "b", "c"]
-    assert document["token_logprobs"] == [-1.0] * 3
-    assert document["text_offset"] == [5, 6, 7]
-    assert document["top_logprobs"][2] == {"c": -1.0, "a": -2.0}
 
 
 def test_tokens_may_be_named_by_their_ids() -> None:

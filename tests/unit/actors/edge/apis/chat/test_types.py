@@ -29,6 +29,10 @@ def chat(**changes: Any) -> ChatRequest:
     return decode_body(ChatRequest, json.dumps({**CHAT, **changes}).encode())
 
 
+def completion(**changes: Any) -> CompletionRequest:
+    return decode_body(CompletionRequest, json.dumps({**COMPLETION, **changes}).encode())
+
+
 def read_all(request: CompletionCommon, limit: int = 100) -> Sampling:
     """Everything the edge checks in a request."""
     request.refuse_unsupported()
@@ -139,9 +143,7 @@ def test_null_is_the_same_as_leaving_a_field_out() -> None:
         "cache_salt", "ignore_eos", "structured_outputs", "guided_json", "logits_processors", "functions", "audio",
     )  # fmt: skip
     assert read_all(chat(**dict.fromkeys(nullable))) == read_all(chat())
-    answer = decode_body(
-        CompletionRequest, json.dumps({**COMPLETION, "echo": None, "logprobs": None}).encode()
-    )
+    answer = completion(echo=None, logprobs=None)
     assert read_all(answer) == Sampling(100)
 
 
@@ -211,7 +213,7 @@ def test_content_parts_are_joined_and_nothing_else_of_a_message_is_changed() -> 
     ],
 )
 def test_a_prompt_is_a_text_or_ids_or_several_of_either(prompt: Any, entries: list[Any]) -> None:
-    request = decode_body(CompletionRequest, json.dumps({**COMPLETION, "prompt": prompt}).encode())
+    request = completion(prompt=prompt)
     assert request.prompts() == entries
 
 
@@ -219,7 +221,7 @@ def test_a_prompt_is_a_text_or_ids_or_several_of_either(prompt: Any, entries: li
 def test_any_other_prompt_is_refused(prompt: Any) -> None:
     """Mixed and empty lists, and what is neither text nor ids."""
     with pytest.raises(ApiError) as caught:
-        read_all(decode_body(CompletionRequest, json.dumps({**COMPLETION, "prompt": prompt}).encode()))
+        read_all(completion(prompt=prompt))
     assert caught.value.param == "prompt"
 
 
@@ -227,7 +229,7 @@ def test_any_other_prompt_is_refused(prompt: Any) -> None:
 def test_what_contradicts_itself_is_refused_by_name(field: dict[str, Any]) -> None:
     """Fewer candidates than choices, a stream of what is chosen at its end, an answer of nothing."""
     with pytest.raises(ApiError) as caught:
-        read_all(decode_body(CompletionRequest, json.dumps({**COMPLETION, **field}).encode()))
+        read_all(completion(**field))
     assert caught.value.param == next(iter(field))
 
 

@@ -4,7 +4,6 @@ import io
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
 import msgspec
 import pytest
 from PIL import Image
@@ -48,9 +47,7 @@ def edge() -> Iterator[EdgeWorld]:
 
 
 def post(edge: EdgeWorld, path: str = PATH, **parts: Any) -> tuple[int, dict[str, Any]]:
-    request = httpx.Request("POST", "http://x", **parts)
-    headers = [(name.lower(), value) for name, value in request.headers.raw]
-    response = edge.ask(path, request.read(), headers=headers)
+    response = edge.ask_form(path, **parts)
     return response.status, response.document["error"]
 
 

@@ -12,8 +12,6 @@ from headwater.actors.edge.saga.types import PLACE_S_MAX
 from headwater.actors.worker.handoffs import CHECK_PERIOD_S, GONE_S
 from headwater.actors.worker.jobs import ABANDONED_S, EXPIRY_PERIOD_S, FileJobs
 from headwater.engines.engine import EngineError, RequestRejected
-from headwater.events.ports import Record
-from headwater.ops.sim.checks import messages as all_messages
 from headwater.ops.sim.fleet import MODEL
 from headwater.ops.sim.network import SimConnection
 from headwater.schemas.events import RequestAccepted, RequestEnded, RequestRouted
@@ -21,7 +19,7 @@ from headwater.schemas.inference import ImageRequest
 from headwater.schemas.routing import Decision
 from tests.support.data.pictures import PictureEngine, picture, preview
 from tests.support.data.vectors import Edge, answer_of
-from tests.support.worlds.virtual import Stage, events_of, staged, until
+from tests.support.worlds.virtual import Stage, events_of, logged_requests, staged, until
 
 PATH = "/v1/images/generations"
 BODY: dict[str, Any] = {"model": MODEL, "prompt": "a spring in the hills", "seed": 7}
@@ -39,13 +37,6 @@ async def fleet(stage: Stage, *workers: str) -> tuple[Edge, dict[str, PictureEng
     edge = Edge(stage)
     await edge.start()
     return edge, engines
-
-
-async def ends(stage: Stage, kind: type[Any] = RequestEnded) -> list[Any]:
-    """Events of the request log, once they are written."""
-    await asyncio.sleep(1.0)
-    records = [one for one in await all_messages(stage.fleet.store.requests) if isinstance(one, Record)]
-    return events_of(records, kind)
 
 
 def _asked(engines: dict[str, PictureEngine], number: int) -> bool:
@@ -85,9 +76,9 @@ async def test_images_are_fetched_in_pieces_and_in_order(stage: Stage) -> None:
     await until(lambda: not len(stage.workers["w1"].inflight))
     [decision] = events_of(await stage.records(), Decision)
     assert decision.constraints.needs == ("image_generation",)
-    [accepted] = await ends(stage, RequestAccepted)
+    [accepted] = await logged_requests(stage, RequestAccepted)
     assert (accepted.endpoint, accepted.choices, accepted.stream) == ("images", 3, False)
-    [ended] = await ends(stage)
+    [ended] = await logged_requests(stage, RequestEnded)
     assert (ended.request, ended.reason) == (accepted.request, "stop")
 
 
@@ -143,7 +134,7 @@ async def test_a_worker_that_is_killed_is_replaced_and_no_image_comes_twice(stag
     wanted = msgspec.structs.replace(WANTED, seed=engines[first].asked[0].seed)
     assert images_of(document) == [picture(wanted, number) for number in range(3)]
     assert [(one.first, one.seed) for one in engines[other].asked] == [(1, wanted.seed)]
-    [ended] = await ends(stage)
+    [ended] = await logged_requests(stage, RequestEnded)
     assert (ended.reason, ended.migrations) == ("stop", 1)
 
 
@@ -173,7 +164,7 @@ async def test_a_request_that_ends_two_workers_is_not_tried_on_a_third(stage: St
     status, document = await answer_of(connection)
     assert (status, document["error"]["code"]) == (502, "request_ended_workers")
     assert sum(len(engine.asked) for engine in engines.values()) == 2
-    [ended] = await ends(stage)
+    [ended] = await logged_requests(stage, RequestEnded)
     assert ended.reason == "error"
 
 
@@ -229,7 +220,7 @@ async def test_a_client_that_hangs_up_ends_the_work(stage: Stage) -> None:
     connection.hang_up()
     await until(lambda: engines["w1"].cancelled, within_s=1.0)
     await until(lambda: not len(stage.workers["w1"].inflight), within_s=1.0)
-    [ended] = await ends(stage)
+    [ended] = await logged_requests(stage, RequestEnded)
     assert ended.reason == "cancelled"
 
 
@@ -300,5 +291,5 @@ async def test_a_worker_that_drains_finishes_its_images_and_one_out_of_time_give
     status, document = await answer_of(slow)
     assert (status, document["error"]["code"]) == (503, "overloaded")
     assert engines[other].cancelled
-    routed = await ends(stage, RequestRouted)
+    routed = await logged_requests(stage, RequestRouted)
     assert [one.worker for one in routed[:2]] == [first, other]

@@ -11,14 +11,12 @@ from headwater.actors.edge.settings import VideoSettings
 from headwater.actors.worker.handoffs import CHECK_PERIOD_S, GONE_S
 from headwater.actors.worker.jobs import ABANDONED_S
 from headwater.engines.engine import EngineError, RequestRejected
-from headwater.events.ports import Record
-from headwater.ops.sim.checks import messages as all_messages
 from headwater.ops.sim.fleet import MODEL
 from headwater.schemas.events import RequestAccepted, RequestEnded
 from headwater.schemas.inference import VideoRequest
 from tests.support.data.vectors import Edge, answer_of
 from tests.support.data.videos import VideoEngine, video
-from tests.support.worlds.virtual import Stage, events_of, staged, until
+from tests.support.worlds.virtual import Stage, logged_requests, staged, until
 
 PATH = "/v1/videos"
 BODY: dict[str, Any] = {"model": MODEL, "prompt": "a river at its source", "seed": 7}
@@ -86,13 +84,6 @@ async def content(edge: Edge, id_: str) -> bytes:
     return b"".join(parts)
 
 
-async def log(stage: Stage, kind: type[Any]) -> list[Any]:
-    """Events of the request log, once they are written."""
-    await asyncio.sleep(1.0)
-    records = [one for one in await all_messages(stage.fleet.store.requests) if isinstance(one, Record)]
-    return events_of(records, kind)
-
-
 @staged
 async def test_a_job_completes_and_any_edge_has_it(stage: Stage) -> None:
     """Queued, then in progress with a rising percentage, then a file; the log has one request, the worker keeps nothing."""
@@ -116,9 +107,9 @@ async def test_a_job_completes_and_any_edge_has_it(stage: Stage) -> None:
     wanted = msgspec.structs.replace(WANTED, width=128, frames=13, steps=10)
     assert await content(made.edges["e2"], id_) == video(wanted)
     await until(lambda: not len(stage.workers["w1"].inflight))
-    [accepted] = await log(stage, RequestAccepted)
+    [accepted] = await logged_requests(stage, RequestAccepted)
     assert (accepted.endpoint, accepted.request) == ("videos", f"{id_}-1")
-    [end] = await log(stage, RequestEnded)
+    [end] = await logged_requests(stage, RequestEnded)
     assert (end.request, end.reason) == (accepted.request, "stop")
 
 
@@ -135,7 +126,7 @@ async def test_an_edge_that_dies_costs_no_step(stage: Stage) -> None:
     assert len(made.asked()) == 1
     assert not made.engines["w1"].cancelled
     assert await content(made.edges["e2"], id_) == video(msgspec.structs.replace(WANTED, steps=40))
-    assert [one.request for one in await log(stage, RequestAccepted)] == [f"{id_}-1", f"{id_}-2"]
+    assert [one.request for one in await logged_requests(stage, RequestAccepted)] == [f"{id_}-1", f"{id_}-2"]
 
 
 @staged
@@ -173,7 +164,7 @@ async def test_an_edge_that_drains_gives_its_jobs_to_another_at_once(stage: Stag
     assert document["status"] == "completed", document
     assert len(made.asked()) == 1
     assert not made.engines["w1"].cancelled
-    reasons = [(one.request, one.reason) for one in await log(stage, RequestEnded)]
+    reasons = [(one.request, one.reason) for one in await logged_requests(stage, RequestEnded)]
     assert reasons == [(f"{id_}-1", "cancelled"), (f"{id_}-2", "stop")]
 
 
@@ -190,7 +181,7 @@ async def test_a_worker_that_is_killed_is_replaced(stage: Stage) -> None:
     assert document["status"] == "completed", document
     assert {name for name, _ in made.asked()} == {"w1", "w2"}
     assert await content(made.edges["e1"], id_) == video(msgspec.structs.replace(WANTED, steps=20))
-    [end] = await log(stage, RequestEnded)
+    [end] = await logged_requests(stage, RequestEnded)
     assert (end.reason, end.migrations) == ("stop", 1)
 
 
@@ -208,7 +199,7 @@ async def test_a_job_that_ends_its_workers_fails(stage: Stage) -> None:
     assert len(made.asked()) == DEATHS_MAX
     status, refused = await made.edges["e1"].ask(f"{PATH}/{id_}/content")
     assert (status, refused["error"]["code"]) == (400, "video_not_completed")
-    [end] = await log(stage, RequestEnded)
+    [end] = await logged_requests(stage, RequestEnded)
     assert end.reason == "error"
 
 
@@ -258,7 +249,7 @@ async def test_a_deleted_job_frees_its_worker(stage: Stage) -> None:
             status, document = await edge.ask(path)
             assert (status, document["error"]["code"]) == (404, "video_not_found")
         assert (await edge.ask(PATH))[1]["data"] == []
-    [end] = await log(stage, RequestEnded)
+    [end] = await logged_requests(stage, RequestEnded)
     assert end.reason == "cancelled"
     done = await created(made.edges["e1"])
     await ended(made.edges["e1"], done)

@@ -162,10 +162,22 @@ def _run(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _prepare_vllm() -> None:
-    """Do once what each engine would do again: 1.5 s of processor time when it starts, and 1 s when it ends."""
-    from transformers.models.auto.video_processing_auto import video_processor_class_from_name
+def prepare_vllm() -> None:
+    """Do once in a process that has imported vLLM what each engine forked from it would do when it starts, and again when it ends: 2 s of
+    processor time.
+    """
     from vllm.platforms import current_platform
+
+    # It looks through the attributes of all modules.
+    current_platform.register_triton_kernel_overrides()
+    patch.object(current_platform, "register_triton_kernel_overrides", lambda: None).start()
+    # VLLM's processes collect garbage when they end, and before that would have everything looked at that was imported here.
+    patch.object(gc, "unfreeze", lambda: None).start()
+
+
+def _import_processors() -> None:
+    """A process of an engine that takes media makes some processors: 1.5 s of processor time."""
+    from transformers.models.auto.video_processing_auto import video_processor_class_from_name
 
     # It imports the processors of all models.
     video_processor_class_from_name("Qwen2VLVideoProcessor")
@@ -173,11 +185,6 @@ def _prepare_vllm() -> None:
         importlib.import_module(f"vllm.model_executor.models.{name}")
         importlib.import_module(f"transformers.models.{name}.processing_{name}")
     importlib.import_module("transformers.tokenization_mistral_common")
-    # It looks through the attributes of all modules.
-    current_platform.register_triton_kernel_overrides()
-    patch.object(current_platform, "register_triton_kernel_overrides", lambda: None).start()
-    # VLLM's processes collect garbage when they end, and before that would make everything garbage that was imported here.
-    patch.object(gc, "unfreeze", lambda: None).start()
 
 
 def _prepare_commands() -> None:
@@ -213,7 +220,8 @@ def main(descriptor: int, engine: str) -> None:
         importlib.import_module(name)
     if engine == "vllm":
         preload.preload()
-        _prepare_vllm()
+        _import_processors()
+        prepare_vllm()
         Machine.forked_engines |= {"vllm", "diffusers"}
     if engine == "sglang":
         forks.preload()

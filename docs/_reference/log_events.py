@@ -3,7 +3,7 @@
 import ast
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -75,7 +75,10 @@ def logged() -> list[LogEvent]:
     fields: dict[str, set[str]] = {}
     for area in AREAS:
         for path in sorted((ROOT / area).rglob("*.py")):
-            for name, level, given in _calls(ast.parse(path.read_text())):
+            text = path.read_text()
+            if not any(f".{level}" in text for level in LEVELS):
+                continue
+            for name, level, given in _calls(ast.parse(text)):
                 levels.setdefault(name, set()).add(level)
                 files.setdefault(name, set()).add(str(path.relative_to(ROOT)))
                 fields.setdefault(name, set()).update(given)
@@ -92,8 +95,9 @@ def logged() -> list[LogEvent]:
 
 def _calls(tree: ast.AST) -> Iterator[tuple[str, str, list[str]]]:
     """(event, level, fields) of each call of a logger. Raises `ValueError` for one whose event is no name."""
-    aliases = dict(_aliases(tree))
-    for node in ast.walk(tree):
+    nodes = list(ast.walk(tree))
+    aliases = dict(_aliases(nodes))
+    for node in nodes:
         if not (isinstance(node, ast.Call) and node.args):
             continue
         method, first = node.func, node.args[0]
@@ -109,9 +113,9 @@ def _calls(tree: ast.AST) -> Iterator[tuple[str, str, list[str]]]:
         yield from ((name, level, given) for level in levels)
 
 
-def _aliases(tree: ast.AST) -> Iterator[tuple[str, list[str]]]:
+def _aliases(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, list[str]]]:
     """Variables that hold a method of a logger: `log = _log.warning if … else _log.info`."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
             value = node.value
             sides = [value.body, value.orelse] if isinstance(value, ast.IfExp) else [value]

@@ -33,7 +33,7 @@ from tests.support.ports.engines import (
 )
 from tests.support.ports.guarded import Guarded, guarded_server
 from tests.support.ports.logs import LogCase, jetstream_case, memory_case
-from tests.support.processes import zygotes
+from tests.support.processes import zygote, zygotes
 from tests.support.servers.nats import NatsServer
 from tests.support.sglang import environment
 
@@ -154,6 +154,7 @@ def vllm_model() -> str:
 
     folder = str(tiny_model.ensure())
     preload.preload()
+    zygote.prepare_vllm()
     # In a whole run the engines' fleets come next in this worker.
     zygotes.begin("vllm", "sglang")
     return folder

@@ -1,27 +1,35 @@
 """One simulated fleet for all pages."""
 
+import asyncio
 import os
 import re
 import shlex
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 from headwater.ops.start.children import child_environment
-from tests.docs.commands import CommandServer
 from tests.docs.pages import ROOT
+from tests.support.processes import zygote
+from tests.support.processes.commands import kill_all
 
 READY_S = 180
 """In a fresh checkout the kernels are compiled first."""
 _READY = re.compile(r"ready at http://([\d.:]+)/v1 .*NATS nats://([\d.:]+)")
 _REQUEST = re.compile(r"\b(?:chatcmpl|cmpl)-[0-9a-f]{16,}\b")
 _SHELL = re.compile(r"[|&;<>$`*~]")
+
+IN_FOLDER = """
+import os, sys
+from headwater.ops import cli
+os.chdir(sys.argv[1])
+sys.exit(cli.main(sys.argv[2:]))
+"""
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -38,13 +46,36 @@ RUNS_S = 60
 FREE_PORTS = ("--port", "0", "--nats-port", "0")
 
 
+async def started(
+    folder: Path, words: Sequence[str], environ: Mapping[str, str], log: Path
+) -> zygote.Process:
+    """A headwater command, given without its first word, in a folder; what it prints is in `log`."""
+    with log.open("wb") as out:
+        return await zygote.start(
+            "-c", IN_FOLDER, str(folder), *words, stdout=out, stderr=out, environ=environ
+        )
+
+
+async def until_printed(
+    process: zygote.Process, log: Path, holds: Callable[[str], bool], within_s: float
+) -> str:
+    """What a command has printed when that holds, when it has ended, or after `within_s`."""
+    try:
+        async with asyncio.timeout(within_s):
+            while process.returncode is None and not holds(log.read_text()):
+                await asyncio.sleep(0.05)
+    except TimeoutError:
+        pass
+    return log.read_text()
+
+
 class Shell:
     """Runs the commands of the pages against one fleet. Pages use the default ports; here they are replaced."""
 
-    def __init__(self, folder: Path, fleet: "Fleet", server: CommandServer) -> None:
+    def __init__(self, folder: Path, fleet: "Fleet", runner: asyncio.Runner) -> None:
         self._ports = ((fleet.http, "127.0.0.1:8000"), (fleet.nats, "127.0.0.1:4222"))
         self._started = fleet.started
-        self._server = server
+        self._runner = runner
         self._nats = {"HEADWATER_NATS": f"nats://{fleet.nats}"}
         self._request = ""
         self._folder = folder
@@ -58,7 +89,7 @@ class Shell:
             command = command.replace(shown, real)
         command = re.sub(r"\b(?:chatcmpl|cmpl)-…", self._request, command)
         if command.startswith("headwater ") and not _SHELL.search(command):
-            status, output = self._server.run(shlex.split(command)[1:], self._nats)
+            status, output = self._runner.run(self._ended(command, self._environment, lambda text: False))
         else:
             status, output = self._call("bash", "-c", command)
         seen = _REQUEST.findall(output)
@@ -66,7 +97,7 @@ class Shell:
         return status, self._shown(output)
 
     def run_until(self, command: str, printed: Callable[[str], bool]) -> tuple[int, str]:
-        """Exit status and output of a command that is interrupted, as Ctrl-C does, as soon as its output is the expected one, or after a minute."""
+        """Exit status and output of a command that is interrupted, as Ctrl-C does, as soon as its output is the expected one and not empty, or after a minute."""
         environment = self._environment
         if command.startswith("headwater up "):
             # A fleet of its own: with its own NATS server, and its data apart.
@@ -74,30 +105,25 @@ class Shell:
             command += f" {' '.join(FREE_PORTS)} --data-dir {self._folder / 'data'}"
         elif command.startswith("headwater edge "):
             command += " --port 0"
-        log = self._folder / "interrupted.log"
-        with log.open("wb") as out:
-            process = subprocess.Popen(
-                shlex.split(command),
-                cwd=self._folder,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=out,
-                start_new_session=True,
-            )
-        deadline = time.monotonic() + RUNS_S
+        status, output = self._runner.run(
+            self._ended(command, environment, lambda text: bool(text) and printed(self._shown(text)))
+        )
+        return status, self._shown(output)
+
+    async def _ended(
+        self, command: str, environ: Mapping[str, str], interrupted: Callable[[str], bool]
+    ) -> tuple[int, str]:
+        """Exit status and output of a headwater command, to which Ctrl-C is sent once that holds for its output."""
+        log = self._folder / "command.log"
+        process = await started(self._folder, shlex.split(command)[1:], environ, log)
         try:
-            while process.poll() is None and time.monotonic() < deadline:
-                if printed(self._shown(log.read_text())):
-                    break
-                time.sleep(0.05)
-            shown = self._shown(log.read_text())
-            process.send_signal(signal.SIGINT)
-            return process.wait(RUNS_S), shown
+            await until_printed(process, log, interrupted, RUNS_S)
+            if process.returncode is None:
+                process.send_signal(signal.SIGINT)
+            async with asyncio.timeout(RUNS_S):
+                return await process.wait(), log.read_text()
         finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+            await kill_all(process)
 
     def python(self, code: str) -> tuple[int, str]:
         """Exit status and output of a program."""
@@ -135,43 +161,28 @@ class Fleet(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+def runner() -> Iterator[asyncio.Runner]:
+    """The event loop of the module's processes."""
+    with asyncio.Runner() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory, runner: asyncio.Runner) -> Iterator[Fleet]:
     """Two simulated workers on free ports."""
     folder = tmp_path_factory.mktemp("fleet")
     log = folder / "up.log"
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "headwater.ops.cli",
-                *UP.split()[1:],
-                *FREE_PORTS,
-                "--data-dir",
-                str(folder / "data"),
-            ],
-            cwd=folder,
-            env=child_environment() | {"PYTHONPATH": str(ROOT / "src")},
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=out,
-            start_new_session=True,
-        )
+    words = (*UP.split()[1:], *FREE_PORTS, "--data-dir", str(folder / "data"))
+    process = runner.run(started(folder, words, child_environment(), log))
     try:
-        deadline = time.monotonic() + READY_S
-        while (ready := _READY.search(log.read_text())) is None:
-            assert process.poll() is None, log.read_text()[-3000:]
-            assert time.monotonic() < deadline, log.read_text()[-3000:]
-            time.sleep(0.05)
-        time.sleep(0.1)
-        yield Fleet(ready[1], ready[2], log.read_text())
-    finally:
+        text = runner.run(until_printed(process, log, lambda text: "\ntry: " in text, READY_S))
+        ready = _READY.search(text)
+        assert ready is not None, text[-3000:]
+        yield Fleet(ready[1], ready[2], text)
         process.send_signal(signal.SIGINT)
-        try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        runner.run(asyncio.wait_for(process.wait(), 30))
+    finally:
+        runner.run(kill_all(process))
 
 
 @pytest.fixture(scope="module")
@@ -188,14 +199,6 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(checkout: Path) -> Iterator[CommandServer]:
-    """It imports while the fleet starts."""
-    made = CommandServer(child_environment() | environment(checkout), checkout)
-    yield made
-    made.close()
-
-
-@pytest.fixture(scope="module")
-def shell(checkout: Path, server: CommandServer, fleet: Fleet) -> Shell:
+def shell(checkout: Path, fleet: Fleet, runner: asyncio.Runner) -> Shell:
     """A shell in that folder, against the fleet."""
-    return Shell(checkout, fleet, server)
+    return Shell(checkout, fleet, runner)

@@ -4,9 +4,9 @@ import asyncio
 import shutil
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import uvloop
 
@@ -35,20 +35,21 @@ class Report(NamedTuple):
         verdict = [f"  VIOLATION {one.what} x {one.cases}: {one.example}" for one in self.violations]
         return "\n".join([self.title, *rows, *(verdict or [f"  {'violations':<{width}}  0"])])
 
+    def check(self) -> None:
+        """Print it, for a test's output, and fail on a violation."""
+        print(self.text())
+        assert not self.violations, self.text()
 
-def command(run: Callable[[Path], Awaitable[Report]]) -> int:
+
+def command(run: Callable[[Path], Coroutine[Any, Any, Report]]) -> int:
     """Run with a folder of its own, print the table; 1 on a violation. Then the folder with all logs is kept."""
     logs.configure("error")
     folder = Path(tempfile.mkdtemp(prefix="headwater-faults-"))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        report = runner.run(_run(run, folder))
+        report = runner.run(run(folder))
     print(report.text(), flush=True)
     if report.violations:
         print(f"logs and data are in {folder}", file=sys.stderr, flush=True)
         return 1
     shutil.rmtree(folder)
     return 0
-
-
-async def _run(run: Callable[[Path], Awaitable[Report]], folder: Path) -> Report:
-    return await run(folder)

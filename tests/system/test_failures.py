@@ -72,21 +72,13 @@ async def test_the_only_worker_may_die(tmp_path: Path) -> None:
             assert text == expected
 
 
-async def test_streams_do_not_notice_a_killed_router(up: FleetProcess) -> None:
-    """Tokens never pass the router; new requests wait for its restart."""
-    await up.until_whole()
-    expected = await _expected(up)
-    for text, _, _ in await _with_a_kill(up, " router "):
-        assert text == expected
-    assert await _expected(up) == expected
-
-
-async def test_streams_survive_a_killed_server(up: FleetProcess) -> None:
-    """nats-server dies and is restarted on its store: what was lost on the way is asked for again."""
+@pytest.mark.parametrize("victim", [" router ", "nats-server"])
+async def test_streams_survive_a_killed_router_or_server(up: FleetProcess, victim: str) -> None:
+    """New requests wait for the router's restart; nats-server is restarted on its store: what was lost on the way is asked for again."""
     await up.until_whole()
     expected = await _expected(up)
     before = await _decisions(up)
-    for text, _, _ in await _with_a_kill(up, "nats-server"):
+    for text, _, _ in await _with_a_kill(up, victim):
         assert text == expected
     assert await _expected(up) == expected
     assert before <= await _decisions(up)

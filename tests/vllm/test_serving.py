@@ -15,8 +15,8 @@ from tests.support.processes.fleet import FleetProcess, stream_text
 pytestmark = [*VLLM, pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(300)]
 
 MODEL = "tiny"
-STORY_TOKENS = 900
-"""Takes the tiny model two seconds: long enough to be interrupted."""
+STORY_TOKENS = 450
+"""Takes the tiny model a second: long enough to be interrupted."""
 
 CORE_STREAMS = 6
 

@@ -32,8 +32,7 @@ async def test_a_host_that_is_cut_off_costs_no_stream_a_token(
     shape = Shape(servers=1, answer_s=3.0, streams=3, round_trip_s=0.01)
     faults = [(0.4, "beta", 1.5), (2.2, "decode-1", 0.0), (2.8, "decode-3", 0.0)]
     report = await several_hosts(tmp_path, seconds=3.2, seed=seed, shape=shape, faults=faults)
-    print(report.text())
-    assert not report.violations, report.text()
+    report.check()
 
 
 @pytest.mark.soak
@@ -44,8 +43,7 @@ async def test_kills_and_partitions_with_nixl_between_hosts(
     """A NATS server, an edge and a router on each of three hosts, and KV of vLLM by NIXL from the first to the last."""
     seed = request.config.getoption("randomly_seed")
     report = await several_hosts(tmp_path, seconds=60.0, seed=seed, shape=Shape(vllm=True))
-    print(report.text())
-    assert not report.violations, report.text()
+    report.check()
 
 
 @pytest.fixture

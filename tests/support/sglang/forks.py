@@ -29,6 +29,7 @@ PRELOADS: Final = (
     "sglang.srt.models.qwen2_vl",
     "sglang.srt.models.sdar",
     "sglang.srt.models.whisper",
+    "sglang.srt.dllm.algorithm",
     "sglang.srt.managers.scheduler",
     "sglang.srt.managers.detokenizer_manager",
     "sglang.srt.layers.attention.torch_native_backend",

@@ -55,7 +55,7 @@ def parse_tokens(text: str) -> list[Token]:
 
     Raises `WeakToken` for a token that is too short, a malformed line, or a file without tokens.
     """
-    found = []
+    tokens = []
     for number, line in enumerate(text.splitlines(), 1):
         words = line.split()
         if not words or words[0].startswith("#"):
@@ -68,10 +68,10 @@ def parse_tokens(text: str) -> list[Token]:
                 f"line {number}: a token has at least {TOKEN_CHARACTERS_MIN} ASCII characters; "
                 "generate one with `openssl rand -hex 32`"
             )
-        found.append(Token(name, secret))
-    if not found:
+        tokens.append(Token(name, secret))
+    if not tokens:
         raise WeakToken("it contains no token; generate one with `openssl rand -hex 32`")
-    return found
+    return tokens
 
 
 class TokenAuthenticator:
@@ -88,12 +88,12 @@ class TokenAuthenticator:
         self._check_failures(address)
         headers = {name.lower(): value for name, value in scope["headers"]}
         scheme, _, shown = headers.get(b"authorization", b"").strip().partition(b" ")
-        known = None
-        for one in self._tokens:
+        matched = None
+        for stored_token in self._tokens:
             # Always all of them: the response time must not depend on which token matched.
-            if compare_digest(one.secret.encode(), shown.strip()) and scheme.lower() == b"bearer":
-                known = one
-        if known is None:
+            if compare_digest(stored_token.secret.encode(), shown.strip()) and scheme.lower() == b"bearer":
+                matched = stored_token
+        if matched is None:
             self._record_failure(address)
             raise ApiError(
                 401,
@@ -102,7 +102,7 @@ class TokenAuthenticator:
                 code="unauthorized",
             )
         by = headers.get(b"x-headwater-by", b"").decode("latin-1").strip()[:BY_MAX]
-        return f"{by} (token {known.name})" if by else f"token {known.name}"
+        return f"{by} (token {matched.name})" if by else f"token {matched.name}"
 
     def _check_failures(self, address: str) -> None:
         failures = self._failures.get(address)
@@ -214,7 +214,7 @@ class AdminApp:
         return _result(document, answer.reply)
 
     async def _command(self, worker: str, name: str, by: str, body: bytes) -> tuple[int, Any]:
-        command = next((known for known in COMMANDS if known == name), None)
+        command = next((candidate for candidate in COMMANDS if candidate == name), None)
         if command is None:
             raise ApiError(
                 404, f"Unknown command {name[:64]!r}. Commands: {', '.join(COMMANDS)}.", code="not_found"
@@ -244,11 +244,11 @@ def _result(document: dict[str, Any], reply: ControlReply) -> tuple[int, Any]:
 
 
 def _find_worker(workers: list[dict[str, Any]], name: str) -> dict[str, Any]:
-    for one in workers:
-        if one["worker"] == name:
-            return one
-    known = ", ".join(one["worker"] for one in workers) or "none"
-    raise ApiError(404, f"Unknown worker {name[:64]!r}. Workers: {known}.", code="not_found")
+    for entry in workers:
+        if entry["worker"] == name:
+            return entry
+    names = ", ".join(entry["worker"] for entry in workers) or "none"
+    raise ApiError(404, f"Unknown worker {name[:64]!r}. Workers: {names}.", code="not_found")
 
 
 def _extra_headers(error: ApiError) -> Headers:

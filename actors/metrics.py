@@ -450,10 +450,10 @@ class ModelMetrics:
 
     def ended(self, endpoint: str, reason: str) -> Counter:
         """Requests of an endpoint that ended for a reason."""
-        found = self._ended.get((endpoint, reason))
-        if found is None:
-            found = self._ended[endpoint, reason] = _MODEL_REQUESTS.labels(self._model, endpoint, reason)
-        return found
+        counter = self._ended.get((endpoint, reason))
+        if counter is None:
+            counter = self._ended[endpoint, reason] = _MODEL_REQUESTS.labels(self._model, endpoint, reason)
+        return counter
 
 
 @lru_cache(maxsize=MODELS_KEPT)
@@ -577,9 +577,9 @@ def table() -> Iterator[MetricRow]:
         yield MetricRow(name, "gauge", ("worker",), text)
     for name, text in WORKER_COUNTERS.values():
         yield MetricRow(name, "counter", ("worker",), text)
-    for one in traits.COMMON_METRICS:
-        suffix = "_total" if one.kind == "counter" else ""
-        yield MetricRow(traits.PREFIX + one.name + suffix, one.kind, (), one.help)
+    for common in traits.COMMON_METRICS:
+        suffix = "_total" if common.kind == "counter" else ""
+        yield MetricRow(traits.PREFIX + common.name + suffix, common.kind, (), common.help)
 
 
 __all__ = ["REGISTRY", "RouterMetrics", "ShadowMetrics"]

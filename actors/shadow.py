@@ -146,14 +146,16 @@ class ShadowActor(Actor):
 
     async def _read_judged(self, log: Log, after: int) -> set[str]:
         """Requests whose decisions were judged under this name, after a log position."""
-        found: set[str] = set()
+        judged: set[str] = set()
         async for piece in log.read(after, follow=False):
             for record in piece.records:
                 if record.batch.writer == self.name:
-                    found.update(one.request for one in record.batch.events if isinstance(one, Shadowed))
+                    judged.update(
+                        event.request for event in record.batch.events if isinstance(event, Shadowed)
+                    )
             # Yield: a long tail must not delay the renewal of the lease.
             await asyncio.sleep(0)
-        return found
+        return judged
 
     async def _follow(self, log: Log) -> None:
         while True:
@@ -206,10 +208,10 @@ class ShadowActor(Actor):
         self._publish(self._fold.judge())
         self._metrics.note(self._fold.tally, self._fold.state.position)
 
-    def _publish(self, found: list[Shadowed]) -> None:
-        for one in found:
+    def _publish(self, events: list[Shadowed]) -> None:
+        for event in events:
             if self._writer is not None:
-                self._writer.offer(one)
+                self._writer.offer(event)
 
     async def drain(self) -> None:
         """See `Actor.drain`."""

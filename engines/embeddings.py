@@ -150,10 +150,10 @@ class EmbeddingStore:
 
     def pin(self, items: Sequence[PromptMedia]) -> list[str]:
         """A request has these items; returns the ids of those that are here, to unpin when it has ended."""
-        here = [item.id for item in items if item.id in self._held]
-        for id_ in here:
+        held_ids = [item.id for item in items if item.id in self._held]
+        for id_ in held_ids:
             self._held[id_].users += 1
-        return here
+        return held_ids
 
     def unpin(self, ids: Sequence[str], *, was_cancelled: bool) -> None:
         """The request has ended; if it was cancelled, the engine may not know yet."""
@@ -187,12 +187,12 @@ class EmbeddingCache:
 
     def find(self, item: PromptMedia) -> EncodedImage | None:
         """The embedding of an image, now the most recently used one."""
-        found = self._held.get(item.id)
+        cached = self._held.get(item.id)
         # Ids are hashes of the content; the number of tokens comes with the message.
-        if found is None or found[0].tokens != item.tokens:
+        if cached is None or cached[0].tokens != item.tokens:
             return None
         self._held.move_to_end(item.id)
-        return found[1]
+        return cached[1]
 
     def keep(self, item: PromptMedia, image: EncodedImage) -> None:
         """Add an embedding, unless it alone is larger than the cache. Not its pixels."""
@@ -294,16 +294,16 @@ def take(folder: Path, identifier: str) -> Any:
     return tensor
 
 
-def count(folder: Path, what: str) -> None:
+def count(folder: Path, counter: str) -> None:
     """Count something that the engine process did: a byte per time, in a file that the worker reads."""
-    with open(folder / what, "ab") as file:
+    with open(folder / counter, "ab") as file:
         file.write(b".")
 
 
-def counted(folder: Path, what: str) -> int:
+def counted(folder: Path, counter: str) -> int:
     """Return how often it was counted."""
     try:
-        return (folder / what).stat().st_size
+        return (folder / counter).stat().st_size
     except FileNotFoundError:
         return 0
 
@@ -340,10 +340,10 @@ class EmbeddingInput:
         """Return what the model needs of a request's items besides their embeddings; None if they came with pixels. Raises `EmbeddingGone`."""
         if not media or any(item.data for item in media):
             return None
-        found = [self.store.fields(item) for item in media]
-        if not all(found):
+        all_fields = [self.store.fields(item) for item in media]
+        if not all(all_fields):
             raise EmbeddingGone("an image's embedding was here when it was asked for, and is no longer")
-        return [msgspec.json.decode(fields or b"{}") for fields in found]
+        return [msgspec.json.decode(fields or b"{}") for fields in all_fields]
 
 
 # The engine of an encode worker, whatever computes: one computation per image.
@@ -373,9 +373,9 @@ class ImageEncoder(EngineBase):
         """See `Engine.encode`."""
         if item.kind not in self._support.placeholders:
             raise RequestRejected(f"this encode worker takes no {SEVERAL[item.kind]}", param="messages")
-        found = self._cache.find(item)
-        if found is not None:
-            return found._replace(cached=True)
+        cached = self._cache.find(item)
+        if cached is not None:
+            return cached._replace(cached=True)
         running = self._running.get(item.id)
         joins = running is not None
         if running is None:
@@ -457,11 +457,11 @@ class ModelEmbeddings(NamedTuple):
 
     def check(self, item: PromptMedia, image: EncodedImage) -> None:
         """Raises `EngineError` unless the engine can use this embedding of the item."""
-        shape, wanted = tuple(image.values.shape), (item.tokens, self.width)
-        if shape != wanted or image.dtype != self.dtype:
+        shape, expected = tuple(image.values.shape), (item.tokens, self.width)
+        if shape != expected or image.dtype != self.dtype:
             raise EngineError(
                 f"an embedding of the shape {shape} and the type {image.dtype} came for {item.tokens} tokens; this engine "
-                f"takes {wanted} and {self.dtype}. Encode workers must have the same model and type as the workers that read from them"
+                f"takes {expected} and {self.dtype}. Encode workers must have the same model and type as the workers that read from them"
             )
         if not _all_finite(image):
             raise EngineError("an embedding came with numbers that are not finite")

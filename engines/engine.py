@@ -87,14 +87,14 @@ class EngineStartFailed(EngineError):
 _FINAL = (ValueError, TypeError, ImportError, FileNotFoundError, NotADirectoryError, PermissionError)
 
 
-def start_failure(what: str, error: BaseException, cause: str = "") -> EngineError:
+def start_failure(failure: str, error: BaseException, cause: str = "") -> EngineError:
     """Return what a start that raised `error` is to raise: `EngineUnavailable` if the next one would fail as well, else `EngineStartFailed`.
 
     `cause` is what a process of the engine wrote down before it died.
     """
     # Libraries raise an OSError without a number where a file of the model is missing.
     is_final = isinstance(error, _FINAL) or (type(error) is OSError and error.errno is None)
-    text = f"{what}: {cause or error or type(error).__name__}"
+    text = f"{failure}: {cause or error or type(error).__name__}"
     return EngineUnavailable(text) if is_final and not cause else EngineStartFailed(text)
 
 
@@ -562,14 +562,14 @@ def seal(params: bytes, request: GenerateRequest) -> bytes:
 def unseal(sealed: bytes, request: GenerateRequest | None = None) -> bytes:
     """The parameters for the decode leg `request`, or, without a request, to release them. Raises `Unusable`."""
     try:
-        found = msgspec.msgpack.decode(sealed, type=_Sealed)
+        unsealed = msgspec.msgpack.decode(sealed, type=_Sealed)
     except msgspec.DecodeError as error:
         raise Unusable(f"it is damaged: {error}") from error
-    if found.checksum != _checksum(found.prompt, found.params):
+    if unsealed.checksum != _checksum(unsealed.prompt, unsealed.params):
         raise Unusable("it is damaged: its checksum is wrong")
-    if request is not None and found.prompt != digest_of(request):
+    if request is not None and unsealed.prompt != digest_of(request):
         raise Unusable("it is another prompt's")
-    return found.params
+    return unsealed.params
 
 
 def digest_of(request: GenerateRequest) -> bytes:

@@ -89,9 +89,9 @@ class MediaSentinels:
 
     def learn(self, id_: str, tokens: int, numbers: Sequence[int], placeholder: int) -> None:
         """A request has this item: its events will have `numbers`, over and over, in the place of its `tokens` tokens, each a `placeholder`."""
-        known = self._by_id.get(id_)
-        if known is not None and known.tokens == tokens:
-            self._by_number.move_to_end(int(known.numbers[0]))
+        learned = self._by_id.get(id_)
+        if learned is not None and learned.tokens == tokens:
+            self._by_number.move_to_end(int(learned.numbers[0]))
             return
         item = _Item(id_, tokens, np.array(numbers, np.int64), placeholder)
         self._by_id[id_] = item
@@ -100,9 +100,9 @@ class MediaSentinels:
             _, forgotten = self._by_number.popitem(last=False)
             self._by_id.pop(forgotten.id, None)
 
-    def resolve(self, given: Sequence[int], within: Within | None) -> Resolved:
+    def resolve(self, token_ids: Sequence[int], within: Within | None) -> Resolved:
         """The tokens of an event whose first one follows the place `within` an item, if that is not None."""
-        numbers = np.array(given, np.int64)
+        numbers = np.array(token_ids, np.int64)
         tokens = numbers.astype(np.uint32)
         special = np.flatnonzero(numbers > TOKEN_MAX)
         media: list[tuple[str, int, int]] = []
@@ -217,12 +217,12 @@ def salt(keys: Any, lora: str) -> str:
 
 def multimodal(extra: list[Any]) -> list[hashing.MultimodalDigest]:
     """(block, digest) of the multimodal items: pairs of item id and its offset from the block's start among the extra keys."""
-    found: list[hashing.MultimodalDigest] = []
+    digests: list[hashing.MultimodalDigest] = []
     for block, keys in enumerate(extra):
         for key in keys or ():
             if isinstance(key, list | tuple) and len(key) >= 2 and isinstance(key[0], str):
-                found.append((block, hashing.media_digest(key[0], int(key[1]))))
-    return found
+                digests.append((block, hashing.media_digest(key[0], int(key[1]))))
+    return digests
 
 
 # Translation to events of the log.
@@ -281,7 +281,7 @@ class KvTranslator:
 
     def translate(self, events: list[dict[str, Any]], at_s: float = 0.0) -> list[KvEvent]:
         """Events for one batch of the engine, published at `at_s` (Unix time)."""
-        ours: list[KvEvent] = []
+        translated: list[KvEvent] = []
         if self._fenced and at_s > self._asked_s and not any(map(_is_clear, events)):
             # The first batch after a clear reports it: this one does not, so the cache's content is unknown.
             self._asked, self.cold = self._seen, True
@@ -289,16 +289,16 @@ class KvTranslator:
             if _is_clear(event):
                 self._seen += 1
                 if self._seen > self._asked:
-                    ours += self._cleared()
+                    translated += self._cleared()
             elif self._fenced:
                 # From before a clear that was already published.
                 continue
             elif event.get("type") == "BlockStored":
-                ours += self._stored(event)
+                translated += self._stored(event)
             elif event.get("type") == "BlockRemoved":
-                ours += self._removed(event)
+                translated += self._removed(event)
             # A newer engine may send unknown events; known ones stay valid.
-        return ours
+        return translated
 
     @property
     def _fenced(self) -> bool:
@@ -320,9 +320,9 @@ class KvTranslator:
         """Batches were lost permanently: forget all blocks; only those announced from now on count."""
         # The pending clear may have been among them.
         self._asked = self._seen
-        ours: list[KvEvent] = [KvGap(missing), *self._cleared()]
+        translated: list[KvEvent] = [KvGap(missing), *self._cleared()]
         self.cold = True
-        return ours
+        return translated
 
     def _cleared(self) -> list[KvEvent]:
         self._held.clear()
@@ -360,7 +360,7 @@ class KvTranslator:
             named = self._by_tokens(event, hashes)
         else:
             return []
-        ours: list[BlocksStored] = []
+        stored_events: list[BlocksStored] = []
         for engine_hash, block in named:
             held = self._held.get(engine_hash)
             if held is None:
@@ -370,20 +370,20 @@ class KvTranslator:
             if self.cold and held.copies.get(tier):
                 continue
             held.copies[tier] = held.copies.get(tier, 0) + 1
-            ours.append(_stored_event(held.block, tier))
-        return list(_joined(ours))
+            stored_events.append(_stored_event(held.block, tier))
+        return list(_joined(stored_events))
 
     def _by_hash(self, hashes: list[EngineHash]) -> list[tuple[EngineHash, _NamedBlock]]:
         """The blocks with these hashes that are or were cached."""
-        found: list[tuple[EngineHash, _NamedBlock]] = []
+        named: list[tuple[EngineHash, _NamedBlock]] = []
         for engine_hash in hashes:
             held = self._held.get(engine_hash)
-            known = held.block if held else self._gone.get(engine_hash)
-            if known is None:
+            block = held.block if held else self._gone.get(engine_hash)
+            if block is None:
                 self.unnamed += 1
             else:
-                found.append((engine_hash, known))
-        return found
+                named.append((engine_hash, block))
+        return named
 
     def _by_tokens(
         self, event: dict[str, Any], hashes: list[EngineHash]
@@ -394,19 +394,19 @@ class KvTranslator:
         within: Within | None = None
         if parent_hash is None:
             lora = event.get("lora_name") or ""
-            own = event.get("cache_salt") or salt(extra[0] if extra else None, lora)
-            parent = hashing.seed(lora, own)
+            cache_salt = event.get("cache_salt") or salt(extra[0] if extra else None, lora)
+            parent = hashing.seed(lora, cache_salt)
         else:
-            known = self._held.get(parent_hash)
-            if known is None:
+            held_parent = self._held.get(parent_hash)
+            if held_parent is None:
                 self.orphans += len(hashes)
                 return []
-            parent, within = known.block.name, known.block.within
+            parent, within = held_parent.block.name, held_parent.block.within
         size = self._block_size
-        given = _token_ids(event["token_ids"])
-        if len(given) < len(hashes) * size:
+        token_ids = _token_ids(event["token_ids"])
+        if len(token_ids) < len(hashes) * size:
             return []
-        run = self._resolved(given[: len(hashes) * size], within)
+        run = self._resolved(token_ids[: len(hashes) * size], within)
         named = len(run.tokens) // size
         if named < len(hashes):
             self.unnamed += len(hashes) - named
@@ -426,10 +426,10 @@ class KvTranslator:
             )
         ]
 
-    def _resolved(self, given: list[int], within: Within | None) -> Resolved:
+    def _resolved(self, token_ids: list[int], within: Within | None) -> Resolved:
         if self._sentinels is None:
-            return Resolved(np.array(given, np.uint32), [])
-        return self._sentinels.resolve(given, within)
+            return Resolved(np.array(token_ids, np.uint32), [])
+        return self._sentinels.resolve(token_ids, within)
 
     def _removed(self, event: dict[str, Any]) -> list[KvEvent]:
         group = event.get("group_idx")
@@ -467,9 +467,9 @@ class KvTranslator:
         return self._group is None or group == self._group
 
 
-def _token_ids(given: list[Any]) -> list[int]:
+def _token_ids(entries: list[Any]) -> list[int]:
     """Token ids of an event. Under SGLang's EAGLE each is a pair with the following token."""
-    return [one[0] for one in given] if given and isinstance(given[0], list | tuple) else given
+    return [pair[0] for pair in entries] if entries and isinstance(entries[0], list | tuple) else entries
 
 
 def _stored_event(block: _NamedBlock, tier: int) -> BlocksStored:

@@ -50,31 +50,31 @@ class KvSocket:
     async def events(self) -> AsyncIterator[list[KvEvent]]:
         """Translated events, batch by batch, until cancelled. One reader."""
         arriving: asyncio.Future[list[bytes]] | None = None
-        own = asyncio.ensure_future(self._own_ready.wait())
+        own_ready = asyncio.ensure_future(self._own_ready.wait())
         try:
             while True:
                 if arriving is None:
                     arriving = asyncio.ensure_future(self._socket.recv_multipart())
-                waiting: set[asyncio.Future[Any]] = {arriving, own}
+                waiting: set[asyncio.Future[Any]] = {arriving, own_ready}
                 check_s = None if self._joined else JOIN_CHECK_S
                 done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED, timeout=check_s)
                 if not done:
-                    if ours := await self._take_missed():
-                        yield ours
+                    if translated := await self._take_missed():
+                        yield translated
                     continue
                 # The clear precedes what arrives: it makes that outdated.
-                if own.done():
+                if own_ready.done():
                     self._own_ready.clear()
-                    own = asyncio.ensure_future(self._own_ready.wait())
+                    own_ready = asyncio.ensure_future(self._own_ready.wait())
                     if self._own:
                         yield self._take_own()
                     continue
                 frames, arriving, self._joined = arriving.result(), None, True
-                ours = await self.accept(int.from_bytes(frames[1], "big"), frames[2])
-                if ours:
-                    yield ours
+                translated = await self.accept(int.from_bytes(frames[1], "big"), frames[2])
+                if translated:
+                    yield translated
         finally:
-            for future in (arriving, own):
+            for future in (arriving, own_ready):
                 if future is not None:
                     future.cancel()
 
@@ -96,31 +96,31 @@ class KvSocket:
         if number < self._next:
             return []
         missing = number - self._next
-        ours = await self._take_missed(number) if missing else []
+        translated = await self._take_missed(number) if missing else []
         # No await from here on: translated events are returned before any other change.
-        ours += self._take_own()
+        translated += self._take_own()
         if self._next < number:
             lost = number - self._next
             _log.error("kv_events_lost", missing=missing, lost=lost)
             # Blocks from before the gap may be gone: start with an empty state.
-            ours = self._translator.lost(lost)
+            translated = self._translator.lost(lost)
         elif missing:
             _log.warning("kv_events_replayed", missing=missing)
-        ours += self._translate(payload)
+        translated += self._translate(payload)
         self._next = number + 1
-        return ours
+        return translated
 
     async def _take_missed(self, until: int = END) -> list[KvEvent]:
         """The events of the next batches, before batch `until`, that the publisher still has."""
         missed = await self._replay(self._next, until)
-        ours = self._take_own()
+        translated = self._take_own()
         for number, data in missed:
             if number > self._next:
                 break
             if number == self._next:
-                ours += self._translate(data)
+                translated += self._translate(data)
                 self._next += 1
-        return ours
+        return translated
 
     async def _replay(self, start: int, until: int) -> list[tuple[int, bytes]]:
         """Return those of the batches `start` to `until` - 1 that the publisher still has."""
@@ -147,8 +147,8 @@ class KvSocket:
             socket.close()
 
     def _take_own(self) -> list[KvEvent]:
-        own, self._own = self._own, []
-        return own
+        own_events, self._own = self._own, []
+        return own_events
 
     def _translate(self, payload: bytes) -> list[KvEvent]:
         try:
@@ -179,11 +179,11 @@ def in_folder(folder: Path) -> tuple[str, str]:
 
 def reachable(endpoint: str) -> str:
     """Return the address to connect to for a socket that is bound to `endpoint` on this machine."""
-    for everywhere, here in (
+    for everywhere, loopback in (
         ("tcp://*:", "127.0.0.1"),
         ("tcp://0.0.0.0:", "127.0.0.1"),
         ("tcp://[::]:", "[::1]"),
     ):
         if endpoint.startswith(everywhere):
-            return f"tcp://{here}:" + endpoint.removeprefix(everywhere)
+            return f"tcp://{loopback}:" + endpoint.removeprefix(everywhere)
     return endpoint

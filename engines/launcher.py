@@ -55,10 +55,14 @@ def release(version: str) -> Release | None:
     return (int(match[1]), int(match[2]), int(match[3] or 0)) if match else None
 
 
-def open_vulnerabilities(version: str, known: Iterable[Vulnerability]) -> list[Vulnerability]:
+def open_vulnerabilities(version: str, vulnerabilities: Iterable[Vulnerability]) -> list[Vulnerability]:
     """Those that a release has; none of a build from source without a release number, such as 0.0.0."""
-    found = release(version)
-    return [one for one in known if found is not None and (0, 1, 0) <= found < one.fixed]
+    release_number = release(version)
+    return [
+        vulnerability
+        for vulnerability in vulnerabilities
+        if release_number is not None and (0, 1, 0) <= release_number < vulnerability.fixed
+    ]
 
 
 class Releases(NamedTuple):
@@ -86,24 +90,28 @@ class Releases(NamedTuple):
 
         Raises `EngineUnavailable` if one of them is refused, unless `allow`.
         """
-        found = release(version)
+        release_number = release(version)
         # Versions like 0.0.0 are builds from source without release number.
-        if found is None or found < (0, 1, 0):
+        if release_number is None or release_number < (0, 1, 0):
             return
         open_ = open_vulnerabilities(version, self.vulnerabilities)
-        for one in open_:
+        for vulnerability in open_:
             _log.warning(
-                "vulnerable_version", engine=self.engine, version=version, cve=one.cve, what=one.what
+                "vulnerable_version",
+                engine=self.engine,
+                version=version,
+                cve=vulnerability.cve,
+                what=vulnerability.what,
             )
-        refused = [one for one in open_ if one.refused]
+        refused = [vulnerability for vulnerability in open_ if vulnerability.refused]
         if refused and not allow:
-            worst = max(refused, key=lambda one: one.fixed)
+            worst = max(refused, key=lambda vulnerability: vulnerability.fixed)
             needed = ".".join(map(str, worst.fixed))
             raise EngineUnavailable(
-                f"{self.engine} {version} has known vulnerabilities ({', '.join(one.cve for one in refused)}; {worst.cve}: it "
+                f"{self.engine} {version} has known vulnerabilities ({', '.join(vulnerability.cve for vulnerability in refused)}; {worst.cve}: it "
                 f"{worst.what}): install {needed} or newer, or start with {self.flag}"
             )
-        if found < self.oldest:
+        if release_number < self.oldest:
             oldest = ".".join(map(str, self.oldest))
             _log.warning("old_version", engine=self.engine, version=version, oldest=oldest)
 
@@ -252,8 +260,8 @@ def launcher_type(engine: str) -> type[EngineLauncher[Any]]:
     kind: Any = registry.load(EngineEntry(engine, module, attribute))
     if not issubclass(kind, EngineLauncher):
         raise EngineUnavailable(f"{place}, of the engine {engine}, is no EngineLauncher")
-    found: type[EngineLauncher[Any]] = kind
-    return found
+    launcher: type[EngineLauncher[Any]] = kind
+    return launcher
 
 
 def launcher_of(engine: str, options: Any) -> EngineLauncher[Any]:

@@ -331,8 +331,8 @@ def _on_exception(kind: type[BaseException], error: BaseException, trace: Traceb
         _log.critical("process_failed", reason=f"{kind.__name__}: {error}", exc_info=(kind, error, trace))
 
 
-def _on_thread_exception(found: threading.ExceptHookArgs) -> None:
-    if found.exc_value is not None and not isinstance(found.exc_value, SystemExit):
-        name = found.thread.name if found.thread is not None else ""
-        info = (found.exc_type, found.exc_value, found.exc_traceback)
+def _on_thread_exception(hook_args: threading.ExceptHookArgs) -> None:
+    if hook_args.exc_value is not None and not isinstance(hook_args.exc_value, SystemExit):
+        name = hook_args.thread.name if hook_args.thread is not None else ""
+        info = (hook_args.exc_type, hook_args.exc_value, hook_args.exc_traceback)
         _log.error("thread_failed", thread=name, exc_info=info)

@@ -136,10 +136,10 @@ class LoraCache:
             raise LoraError(400, f"{digest!r} is not a digest")
         place = self.policy.admit(source)
         while True:
-            found = await asyncio.shield(self._shared(place, digest))
-            if self._lock(found.digest):
-                self._users[found.digest] += 1
-                return found
+            folder = await asyncio.shield(self._shared(place, digest))
+            if self._lock(folder.digest):
+                self._users[folder.digest] += 1
+                return folder
 
     def drop(self, digest: str) -> None:
         """Release one use of this adapter."""
@@ -186,7 +186,7 @@ class LoraCache:
             async with asyncio.timeout(self.policy.fetch_s):
                 fetching = in_own_thread(_fetch_files, source, staging, self.policy, budget)
                 await asyncio.wrap_future(fetching)
-                found = await asyncio.to_thread(self._store, staging, source, digest)
+                folder = await asyncio.to_thread(self._store, staging, source, digest)
         except TimeoutError as error:
             raise LoraError(502, f"{source.text} was not fetched within {self.policy.fetch_s:g} s") from error
         except OSError as error:
@@ -194,19 +194,19 @@ class LoraCache:
         finally:
             budget.cancel()
             shutil.rmtree(staging, ignore_errors=True)
-        _log.info("adapter_fetched", source=source.text, digest=found.digest, rank=found.rank)
-        await asyncio.to_thread(self._prune, found.folder)
-        return found
+        _log.info("adapter_fetched", source=source.text, digest=folder.digest, rank=folder.rank)
+        await asyncio.to_thread(self._prune, folder.folder)
+        return folder
 
-    def _store(self, staging: Path, source: Source, wanted: str) -> LoraFolder:
+    def _store(self, staging: Path, source: Source, expected_digest: str) -> LoraFolder:
         """Validate the fetched files and move them to the folder of their digest, atomically."""
         read = lora_sources.read(staging)
         digest = lora_sources.digest(staging)
-        if wanted and digest != wanted:
+        if expected_digest and digest != expected_digest:
             raise LoraError(
                 409,
                 f"{source.text} has other weights ({digest[:12]}) than the adapter was first loaded with "
-                f"({wanted[:12]}): use another name for the new ones, or remove the old adapter first",
+                f"({expected_digest[:12]}): use another name for the new ones, or remove the old adapter first",
             )
         for name in lora_sources.FILES:
             _sync(staging / name)
@@ -239,10 +239,10 @@ class LoraCache:
             return False
         try:
             fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            there = folder.stat().st_ino == os.fstat(handle).st_ino
+            exists = folder.stat().st_ino == os.fstat(handle).st_ino
         except (BlockingIOError, FileNotFoundError):
-            there = False  # it is being removed
-        if not there:
+            exists = False  # it is being removed
+        if not exists:
             os.close(handle)
             return False
         self._locked[digest] = handle
@@ -260,7 +260,7 @@ class LoraCache:
         folders = [path for path in self._root.iterdir() if path.is_dir() and not path.name.startswith(".")]
         sizes = {path: _size(path) for path in folders}
         total = sum(size for size, _ in sizes.values())
-        for path in sorted(folders, key=lambda one: sizes[one][1]):
+        for path in sorted(folders, key=lambda folder: sizes[folder][1]):
             if total <= self.policy.cache_bytes_max:
                 return
             if path.name not in self._locked and _remove(path):

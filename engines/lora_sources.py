@@ -53,8 +53,8 @@ class LoraError(EngineError):
 class SourceMissing(LoraError):
     """The file does not exist at the source."""
 
-    def __init__(self, what: str) -> None:
-        super().__init__(404, f"there is no {what}")
+    def __init__(self, missing: str) -> None:
+        super().__init__(404, f"there is no {missing}")
 
 
 # Allowed sources.
@@ -83,8 +83,8 @@ class Source(NamedTuple):
         """Is it `prefix` or below it? Compares whole segments of the path."""
         if self.scheme != prefix.scheme or prefix.host not in ("", self.host):
             return False
-        mine, wanted = _segments(self.path), _segments(prefix.path)
-        return mine[: len(wanted)] == wanted
+        segments, prefix_segments = _segments(self.path), _segments(prefix.path)
+        return segments[: len(prefix_segments)] == prefix_segments
 
 
 class LoraPolicy(NamedTuple):
@@ -115,7 +115,7 @@ def parse(text: str, *, prefix: bool = False) -> Source:
     if not mark:
         return _local(text, text)
     if scheme not in SCHEMES:
-        raise _bad(text, f"use a folder or {', '.join(f'{one}://' for one in SCHEMES)}")
+        raise _bad(text, f"use a folder or {', '.join(f'{known_scheme}://' for known_scheme in SCHEMES)}")
     if scheme == "hf":
         return _hub(text, prefix=prefix)
     parts = urlsplit(text)
@@ -174,7 +174,7 @@ def _hub(text: str, *, prefix: bool) -> Source:
     if (
         not usable
         or (len(parts) < 2 and not prefix)
-        or any(one in (".", "..") for one in revision.split("/"))
+        or any(segment in (".", "..") for segment in revision.split("/"))
     ):
         raise _bad(text, "write hf://organisation/name or hf://organisation/name@revision")
     return Source("hf", organisation, repository + (f"/@{revision}" if revision else ""), text)
@@ -285,23 +285,23 @@ def read(folder: Path) -> Peft:
     if not all(isinstance(rank, int) and rank > 0 for rank in ranks):
         raise LoraError(400, f"{CONFIG} has no valid rank: r = {config.get('r')!r}")
     rank = max(ranks)
-    found = _rank_of_weights(folder / WEIGHTS)
-    if found > rank:
-        raise LoraError(400, f"{CONFIG} says rank {rank}, and {WEIGHTS} has matrices of rank {found}")
+    weights_rank = _rank_of_weights(folder / WEIGHTS)
+    if weights_rank > rank:
+        raise LoraError(400, f"{CONFIG} says rank {rank}, and {WEIGHTS} has matrices of rank {weights_rank}")
     base = config.get("base_model_name_or_path")
     return Peft(rank, base if isinstance(base, str) else "")
 
 
 def digest(folder: Path) -> str:
     """SHA-256 over names and contents of both files."""
-    whole = hashlib.sha256()
+    folder_hash = hashlib.sha256()
     for name in FILES:
-        one = hashlib.sha256()
+        file_hash = hashlib.sha256()
         with (folder / name).open("rb") as file:
             for chunk in chunks(file):
-                one.update(chunk)
-        whole.update(name.encode() + b"\0" + one.digest())
-    return whole.hexdigest()
+                file_hash.update(chunk)
+        folder_hash.update(name.encode() + b"\0" + file_hash.digest())
+    return folder_hash.hexdigest()
 
 
 def same_base(base: str, names: tuple[str, ...]) -> bool:
@@ -450,14 +450,14 @@ class HttpOrigin(Origin):
     def _connected(self, url: WebUrl, refused: list[str]) -> socket.socket:
         """A connection to an allowed address of the host; the others are added to `refused`."""
         addresses = resolve(url.host, url.port)
-        refused += [one for one in addresses if not may_connect(one, self._policy.networks)]
-        allowed = [one for one in addresses if one not in refused]
+        refused += [candidate for candidate in addresses if not may_connect(candidate, self._policy.networks)]
+        allowed = [candidate for candidate in addresses if candidate not in refused]
 
         def connect(address: str, port: int) -> socket.socket:
-            made = socket.create_connection((address, port), CONNECT_S / len(allowed))
-            made.settimeout(SILENCE_S)
-            self._budget.watch(made)
-            return made
+            connection = socket.create_connection((address, port), CONNECT_S / len(allowed))
+            connection.settimeout(SILENCE_S)
+            self._budget.watch(connection)
+            return connection
 
         return connect_first(url, allowed, WebAccess(connect=connect))
 
@@ -477,8 +477,8 @@ class BucketOrigin(Origin):
         obstore, stores = _package("obstore", "on S3"), _package("obstore.store", "on S3")
         key = "/".join(part for part in (self._source.path.strip("/"), name) if part)
         try:
-            found = obstore.get(stores.S3Store(self._source.host), key)
-            self._budget.save(found.stream(min_chunk_size=CHUNK_BYTES), to)
+            response = obstore.get(stores.S3Store(self._source.host), key)
+            self._budget.save(response.stream(min_chunk_size=CHUNK_BYTES), to)
         except FileNotFoundError as error:
             raise SourceMissing(f"s3://{self._source.host}/{key}") from error
         except obstore.exceptions.BaseError as error:

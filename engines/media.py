@@ -285,9 +285,9 @@ def check_media(tokens: Sequence[int], media: Sequence[PromptMedia], support: Me
     for token in {*placeholders.values()}:
         kinds = [kind for kind, stands in placeholders.items() if stands == token]
         if tokens.count(token) != sum(item.tokens for item in media if item.kind in kinds):
-            what = " or ".join([ONE[kind] for kind in kinds])
+            kind_names = " or ".join([ONE[kind] for kind in kinds])
             raise RequestRejected(
-                f"the prompt has the token {token}, which stands for {what}, without {what}"
+                f"the prompt has the token {token}, which stands for {kind_names}, without {kind_names}"
             )
 
 

@@ -133,8 +133,8 @@ def read_model_files(folder: Path) -> ModelFiles:
 
 def _media_processor(folder: Path) -> str:
     """See `ModelFiles`. How a file is written, and the order of its fields, make no difference."""
-    found = {name: settings for name in PROCESSOR_FILES if (settings := _json(folder / name))}
-    return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest() if found else ""
+    by_name = {name: settings for name in PROCESSOR_FILES if (settings := _json(folder / name))}
+    return hashlib.sha256(json.dumps(by_name, sort_keys=True).encode()).hexdigest() if by_name else ""
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -222,29 +222,31 @@ BYTE_TEMPLATE = (
 def byte_tokenizer() -> Tokenizer:
     """One token per byte, and the control tokens of the template."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    made = Tokenizer(models.BPE(vocab={piece: number for number, piece in enumerate(alphabet)}, merges=[]))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    made.decoder = decoders.ByteLevel()
-    made.add_special_tokens(
+    tokenizer = Tokenizer(
+        models.BPE(vocab={piece: number for number, piece in enumerate(alphabet)}, merges=[])
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(
         [
             AddedToken(text, special=True)
             for text in ("<|endoftext|>", "<|im_start|>", EOS, IMAGE, VIDEO, AUDIO)
         ]
     )
-    return made
+    return tokenizer
 
 
 def byte_model_files(name: str) -> ModelFiles:
     """The files of that model under this name."""
-    made = byte_tokenizer()
+    tokenizer = byte_tokenizer()
     return ModelFiles(
-        made.to_str().encode(),
+        tokenizer.to_str().encode(),
         BYTE_TEMPLATE,
         {"bos_token": "<|im_start|>", "eos_token": EOS},
-        tuple(number for text in (EOS,) if (number := made.token_to_id(text)) is not None),
+        tuple(number for text in (EOS,) if (number := tokenizer.token_to_id(text)) is not None),
         BYTE_CONTEXT_LENGTH,
         name,
-        identity=hashlib.sha256(made.to_str().encode()).hexdigest(),
+        identity=hashlib.sha256(tokenizer.to_str().encode()).hexdigest(),
     )
 
 

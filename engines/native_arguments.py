@@ -53,14 +53,14 @@ def value(words: Sequence[str], name: str) -> str | None:
 
     "" for a flag without one, None if it is absent.
     """
-    found: str | None = None
+    argument: str | None = None
     for number, word in enumerate(words):
         flag, equals, text = word.partition("=")
         if name_of(flag) != name:
             continue
         following = words[number + 1] if number + 1 < len(words) else ""
-        found = text if equals else "" if following.startswith("--") else following
-    return found
+        argument = text if equals else "" if following.startswith("--") else following
+    return argument
 
 
 def number(words: Sequence[str], name: str, default: int) -> int:
@@ -81,7 +81,7 @@ def has(words: Sequence[str], name: str) -> bool:
 
 def without(words: Sequence[str], name: str, *, takes_value: bool) -> tuple[str, ...]:
     """The words without argument `name`."""
-    kept: list[str] = []
+    remaining: list[str] = []
     skip = False
     for word in words:
         if skip:
@@ -91,20 +91,22 @@ def without(words: Sequence[str], name: str, *, takes_value: bool) -> tuple[str,
         if name_of(flag) == name:
             skip = takes_value and not equals
             continue
-        kept.append(word)
-    return tuple(kept)
+        remaining.append(word)
+    return tuple(remaining)
 
 
-def check_agreement(engine: str, given: Mapping[str, Any], settings: Mapping[str, tuple[int, str]]) -> None:
-    """Raise `EngineUnavailable` if a setting and one of the engine's own arguments that are `given` differ.
+def check_agreement(
+    engine: str, native_options: Mapping[str, Any], settings: Mapping[str, tuple[int, str]]
+) -> None:
+    """Raise `EngineUnavailable` if a setting and one of the engine's own arguments in `native_options` differ.
 
     `settings` has, for a setting's flag, its value and the name of the argument that means the same.
     """
-    for flag, (ours, name) in settings.items():
-        theirs = given.get(name)
-        if ours and theirs is not None and ours != theirs:
+    for flag, (setting, name) in settings.items():
+        native_value = native_options.get(name)
+        if setting and native_value is not None and setting != native_value:
             raise EngineUnavailable(
-                f"{flag} {ours} and, among {engine}'s own arguments, --{name.replace('_', '-')} {theirs} disagree: "
+                f"{flag} {setting} and, among {engine}'s own arguments, --{name.replace('_', '-')} {native_value} disagree: "
                 "omit one"
             )
 
@@ -143,29 +145,31 @@ def parse(
     # Unabbreviated: a unique prefix may become ambiguous with the next release.
     parser = Parser(prog=command, allow_abbrev=False)
     declare(parser)
-    known: dict[str, argparse.Action] = parser._option_string_actions
+    actions: dict[str, argparse.Action] = parser._option_string_actions
     for action in parser._actions:
         action.default = argparse.SUPPRESS
         # What an engine requires, its model, is a setting of Headwater.
         action.required = False
     # A file may have `flag = false` for flags without a negation: these are off by default.
-    kept = [
-        word for word in words if word in known or not (word.startswith("--no-") and f"--{word[5:]}" in known)
+    known_words = [
+        word
+        for word in words
+        if word in actions or not (word.startswith("--no-") and f"--{word[5:]}" in actions)
     ]
     try:
-        return dict(vars(parser.parse_args(kept)))
+        return dict(vars(parser.parse_args(known_words)))
     except _NotParsed as error:
-        raise EngineUnavailable(_explained(engine, str(error), known, explain)) from None
+        raise EngineUnavailable(_explained(engine, str(error), actions, explain)) from None
     except (ValueError, TypeError, IndexError) as error:
         raise EngineUnavailable(f"{engine} cannot parse {' '.join(words)}: {error}") from error
 
 
-def _explained(engine: str, message: str, known: Mapping[str, Any], explain: Callable[[str], str]) -> str:
+def _explained(engine: str, message: str, actions: Mapping[str, Any], explain: Callable[[str], str]) -> str:
     """Argparse's message with the flag's name first, and a hint."""
     _, unrecognized, words = message.partition("unrecognized arguments: ")
     if not unrecognized:
         return f"{engine}'s {message}"
     flags = re.findall(r"(?:^| )(--?[A-Za-z][\w.-]*)", words) or words.split()
-    near = difflib.get_close_matches(flags[0], known, n=1)
+    near = difflib.get_close_matches(flags[0], actions, n=1)
     guess = f"did you mean {near[0]}?" if near else f"`headwater engine {engine.lower()} -- --help` lists all"
     return f"{engine} has no engine argument {flags[0]}: {explain(flags[0]) or guess}"

@@ -264,10 +264,12 @@ class LoopWatch:
         if frame is None:
             return None
         stack = traceback.extract_stack(frame)
-        own = [one for one in stack if one.filename.startswith(self._folder)]
-        if not own:
+        own_frames = [
+            frame_summary for frame_summary in stack if frame_summary.filename.startswith(self._folder)
+        ]
+        if not own_frames:
             return None
-        at = own[-1]
+        at = own_frames[-1]
         return LoopBlock(at.filename, at.lineno or 0, at.name, self._blocked_s)
 
 
@@ -385,8 +387,8 @@ def pass_logs_on(variable: str, folder: Path, levels: Mapping[str, str]) -> bool
 
     They do not if the operator has configured them. `folder` is private, and lives as long as they do.
     """
-    given = os.environ.get(variable)
-    if not logs.is_configured() or (given and not is_private(Path(given).parent)):
+    operator_config = os.environ.get(variable)
+    if not logs.is_configured() or (operator_config and not is_private(Path(operator_config).parent)):
         return False
     os.environ[variable] = str(logs.write_config(folder, levels))
     return True

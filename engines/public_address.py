@@ -103,8 +103,8 @@ class WebUrl(NamedTuple):
     @property
     def host_header(self) -> str:
         """The host as the request's header has it."""
-        whole = host_port(self.host, self.port)
-        return whole.rpartition(":")[0] if self.port == PORTS[self.scheme] else whole
+        authority = host_port(self.host, self.port)
+        return authority.rpartition(":")[0] if self.port == PORTS[self.scheme] else authority
 
     @property
     def origin(self) -> str:
@@ -135,8 +135,8 @@ def in_own_thread(function: Callable[P, T], *arguments: P.args, **named: P.kwarg
 
 def resolve(host: str, port: int) -> list[str]:
     """The addresses of a host, as the system's resolver returns them. Raises `OSError`."""
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(str(info[4][0]) for info in found))
+    infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(info[4][0]) for info in infos))
 
 
 def connect(address: str, port: int) -> socket.socket:

@@ -144,9 +144,9 @@ class RankedEngineBase(EngineBase, Generic[AnyRank, AnyLoras]):
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
 
-def default_sampling(given: Mapping[str, Any]) -> dict[str, float]:
+def default_sampling(defaults: Mapping[str, Any]) -> dict[str, float]:
     """A model's own defaults, as its engine reads them from its files, for fields that a request may omit."""
-    return {name: given[name] for name in DEFAULT_FIELDS if given.get(name) is not None}
+    return {name: defaults[name] for name in DEFAULT_FIELDS if defaults.get(name) is not None}
 
 
 # Ranks of one engine as engines of their own.
@@ -206,16 +206,16 @@ class _Shared:
             if not self._up:
                 await self.engine.stop()
 
-    def request(self, what: str, number: int) -> bool:
-        """Record that this rank requests `what`; did it complete the set of all ranks?"""
-        requested = self._requested.setdefault(what, set())
+    def request(self, operation: str, number: int) -> bool:
+        """Record that this rank requests `operation`; did it complete the set of all ranks?"""
+        requested = self._requested.setdefault(operation, set())
         first = number not in requested
         requested.add(number)
         return first and len(requested) == self.engine.ranks
 
-    def withdraw(self, what: str, number: int) -> tuple[bool, bool]:
-        """Record that this rank undoes `what`: (had all ranks requested it?, does none any more?)."""
-        requested = self._requested.setdefault(what, set())
+    def withdraw(self, operation: str, number: int) -> tuple[bool, bool]:
+        """Record that this rank undoes `operation`: (had all ranks requested it?, does none any more?)."""
+        requested = self._requested.setdefault(operation, set())
         all_were = len(requested) == self.engine.ranks
         requested.discard(number)
         return all_were, not requested

@@ -60,14 +60,14 @@ class EngineEntry(NamedTuple):
 
 def installed() -> dict[str, EngineEntry]:
     """The engines that installed packages offer, by name. Raises `EngineUnavailable` if two offer the same name."""
-    found: dict[str, EngineEntry] = {}
+    by_name: dict[str, EngineEntry] = {}
     for entry in _entries(tuple(sys.path)):
-        other = found.setdefault(entry.name, entry)
+        other = by_name.setdefault(entry.name, entry)
         if (other.module, other.attribute) != (entry.module, entry.attribute):
             raise EngineUnavailable(
                 f"{other.package} and {entry.package} both offer an engine {entry.name!r}: uninstall one of them"
             )
-    return found
+    return by_name
 
 
 @cache
@@ -75,7 +75,7 @@ def _entries(_path: tuple[str, ...]) -> tuple[EngineEntry, ...]:
     """All entries of the group on this path: reading them takes 10 ms in an environment of 200 packages."""
     # Each look at a distribution's name or version parses its metadata: 1 ms.
     names: dict[metadata.Distribution, tuple[str, str]] = {}
-    found = []
+    entries = []
     for point in metadata.entry_points(group=GROUP):
         package, version = "", ""
         if point.dist is not None:
@@ -83,8 +83,8 @@ def _entries(_path: tuple[str, ...]) -> tuple[EngineEntry, ...]:
                 text = point.dist.metadata
                 names[point.dist] = (text["Name"], text["Version"])
             package, version = names[point.dist]
-        found.append(EngineEntry(point.name, point.module, point.attr, package, version))
-    return tuple(found)
+        entries.append(EngineEntry(point.name, point.module, point.attr, package, version))
+    return tuple(entries)
 
 
 def traits_of(engine: str) -> EngineTraits:
@@ -113,14 +113,14 @@ def all_traits() -> dict[str, EngineTraits]:
 
     An engine whose package cannot be imported has the default traits here; `traits_of` says what is wrong with it.
     """
-    found: dict[str, EngineTraits] = {}
+    by_name: dict[str, EngineTraits] = {}
     for name in sorted({entry.name for entry in _entries(tuple(sys.path))}):
         try:
-            found[name] = traits_of(name)
+            by_name[name] = traits_of(name)
         except EngineUnavailable:
-            found[name] = EngineTraits()
-    order = sorted(found, key=lambda name: (name != DEFAULT_ENGINE, found[name].loads == "nothing"))
-    return {name: found[name] for name in order}
+            by_name[name] = EngineTraits()
+    order = sorted(by_name, key=lambda name: (name != DEFAULT_ENGINE, by_name[name].loads == "nothing"))
+    return {name: by_name[name] for name in order}
 
 
 def find(text: str) -> EngineEntry:
@@ -136,16 +136,16 @@ def find(text: str) -> EngineEntry:
         return EngineEntry(_checked_name(path.stem), str(path), attribute)
     if attribute:
         return EngineEntry(_checked_name(place.rpartition(".")[2]), place, attribute)
-    known = installed()
-    if text in known:
-        return known[text]
-    if not any(entry.is_own for entry in known.values()):
+    available = installed()
+    if text in available:
+        return available[text]
+    if not any(entry.is_own for entry in available.values()):
         raise EngineUnavailable(
             f"there is no engine {text!r}, nor any of headwater's own: its installation is older than its source; "
             "install it again"
         )
-    near = difflib.get_close_matches(text, known, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"installed are {', '.join(sorted(known))}"
+    near = difflib.get_close_matches(text, available, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"installed are {', '.join(sorted(available))}"
     raise EngineUnavailable(
         f"there is no engine {text!r}: {hint} (a file is given as echo.py, a class as package.module:Echo)"
     )
@@ -156,12 +156,12 @@ def load(entry: EngineEntry) -> Any:
     module = _load_module(entry)
     if not entry.attribute:
         return _only_engine(module, entry)
-    found: Any = module
+    resolved: Any = module
     for part in entry.attribute.split("."):
-        found = getattr(found, part, None)
-    if not inspect.isclass(found):
+        resolved = getattr(resolved, part, None)
+    if not inspect.isclass(resolved):
         raise EngineUnavailable(f"{entry.module} has no class {entry.attribute}")
-    return found
+    return resolved
 
 
 def _load_module(entry: EngineEntry) -> Any:
@@ -197,20 +197,20 @@ def _run_file(path: Path) -> Any:
 
 
 def _only_engine(module: Any, entry: EngineEntry) -> Any:
-    found = [
-        one
-        for one in vars(module).values()
-        if inspect.isclass(one)
-        and one.__module__ == module.__name__
-        and all(callable(getattr(one, method, None)) for method in METHODS)
+    classes = [
+        candidate
+        for candidate in vars(module).values()
+        if inspect.isclass(candidate)
+        and candidate.__module__ == module.__name__
+        and all(callable(getattr(candidate, method, None)) for method in METHODS)
     ]
-    if len(found) == 1:
-        return found[0]
-    if not found:
+    if len(classes) == 1:
+        return classes[0]
+    if not classes:
         raise EngineUnavailable(f"{entry.module} has no class with the methods {' and '.join(METHODS)}")
-    names = ", ".join(one.__name__ for one in found)
+    names = ", ".join(candidate.__name__ for candidate in classes)
     raise EngineUnavailable(
-        f"{entry.module} has several engines ({names}): name one, as {entry.module}:{found[0].__name__}"
+        f"{entry.module} has several engines ({names}): name one, as {entry.module}:{classes[0].__name__}"
     )
 
 

@@ -55,7 +55,7 @@ class MemoryLog:
     ) -> AppendResult:
         """See `Log.ingest`."""
         check_count("an ingest", len(messages))
-        epoch = max(self._newest.get(one, NOTHING).epoch for one in (fence, subject))
+        epoch = max(self._newest.get(fenced_subject, NOTHING).epoch for fenced_subject in (fence, subject))
         if epoch > messages[-1].epoch:
             return Fenced(epoch)
         return self._store([Entry(subject, message) for message in messages])
@@ -136,7 +136,7 @@ class MemoryLog:
 
     async def position_at(self, wall_ns: int) -> int:
         """See `Log.position_at`."""
-        return self._first - 1 + bisect_right(self._messages, wall_ns, key=lambda one: one.stored_ns)
+        return self._first - 1 + bisect_right(self._messages, wall_ns, key=lambda message: message.stored_ns)
 
     async def bounds(self) -> Bounds:
         """See `Log.bounds`."""
@@ -226,12 +226,12 @@ class MemoryTable:
     async def sizes(self, prefix: str) -> list[KeySize]:
         """See `Table.sizes`."""
         self.expire()
-        found = [
+        key_sizes = [
             KeySize(key, len(held[0]), held[1])
             for key, held in self._entries.items()
             if key.startswith(prefix + ".")
         ]
-        return sorted(found, key=lambda one: one.revision)
+        return sorted(key_sizes, key=lambda key_size: key_size.revision)
 
     async def watch(self) -> AsyncIterator[list[TableEntry]]:
         """See `Table.watch`."""

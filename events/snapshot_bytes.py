@@ -117,13 +117,13 @@ def pieces(array: NDArray[Any], size: int = CHUNK_BYTES_MAX) -> Iterator[memoryv
 
 def rooms(manifest: Manifest, arrays: dict[str, NDArray[Any]]) -> list[memoryview]:
     """Newly allocated arrays, and the part of them that each of `manifest.chunks` fills."""
-    found: list[memoryview] = []
+    views: list[memoryview] = []
     for entry in manifest.arrays:
         at = 0
         for chunk in entry.chunks:
-            found.append(arrays[entry.name].reshape(-1).view(np.uint8).data[at : at + chunk.size])
+            views.append(arrays[entry.name].reshape(-1).view(np.uint8).data[at : at + chunk.size])
             at += chunk.size
-    return found
+    return views
 
 
 def encode_manifest(manifest: Manifest) -> bytes:

@@ -56,17 +56,17 @@ class Bookmarks:
 
     async def all(self) -> dict[str, int]:
         """Position by name. Raises `LogError`: without all of them, no snapshot may be deleted."""
-        found: dict[str, int] = {}
+        positions: dict[str, int] = {}
         for name in await self._blobs.names(subjects.bookmark_prefix(self._pool)):
             data = await self._blobs.get(name)
             try:
                 if data is not None:
-                    found[name.rsplit("/", 1)[1]] = msgspec.json.decode(data, type=_Bookmark).position
+                    positions[name.rsplit("/", 1)[1]] = msgspec.json.decode(data, type=_Bookmark).position
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 raise LogRefused(
                     f"object {name} is not a bookmark: {error}; delete it or set it again"
                 ) from error
-        return found
+        return positions
 
     async def put(self, name: str, position: int) -> None:
         """Name a position. Raises `InvalidName`."""
@@ -75,9 +75,9 @@ class Bookmarks:
 
     async def drop(self, name: str) -> bool:
         """Remove a name; False if there was none. The snapshot is pruned when the next one is saved."""
-        known = await self._blobs.get(subjects.bookmark_name(self._pool, name)) is not None
+        existed = await self._blobs.get(subjects.bookmark_name(self._pool, name)) is not None
         await self._blobs.delete(subjects.bookmark_name(self._pool, name))
-        return known
+        return existed
 
 
 KEEP = 2
@@ -190,10 +190,10 @@ class SnapshotStore:
         tried: set[int] = set()
         while True:
             # Listed again after a failure: the snapshot may have been pruned for newer ones while it was read.
-            left = [p for p in await self.positions() if p not in tried and accept(p)]
-            if not left:
+            untried = [p for p in await self.positions() if p not in tried and accept(p)]
+            if not untried:
                 return None
-            for position in await self._order(left):
+            for position in await self._order(untried):
                 tried.add(position)
                 try:
                     return await self.at(position)
@@ -219,7 +219,7 @@ class SnapshotStore:
 
     async def listing(self) -> list[Kept]:
         """All snapshots by position, without reading their chunks."""
-        found: list[Kept] = []
+        snapshots: list[Kept] = []
         for position in await self.positions():
             try:
                 data = await self._blobs.get(subjects.snapshot_name(self._pool, position))
@@ -227,10 +227,10 @@ class SnapshotStore:
                     continue
                 manifest = decode_manifest(data)
                 size = len(data) + sum(chunk.size for chunk in manifest.chunks)
-                found.append(Kept(position, size, manifest))
+                snapshots.append(Kept(position, size, manifest))
             except (UnreadableSnapshot, LogError) as error:
-                found.append(Kept(position, 0, None, str(error)))
-        return found
+                snapshots.append(Kept(position, 0, None, str(error)))
+        return snapshots
 
     async def prune(self, log_bounds: Callable[[], Awaitable[Bounds]] | None = None) -> None:
         """Delete all but the newest `KEEP`, the ladder and those with a bookmark, and chunks of incomplete attempts.
@@ -243,14 +243,14 @@ class SnapshotStore:
         # Read after the listings: what another router wrote until then is not beyond it.
         bounds = Bounds(1, max([0, *positions])) if log_bounds is None else await log_bounds()
         last = bounds.last
-        own = [position for position in positions if position <= last]
-        rungs = await self._ladder([position for position in own if continues(position, bounds)])
+        own_positions = [position for position in positions if position <= last]
+        rungs = await self._ladder([position for position in own_positions if continues(position, bounds)])
         # Read last, so that a bookmark set during the listings is included.
-        keep = {*own[-KEEP:], *rungs, *(await self.bookmarks.all()).values()}
+        keep = {*own_positions[-KEEP:], *rungs, *(await self.bookmarks.all()).values()}
         for position in positions:
             if position not in keep:
                 await self._blobs.delete(subjects.snapshot_name(self._pool, position))
-        oldest = min(own[-KEEP:], default=0)
+        oldest = min(own_positions[-KEEP:], default=0)
         for name in chunks:
             number = name.split("/")[2]
             if not number.isdecimal():
@@ -330,17 +330,17 @@ def thin_out(sizes: Mapping[int, int], budget: int) -> list[int]:
     The first and the newest `KEEP` stay. Of the others that one goes first whose neighbours would be closest to each other relative
     to its distance from the newest: so the gaps grow in proportion to age, and each call goes on where the last one stopped.
     """
-    kept = sorted(sizes)
+    positions = sorted(sizes)
     total = sum(sizes.values())
-    while (total > budget or len(kept) > LADDER_MAX) and len(kept) > KEEP + 1:
-        newest = kept[-1]
+    while (total > budget or len(positions) > LADDER_MAX) and len(positions) > KEEP + 1:
+        newest = positions[-1]
         at = min(
-            range(1, len(kept) - KEEP),
-            key=lambda at: (kept[at + 1] - kept[at - 1]) / (newest - kept[at] + 1),
+            range(1, len(positions) - KEEP),
+            key=lambda at: (positions[at + 1] - positions[at - 1]) / (newest - positions[at] + 1),
             default=0,
         )
-        total -= sizes[kept.pop(at)]
-    return kept
+        total -= sizes[positions.pop(at)]
+    return positions
 
 
 # The guard of retention: a snapshot is due before messages that the newest one needs are removed.

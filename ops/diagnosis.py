@@ -375,8 +375,8 @@ def finding(
     kind: str, about: str, text: str, *, remedy: str = "", severity: Severity | None = None
 ) -> Finding:
     """A finding of a kind of the table, with the kind's remedy and severity unless it has its own."""
-    known = KINDS[kind]
-    return Finding(kind, about, text, remedy or known.remedy, severity or known.severity)
+    entry = KINDS[kind]
+    return Finding(kind, about, text, remedy or entry.remedy, severity or entry.severity)
 
 
 _log = structlog.get_logger("headwater.diagnosis")
@@ -385,11 +385,11 @@ _log = structlog.get_logger("headwater.diagnosis")
 # Checks that processes make.
 
 
-def log_findings(found: Iterable[Finding]) -> None:
+def log_findings(findings: Iterable[Finding]) -> None:
     """Log each finding, with its remedy: as `headwater doctor` names it, too."""
-    for one in found:
-        log = _log.error if one.severity == "error" else _log.warning
-        log("fault_found", finding=one.id, about=one.about, reason=one.text, remedy=one.remedy)
+    for fault in findings:
+        log = _log.error if fault.severity == "error" else _log.warning
+        log("fault_found", finding=fault.id, about=fault.about, reason=fault.text, remedy=fault.remedy)
 
 
 ROOM_BYTES: Final = 512 * 1024 * 1024
@@ -399,11 +399,11 @@ ROOM_BYTES: Final = 512 * 1024 * 1024
 def free_bytes(folder: Path) -> int | None:
     """Bytes that are free where a folder is, or will be; None where that cannot be said."""
     try:
-        whole = folder.absolute()
+        path = folder.absolute()
     except FileNotFoundError:
         # The folder that a relative one is in was deleted.
         return None
-    for place in (whole, *whole.parents):
+    for place in (path, *path.parents):
         try:
             return shutil.disk_usage(place).free
         except FileNotFoundError:
@@ -455,12 +455,12 @@ _PATTERNS: Final[Sequence[tuple[str, str]]] = (
 
 def explain_engine_log(text: str, about: str) -> list[Finding]:
     """What a log or the reason of a failure says of its cause: the first of each kind."""
-    found = []
+    located = []
     for kind, pattern in _PATTERNS:
         match = re.search(pattern, text, re.IGNORECASE)
         if match is not None:
-            found.append((match.start(), finding(kind, about, _line_of(text, match.start()))))
-    return [one for _, one in sorted(found, key=lambda pair: pair[0])]
+            located.append((match.start(), finding(kind, about, _line_of(text, match.start()))))
+    return [fault for _, fault in sorted(located, key=lambda pair: pair[0])]
 
 
 def _line_of(text: str, position: int) -> str:

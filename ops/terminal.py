@@ -72,8 +72,8 @@ class Progress:
             return
         self._due_s = now_s + PERIOD_S
         share = min(1.0, done / total) if total > 0 else 0.0
-        left = f", about {(now_s - self._began_s) * (1 / share - 1):.0f} s left" if share > 0.01 else ""
-        self._write(f"{self.what}: {done:,} of {total:,} {self._unit} ({share:.0%}){left}")
+        time_left = f", about {(now_s - self._began_s) * (1 / share - 1):.0f} s left" if share > 0.01 else ""
+        self._write(f"{self.what}: {done:,} of {total:,} {self._unit} ({share:.0%}){time_left}")
 
     def _write(self, text: str) -> None:
         if text or self._width:
@@ -98,8 +98,8 @@ def time_ns(text: str, now_ns: int) -> int | None:
     A time without an offset is in UTC. HH:MM that is still to come today is of yesterday.
     """
     text = text.strip()
-    if found := _AGO.fullmatch(text):
-        return now_ns - round(float(found[1]) * UNITS_S[found[2]] * 1_000_000_000)
+    if match := _AGO.fullmatch(text):
+        return now_ns - round(float(match[1]) * UNITS_S[match[2]] * 1_000_000_000)
     if _UNIX_MS.fullmatch(text):
         return int(text) * 1_000_000
     if _UNIX.fullmatch(text):

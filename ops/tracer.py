@@ -102,20 +102,20 @@ class Gathering:
 
     def routes(self, record: Record) -> None:
         """Take a message of a pool's log."""
-        for made in decisions_in(record):
-            self._decisions.setdefault(request_of(made.decision.request), []).append(made)
+        for routing in decisions_in(record):
+            self._decisions.setdefault(request_of(routing.decision.request), []).append(routing)
         _bound(self._decisions)
 
     def finish(self, ended: Iterable[Ended]) -> list[tuple[Ended, Trace]]:
         """The traces of those whose traces are sent. What is held for any of them is given up."""
-        found = []
-        for one in ended:
-            held = one.held
-            made = self._decisions.pop(held.request, [])
-            if one.reason:
-                trace = spans_of(held.request, held.edge, held.events, made)
-                found.append((one, trace))
-        return found
+        traces = []
+        for ended_request in ended:
+            held = ended_request.held
+            routings = self._decisions.pop(held.request, [])
+            if ended_request.reason:
+                trace = spans_of(held.request, held.edge, held.events, routings)
+                traces.append((ended_request, trace))
+        return traces
 
     def since(self, position: int) -> int:
         """The position after which all events of open requests are, given that up to which the log was read."""
@@ -305,7 +305,7 @@ class Tracer(Actor):
         self._read = until
         # A decision is stored before the request that it is about ends.
         await self._read_pools()
-        await self._finish([one for one in ended if one.position > self._done])
+        await self._finish([ended_request for ended_request in ended if ended_request.position > self._done])
         self._done = max(self._done, until)
         metrics.TRACER_LEFT_OUT.set(self._gathering.left_out)
         self._save()
@@ -345,14 +345,14 @@ class Tracer(Actor):
     # The receiver.
 
     async def _finish(self, ended: Sequence[Ended]) -> None:
-        made = self._gathering.finish(ended)
-        for one in ended:
-            metrics.TRACER_REQUESTS.labels(one.reason or "left out").inc()
-        spans = self._sender.spans(trace for _, trace in made)
+        traces = self._gathering.finish(ended)
+        for ended_request in ended:
+            metrics.TRACER_REQUESTS.labels(ended_request.reason or "left out").inc()
+        spans = self._sender.spans(trace for _, trace in traces)
         for first in range(0, len(spans), SEND_MAX):
             await self._send(spans[first : first + SEND_MAX])
-        self._sent.update(one.reason for one, _ in made)
-        self.requests.total += len(made)
+        self._sent.update(ended_request.reason for ended_request, _ in traces)
+        self.requests.total += len(traces)
 
     async def _send(self, spans: Sequence["ReadableSpan"]) -> None:
         """Send spans, however long it takes, unless a receiver that can be reached refuses them."""
@@ -395,11 +395,11 @@ NICENESS: Final = 10
 
 async def run(settings: TracerProcess, stop: asyncio.Event) -> int:
     """Run the tracer until stopped. Raises `ConfigError`."""
-    own, name = settings.trace, settings.name or "tracer"
-    if not own.otlp:
+    trace_settings, name = settings.trace, settings.name or "tracer"
+    if not trace_settings.otlp:
         raise ConfigError("give the URL of the receiver with --otlp")
     need_opentelemetry()
-    receiver, folder = receiver_of(own.otlp), Path(settings.data_dir)
+    receiver, folder = receiver_of(trace_settings.otlp), Path(settings.data_dir)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -407,6 +407,6 @@ async def run(settings: TracerProcess, stop: asyncio.Event) -> int:
     os.nice(NICENESS)
 
     async def make(ports: Ports) -> Actor:
-        return Tracer(ports, name, own, OtlpSender(receiver, ports.ns), folder / f"{name}.json")
+        return Tracer(ports, name, trace_settings, OtlpSender(receiver, ports.ns), folder / f"{name}.json")
 
     return await run_one(Host(settings.nats, settings.metrics), "tracer", name, make, stop)

@@ -51,8 +51,8 @@ def find_placement(choose: Choose, loads: Loads, query: RouteQuery, saturated: S
     """Decide among the workers that are not `saturated` (as `exclude` lists them), if there are any."""
     narrowed: Decision | RouteRefused | None = None
     if saturated and not LoadSnapshot.of(loads).all_in(set(saturated)):
-        wanted = query.constraints
-        rest = msgspec.structs.replace(wanted, exclude=(*wanted.exclude, *saturated))
+        constraints = query.constraints
+        rest = msgspec.structs.replace(constraints, exclude=(*constraints.exclude, *saturated))
         narrowed = choose(msgspec.structs.replace(query, constraints=rest))
         if isinstance(narrowed, Decision) and not _decodes_on_prefill_worker(loads, narrowed):
             return narrowed
@@ -65,22 +65,24 @@ def find_placement(choose: Choose, loads: Loads, query: RouteQuery, saturated: S
     return Saturated(unrestricted, _passing(loads, query.constraints, saturated))
 
 
-def _passing(loads: Loads, wanted: Constraints, incarnations: Sequence[str]) -> frozenset[str]:
+def _passing(loads: Loads, constraints: Constraints, incarnations: Sequence[str]) -> frozenset[str]:
     """Return those of the incarnations that pass the filters."""
-    if wanted.pinned:
-        return frozenset(one for one in incarnations if one.rpartition(".")[0] == wanted.pinned)
+    if constraints.pinned:
+        return frozenset(
+            candidate for candidate in incarnations if candidate.rpartition(".")[0] == constraints.pinned
+        )
     passing: dict[Traits, bool] = {}
-    found: list[str] = []
+    allowed: list[str] = []
     for incarnation in incarnations:
         worker = loads.workers.get(incarnation.rpartition(".")[0])
         if worker is None:
             continue
         traits = worker.traits
         if traits not in passing:
-            passing[traits] = allows(traits, wanted)
+            passing[traits] = allows(traits, constraints)
         if passing[traits]:
-            found.append(incarnation)
-    return frozenset(found)
+            allowed.append(incarnation)
+    return frozenset(allowed)
 
 
 class LoadSnapshot(NamedTuple):
@@ -92,12 +94,14 @@ class LoadSnapshot(NamedTuple):
     @classmethod
     def of(cls, loads: Loads) -> "LoadSnapshot":
         """Return a snapshot of the fold's present loads."""
-        ready = [one for one in loads.workers.values() if one.takes_requests]
-        seen = tuple((one.name, one.epoch, one.role, one.loras, one.taints) for one in ready)
+        ready = [worker for worker in loads.workers.values() if worker.takes_requests]
+        seen = tuple(
+            (worker.name, worker.epoch, worker.role, worker.loras, worker.taints) for worker in ready
+        )
         fingerprint = hash(
             (seen, tuple(loads.engine_weights.items()), tuple(loads.shares("revision").items()))
         )
-        return cls(frozenset(f"{one.name}.{one.epoch}" for one in ready), fingerprint)
+        return cls(frozenset(f"{worker.name}.{worker.epoch}" for worker in ready), fingerprint)
 
     def all_in(self, saturated: Set[str]) -> bool:
         """Are there workers that take requests, and are all of them saturated? Then nothing needs to be decided."""
@@ -123,8 +127,8 @@ class BlockedKey(NamedTuple):
 def uncached_tokens(decision: Decision, loads: Loads) -> int:
     """Prompt tokens to compute at the candidate that caches most of the prompt."""
     cached = max(
-        (one.cached_blocks + one.lower_blocks) * loads.workers[one.worker].block_size
-        for one in decision.candidates
+        (candidate.cached_blocks + candidate.lower_blocks) * loads.workers[candidate.worker].block_size
+        for candidate in decision.candidates
     )
     return max(0, decision.prompt_tokens - cached)
 
@@ -132,7 +136,8 @@ def uncached_tokens(decision: Decision, loads: Loads) -> int:
 def first_token_s(decision: Decision, *, queued: bool) -> float:
     """The lowest estimate of the time to the first token, with or without what workers have `queued`; 0: unknown."""
     least_ms = min(
-        one.prefill_ms + one.transfer_ms + (one.queue_ms if queued else 0.0) for one in decision.candidates
+        candidate.prefill_ms + candidate.transfer_ms + (candidate.queue_ms if queued else 0.0)
+        for candidate in decision.candidates
     )
     return least_ms / 1_000.0
 
@@ -181,8 +186,8 @@ def saturated_workers(loads: Loads, now_ns: int, limits: BusyLimits) -> tuple[st
     if limits.kv:
         above |= table["decode_blocks"] > limits.kv * table["total_blocks"]
     suspects = [columns.workers[row] for row in above.nonzero()[0].tolist()]
-    found = [worker for worker in suspects if is_saturated(worker, now_ns, limits)]
-    return tuple(sorted(f"{worker.name}.{worker.epoch}" for worker in found))
+    saturated = [worker for worker in suspects if is_saturated(worker, now_ns, limits)]
+    return tuple(sorted(f"{worker.name}.{worker.epoch}" for worker in saturated))
 
 
 SILENCE_S: Final = 3.0
@@ -289,47 +294,47 @@ class AdmissionQueue:
             self._blocked.clear()
         blocked: set[PlacementKey] = set()
         while len(released) < served_max:
-            one = None if snapshot.all_in(set(saturated)) else self.waiting.next_query(blocked)
-            if one is None:
+            queued = None if snapshot.all_in(set(saturated)) else self.waiting.next_query(blocked)
+            if queued is None:
                 return released, False
-            known = self._blocked.get(one.key)
-            if known is not None and known.still_blocks(snapshot, set(saturated)):
-                blocked.add(one.key)
+            blocked_key = self._blocked.get(queued.key)
+            if blocked_key is not None and blocked_key.still_blocks(snapshot, set(saturated)):
+                blocked.add(queued.key)
                 continue
-            verdict = self._find_placement(one.query, saturated)
+            verdict = self._find_placement(queued.query, saturated)
             if isinstance(verdict, Saturated):
-                blocked.add(one.key)
-                self._blocked[one.key] = BlockedKey.of(snapshot, verdict)
+                blocked.add(queued.key)
+                self._blocked[queued.key] = BlockedKey.of(snapshot, verdict)
                 continue
-            released.append(self._release(one, verdict, now))
+            released.append(self._release(queued, verdict, now))
             saturated = self.saturated_workers(now)
         return released, True
 
     def expire(self, now: Now) -> list[Released]:
         """Refuse queries whose deadline can no longer be met, or that reached the maximum time."""
-        found = self.waiting.find_expired(now.monotonic_s)
-        released = [Released(one, rejected.refused, rejected.reason) for one, rejected in found]
-        for one in released:
-            self.remove(one.queued.query.request, now)
+        expired = self.waiting.find_expired(now.monotonic_s)
+        released = [Released(entry, rejected.refused, rejected.reason) for entry, rejected in expired]
+        for entry in released:
+            self.remove(entry.queued.query.request, now)
         return released
 
     def remove(self, request: str, now: Now) -> None:
         """Discard a query without serving it."""
         self.waiting.remove(request, now.monotonic_s)
 
-    def _release(self, one: QueuedQuery, verdict: Decision | RouteRefused, now: Now) -> Released:
-        waited_s = now.monotonic_s - one.arrived_s
+    def _release(self, queued: QueuedQuery, verdict: Decision | RouteRefused, now: Now) -> Released:
+        waited_s = now.monotonic_s - queued.arrived_s
         if isinstance(verdict, RouteRefused):
             # The workers that could have taken it left. As for any query, the edge decides how often it retries.
-            self.remove(one.query.request, now)
-            return Released(one, verdict, "no_worker")
-        late = self._check_deadline(one.query, verdict, waited_s)
+            self.remove(queued.query.request, now)
+            return Released(queued, verdict, "no_worker")
+        late = self._check_deadline(queued.query, verdict, waited_s)
         if late is not None:
-            self.remove(one.query.request, now)
-            return Released(one, late.refused, late.reason)
-        self.waiting.serve(one, now.monotonic_s)
+            self.remove(queued.query.request, now)
+            return Released(queued, late.refused, late.reason)
+        self.waiting.serve(queued, now.monotonic_s)
         decision = msgspec.structs.replace(verdict, waited_ms=max(1, round(waited_s * 1_000)))
-        return Released(one, self._router.commit(decision))
+        return Released(queued, self._router.commit(decision))
 
     def _find_placement(self, query: RouteQuery, saturated: tuple[str, ...]) -> Verdict:
         return find_placement(self._router.choose, self._router.state.loads, query, saturated)
@@ -350,5 +355,8 @@ class AdmissionQueue:
         )
         if isinstance(queued, Rejection):
             return Offered(queued.refused, queued.reason)
-        displaced = (Released(one, rejected.refused, rejected.reason) for one, rejected in queued.displaced)
+        displaced = (
+            Released(displaced_query, rejected.refused, rejected.reason)
+            for displaced_query, rejected in queued.displaced
+        )
         return Offered(None, displaced=tuple(displaced))

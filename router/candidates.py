@@ -49,18 +49,18 @@ class Filter(NamedTuple):
     reason: Callable[[Constraints], str]
 
 
-def _has_capabilities(worker: Traits, wanted: Constraints) -> bool:
+def _has_capabilities(worker: Traits, constraints: Constraints) -> bool:
     # A worker that published no capabilities passes: its engine refuses what it cannot do.
-    return not worker.capabilities or all(need in worker.capabilities for need in wanted.needs)
+    return not worker.capabilities or all(need in worker.capabilities for need in constraints.needs)
 
 
-def _serves_lora(worker: Traits, wanted: Constraints) -> bool:
+def _serves_lora(worker: Traits, constraints: Constraints) -> bool:
     loadable = worker.lora_slots > 0 and LORA_ON_DEMAND in worker.capabilities
-    return wanted.lora_name in worker.loras or loadable
+    return constraints.lora_name in worker.loras or loadable
 
 
-def _can_continue(worker: Traits, wanted: Constraints) -> bool:
-    return worker.role != "prefill" and worker.pairs_with == wanted.pairs_with
+def _can_continue(worker: Traits, constraints: Constraints) -> bool:
+    return worker.role != "prefill" and worker.pairs_with == constraints.pairs_with
 
 
 FILTERS: Final[tuple[Filter, ...]] = (
@@ -145,49 +145,49 @@ FILTERS: Final[tuple[Filter, ...]] = (
 EXCLUDED_REASON: Final = "has not just failed this request"
 
 
-def allows(traits: Traits, wanted: Constraints) -> bool:
+def allows(traits: Traits, constraints: Constraints) -> bool:
     """Does a worker with these traits pass all filters, unless it is excluded by name?"""
-    return all(filter.keeps(traits, wanted) for filter in FILTERS if filter.applies(wanted))
+    return all(filter.keeps(traits, constraints) for filter in FILTERS if filter.applies(constraints))
 
 
-def _passes(filter: Filter, wanted: Constraints, worker: Worker) -> bool:
-    return filter.keeps(worker.traits, wanted)
+def _passes(filter: Filter, constraints: Constraints, worker: Worker) -> bool:
+    return filter.keeps(worker.traits, constraints)
 
 
-def _steps(wanted: Constraints) -> Iterator[tuple[str, Callable[[Worker], bool]]]:
+def _steps(constraints: Constraints) -> Iterator[tuple[str, Callable[[Worker], bool]]]:
     """(reason, test) of each filter that applies."""
     for filter in FILTERS:
-        if filter.applies(wanted):
-            yield filter.reason(wanted), partial(_passes, filter, wanted)
-    if wanted.exclude:
-        yield EXCLUDED_REASON, lambda worker: f"{worker.name}.{worker.epoch}" not in wanted.exclude
+        if filter.applies(constraints):
+            yield filter.reason(constraints), partial(_passes, filter, constraints)
+    if constraints.exclude:
+        yield EXCLUDED_REASON, lambda worker: f"{worker.name}.{worker.epoch}" not in constraints.exclude
 
 
-def explain_no_worker(workers: Sequence[Worker], wanted: Constraints) -> str:
+def explain_no_worker(workers: Sequence[Worker], constraints: Constraints) -> str:
     """The error for a request that no worker may take: the first filter that leaves none."""
     if not workers:
         return "no worker has joined this pool"
-    if wanted.pinned and wanted.pinned not in {worker.name for worker in workers}:
-        return f"worker {wanted.pinned} is not in this pool"
-    left = list(workers)
-    for reason, keeps in _steps(wanted):
-        passed = [worker for worker in left if keeps(worker)]
+    if constraints.pinned and constraints.pinned not in {worker.name for worker in workers}:
+        return f"worker {constraints.pinned} is not in this pool"
+    eligible = list(workers)
+    for reason, keeps in _steps(constraints):
+        passed = [worker for worker in eligible if keeps(worker)]
         if not passed:
-            rest = "" if len(left) == len(workers) else f" left of {len(workers)}"
-            return f"none of the {len(left)} workers{rest} {reason}"
-        left = passed
-    if wanted.pinned:
-        left = [worker for worker in left if worker.name == wanted.pinned]
-    if left and not any(worker.serves_whole for worker in left):
-        return _explain_split(left, wanted)
+            rest = "" if len(eligible) == len(workers) else f" left of {len(workers)}"
+            return f"none of the {len(eligible)} workers{rest} {reason}"
+        eligible = passed
+    if constraints.pinned:
+        eligible = [worker for worker in eligible if worker.name == constraints.pinned]
+    if eligible and not any(worker.serves_whole for worker in eligible):
+        return _explain_split(eligible, constraints)
     return f"none of the {len(workers)} workers may take the request"
 
 
-def _explain_split(workers: Sequence[Worker], wanted: Constraints) -> str:
+def _explain_split(workers: Sequence[Worker], constraints: Constraints) -> str:
     """Workers that only serve the legs of split requests passed the filters, and no two of them make a pair."""
     roles = {worker.role for worker in workers}
-    if wanted.pinned and "prefill" not in roles:
-        return f"worker {wanted.pinned} only decodes prompts that another worker prefilled"
+    if constraints.pinned and "prefill" not in roles:
+        return f"worker {constraints.pinned} only decodes prompts that another worker prefilled"
     missing = next((role for role in ("prefill", "decode") if role not in roles), "")
     needed = f"a {missing} worker" if missing else "a prefill and a decode worker that can exchange KV"
     return f"the engines of this pool serve only split requests: it needs {needed}"
@@ -231,13 +231,15 @@ def shares_for(loads: Loads, wanted: Constraints, trait: DrawnTrait) -> Mapping[
     return loads.engine_weights if trait == "engine" else loads.shares("revision")
 
 
-def weighted_workers(loads: Loads, wanted: Constraints) -> list[Worker]:
+def weighted_workers(loads: Loads, constraints: Constraints) -> list[Worker]:
     """The workers, by name, without those whose engine or revision may get no new request."""
-    weights, shares = (shares_for(loads, wanted, trait) for trait in get_args(DrawnTrait))
+    weights, shares = (shares_for(loads, constraints, trait) for trait in get_args(DrawnTrait))
     workers = [worker for _, worker in sorted(loads.workers.items())]
     if weights:
-        workers = [one for one in workers if weights.get(one.engine, 0.0) > 0]
-    return [one for one in workers if shares.get(one.revision, 1.0) > 0] if shares else workers
+        workers = [candidate for candidate in workers if weights.get(candidate.engine, 0.0) > 0]
+    return (
+        [candidate for candidate in workers if shares.get(candidate.revision, 1.0) > 0] if shares else workers
+    )
 
 
 def drawing_key(preferences: Preferences, seed: int) -> str:
@@ -278,11 +280,11 @@ def draw_trait(
     return _drawn(shares, order[0], used, lambda: _explain_undrawn(loads, wanted, trait, order[0]))
 
 
-def draw_policy(loads: Loads, key: str, known: Set[str]) -> Draw | None:
+def draw_policy(loads: Loads, key: str, available: Set[str]) -> Draw | None:
     """The draw of a query that states no policy, among the policies that this release has; None without a split, or with none of them."""
     shares = loads.shares("policy")
     order = order_by_draw(shares, key)
-    used = next((policy for policy in order if policy in known), None)
+    used = next((policy for policy in order if policy in available), None)
     if used is None:
         return None
     return _drawn(shares, order[0], used, lambda: f"this release has no policy {order[0]}")
@@ -304,11 +306,11 @@ def _explain_undrawn(loads: Loads, wanted: Constraints, trait: DrawnTrait, drawn
     return reason
 
 
-def explain_weights(loads: Loads, wanted: Constraints) -> str:
+def explain_weights(loads: Loads, constraints: Constraints) -> str:
     """Why no worker is left of a pool that has some: the weights name none of its engines, or the split gives its revisions nothing."""
-    engines, revisions = (shares_for(loads, wanted, trait) for trait in get_args(DrawnTrait))
+    engines, revisions = (shares_for(loads, constraints, trait) for trait in get_args(DrawnTrait))
     count = len(loads.workers)
-    if engines and not any(engines.get(one.engine, 0.0) > 0 for one in loads.workers.values()):
+    if engines and not any(engines.get(worker.engine, 0.0) > 0 for worker in loads.workers.values()):
         weights = ", ".join(f"{engine}={weight:g}" for engine, weight in sorted(engines.items()))
         return f"none of the {count} workers runs an engine with a weight above 0 ({weights})"
     shares = ", ".join(f"{revision}={share:g}" for revision, share in sorted(revisions.items()))
@@ -376,7 +378,10 @@ class Candidates(Sequence[Candidate]):
 
     def _built(self, rows: I64) -> list[Candidate]:
         columns = zip(self._counts[rows].tolist(), self._costs[rows].tolist(), strict=True)
-        return [_candidate(self._workers[row], *one) for row, one in zip(rows.tolist(), columns, strict=True)]
+        return [
+            _candidate(self._workers[row], *measures)
+            for row, measures in zip(rows.tolist(), columns, strict=True)
+        ]
 
     def worker_of(self, at: int) -> Worker:
         """The worker of a candidate."""
@@ -384,13 +389,13 @@ class Candidates(Sequence[Candidate]):
 
     def quantity(self, which: int) -> I64:
         """One of the `counts` of `cost.score_workers`, for each candidate."""
-        found: I64 = self._counts[self.rows, which]
-        return found
+        quantities: I64 = self._counts[self.rows, which]
+        return quantities
 
     def times(self, which: int) -> F64:
         """One of the `costs` of `cost.score_workers`, for each candidate."""
-        found: F64 = self._costs[self.rows, which]
-        return found
+        costs: F64 = self._costs[self.rows, which]
+        return costs
 
     def values(self, trait: DrawnTrait) -> set[str]:
         """Their engines, or their revisions."""
@@ -431,16 +436,16 @@ def _candidate(worker: Worker, counts: list[int], costs: list[float]) -> Candida
 
 def score_candidates(scoring: ScoringContext) -> Candidates:
     """All candidates of the query, ordered by worker name. A pinned worker is offered for the whole request only."""
-    wanted, weights, columns = scoring.constraints, scoring.weights, scoring.loads.columns
+    constraints, weights, columns = scoring.constraints, scoring.weights, scoring.loads.columns
     columns.refresh_at(scoring.context.wall_ns)
     count = len(columns.names)
     counts: I64 = np.empty((count, 8), np.int64)
     costs: F64 = np.empty((count, 5))
-    excluded = _excluded(columns, wanted)
+    excluded = _excluded(columns, constraints)
     split = scoring.context.algorithm > 1
-    weighted = shares_for(scoring.loads, wanted, "engine")
-    shares = shares_for(scoring.loads, wanted, "revision") if split else {}
-    allowed, changes = _allowed(columns, wanted, weighted, shares)
+    weighted = shares_for(scoring.loads, constraints, "engine")
+    shares = shares_for(scoring.loads, constraints, "revision") if split else {}
+    allowed, changes = _allowed(columns, constraints, weighted, shares)
     if excluded:
         allowed[excluded] = 0
     whole, legs, spare = cost.score_workers(
@@ -455,8 +460,8 @@ def score_candidates(scoring: ScoringContext) -> Candidates:
         cost.Asked(
             scoring.query.prompt_tokens,
             scoring.context.wall_ns,
-            columns.rows.get(wanted.pinned, -2) if wanted.pinned else -1,
-            wanted.leg == "decode",
+            columns.rows.get(constraints.pinned, -2) if constraints.pinned else -1,
+            constraints.leg == "decode",
             weights.estimate,
         ),
         cost.cost_weights(weights),
@@ -479,22 +484,22 @@ def select_legs(scoring: ScoringContext, candidates: Candidates) -> Candidates:
     """The candidates that the policy picks from: a prompt with few uncached tokens is always prefilled where it is decoded."""
     if not candidates.mixed:
         return candidates
-    whole = candidates.quantity(cost.LEG) == cost.WHOLE
-    count = int(whole.sum())
+    is_whole = candidates.quantity(cost.LEG) == cost.WHOLE
+    count = int(is_whole.sum())
     if not count or count == len(candidates):
         return candidates
-    aggregated = candidates.only(whole)
+    aggregated = candidates.only(is_whole)
     at = int(aggregated.scores.argmin())
     cheapest = aggregated[at]
     cached = (cheapest.cached_blocks + cheapest.lower_blocks) * aggregated.worker_of(at).block_size
     if scoring.query.prompt_tokens - cached <= scoring.weights.local_tokens:
         return aggregated
-    return candidates.only(~whole) if scoring.weights.apart else candidates
+    return candidates.only(~is_whole) if scoring.weights.apart else candidates
 
 
 def _allowed(
     columns: WorkerColumns,
-    wanted: Constraints,
+    constraints: Constraints,
     engine_weights: Mapping[str, float],
     revision_shares: Mapping[str, float],
 ) -> tuple[Flags, F64]:
@@ -503,19 +508,21 @@ def _allowed(
     With `engine_weights`, an engine without one may get no request, and with `revision_shares` a revision with the share 0.
     """
     shared = (
-        msgspec.structs.replace(wanted, exclude=(), pinned="") if wanted.exclude or wanted.pinned else wanted
+        msgspec.structs.replace(constraints, exclude=(), pinned="")
+        if constraints.exclude or constraints.pinned
+        else constraints
     )
-    known = columns.placements.get(shared)
-    if known is None:
-        known = (
+    cached = columns.placements.get(shared)
+    if cached is None:
+        cached = (
             np.array([allows(traits, shared) for traits in columns.kinds], np.uint8),
             np.array([_slot_changes(traits, shared.lora_name) for traits in columns.kinds], np.float64),
         )
         if len(columns.placements) >= PLACEMENTS_MAX:
             columns.placements.clear()
-        columns.placements[shared] = known
+        columns.placements[shared] = cached
     kinds = columns.table["kind"]
-    passing = known[0]
+    passing = cached[0]
     if engine_weights:
         weighted = [engine_weights.get(traits.engine, 0.0) > 0 for traits in columns.kinds]
         passing = passing & np.array(weighted, np.uint8)
@@ -523,13 +530,13 @@ def _allowed(
         shared_in = [revision_shares.get(traits.revision, 1.0) > 0 for traits in columns.kinds]
         passing = passing & np.array(shared_in, np.uint8)
     allowed: Flags = passing[kinds]
-    return allowed, known[1][kinds]
+    return allowed, cached[1][kinds]
 
 
-def _excluded(columns: WorkerColumns, wanted: Constraints) -> list[int]:
+def _excluded(columns: WorkerColumns, constraints: Constraints) -> list[int]:
     """The rows of the workers that the query leaves out by name, each once: the edge may name one that is saturated as well."""
     rows: dict[int, None] = {}
-    for incarnation in wanted.exclude:
+    for incarnation in constraints.exclude:
         name, _, epoch = incarnation.rpartition(".")
         row = columns.rows.get(name)
         if row is not None and str(columns.workers[row].epoch) == epoch:
@@ -556,9 +563,9 @@ def _slots(scoring: ScoringContext, columns: WorkerColumns) -> I64:
 
 def _credited(scoring: ScoringContext, columns: WorkerColumns) -> I64:
     """Return how many leading blocks each worker is expected to hold by now."""
-    found: I64 = np.zeros(len(columns.names), np.int64)
+    depths: I64 = np.zeros(len(columns.names), np.int64)
     for name, blocks in scoring.credited.items():
         row = columns.rows.get(name)
         if row is not None:
-            found[row] = blocks
-    return found
+            depths[row] = blocks
+    return depths

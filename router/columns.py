@@ -141,18 +141,18 @@ class WorkerColumns:
         """Write the rows that changed, and those of workers with decisions that no longer count, as of `now_ns`."""
         self.refresh()
         for row in self._overdue[: find_overdue(self.table, now_ns, self._overdue)].tolist():
-            worker, found = self.workers[row], self.table[row]
-            found["prefill_tokens"], found["decode_blocks"] = worker.promised(now_ns)
-            found["queued_prompts"] = worker.queued_prompts(now_ns)
-            found["computing_ns"], found["computing_tokens"] = worker.computing_since(now_ns)
+            worker, record = self.workers[row], self.table[row]
+            record["prefill_tokens"], record["decode_blocks"] = worker.promised(now_ns)
+            record["queued_prompts"] = worker.queued_prompts(now_ns)
+            record["computing_ns"], record["computing_tokens"] = worker.computing_since(now_ns)
             if worker.signal_age_ms >= LATE_MS:
                 self._write_queue(row, worker.list_queue(now_ns))
             self.touched.add(worker.name)
 
     def slots(self, index: PrefixIndex) -> I64:
         """The row of the index's bits for each worker; -1 for none."""
-        known, version, slots = self._slots
-        if known is not index or version != index.slots_version or len(slots) != len(self.names):
+        slots_index, version, slots = self._slots
+        if slots_index is not index or version != index.slots_version or len(slots) != len(self.names):
             slots = np.array([index.slots.get(name, -1) for name in self.names], np.int64)
             self._slots = (index, index.slots_version, slots)
         return slots
@@ -245,7 +245,7 @@ class WorkerColumns:
             self.table[row] = values
         except OverflowError:
             # No worker counts so far; what it wrote must not stop decisions.
-            self.table[row] = tuple(min(max(one, -NEVER), NEVER) for one in values)
+            self.table[row] = tuple(min(max(number, -NEVER), NEVER) for number in values)
         if worker.signal_age_ms >= LATE_MS:
             self._write_queue(row, worker.list_queue(0))
 

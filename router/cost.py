@@ -224,12 +224,14 @@ def estimate_times(
 
     `computed_ms` has already been spent on the first of those. The first three describe a `StepModel`; `longer` is its `longer_ms`.
     """
-    own = pace * predict_ms(lengths, times, classes, uncached)
+    prefill_ms = pace * predict_ms(lengths, times, classes, uncached)
     queue = 0.0
     if queued:
         # Queued prompts are computed together: the fixed time of a step is not paid for each.
-        queue = max(0.0, pace * predict_ms(lengths, times, classes, queued + uncached) - own - computed_ms)
-    return Times(queue, own, pace * longer / (BLOCK_TO - BLOCK_FROM) * block_size)
+        queue = max(
+            0.0, pace * predict_ms(lengths, times, classes, queued + uncached) - prefill_ms - computed_ms
+        )
+    return Times(queue, prefill_ms, pace * longer / (BLOCK_TO - BLOCK_FROM) * block_size)
 
 
 # The formula.
@@ -261,16 +263,18 @@ def block(work: WorkEstimate) -> float:
 
 
 @jitable
-def delay_of_others(crowding: float, arrivals: float, requests: int, queue: float, own: float) -> float:
-    """Return what other requests lose by a prompt that takes `own` ms, after `queue` ms of earlier ones.
+def delay_of_others(
+    crowding: float, arrivals: float, requests: int, queue: float, prefill_ms: float
+) -> float:
+    """Return what other requests lose by a prompt that takes `prefill_ms` ms, after `queue` ms of earlier ones.
 
     Each of the `requests` that run is delayed by the whole prompt. A request that arrives while the worker has work waits for the rest of it: the
-    prompt adds (queue + own)² - queue² to twice the sum of those waits, for each request that arrives in a millisecond. That is the value
+    prompt adds (queue + prefill_ms)² - queue² to twice the sum of those waits, for each request that arrives in a millisecond. That is the value
     function of a queue with arrivals at random (Hyytiä, Penttinen, Aalto: Size- and state-aware dispatching problem with
     queue-specific job sizes, 2012), where `arrivals` is the rate over the share of time in which the worker is idle.
     """
-    later = arrivals / 1000.0 * (2.0 * queue + own) * own / 2.0
-    return own * (crowding * requests) + later
+    later = arrivals / 1000.0 * (2.0 * queue + prefill_ms) * prefill_ms / 2.0
+    return prefill_ms * (crowding * requests) + later
 
 
 @jitable
@@ -289,9 +293,9 @@ def prefill(weights: CostWeights, work: WorkEstimate) -> float:
     if not work.timed:
         queued = (uncached_tokens(work) + work.prefill_tokens) / work.block_size
         return weights.prefill * (queued + lower)
-    queue, own = work.times.queue, work.times.prefill
-    others = delay_of_others(weights.crowding, weights.arrivals, work.requests, queue, own)
-    waits = weights.prefill * (queue + own + lower)
+    queue, prefill_ms = work.times.queue, work.times.prefill
+    others = delay_of_others(weights.crowding, weights.arrivals, work.requests, queue, prefill_ms)
+    waits = weights.prefill * (queue + prefill_ms + lower)
     return waits + others + delay_of_queued(weights, work)
 
 
@@ -328,8 +332,8 @@ def interference(weights: CostWeights, work: WorkEstimate) -> float:
     """Delay that computing the prompt causes to requests decoding on the same worker."""
     if not work.requests:
         return 0.0
-    own = work.times.prefill if work.timed else uncached_tokens(work) / work.block_size
-    return weights.interference * own
+    prompt_cost = work.times.prefill if work.timed else uncached_tokens(work) / work.block_size
+    return weights.interference * prompt_cost
 
 
 @jitable
@@ -365,56 +369,60 @@ def _work(
     queues: Any,
     steps: Any,
     row: int,
-    asked: Asked,
+    query: Asked,
     timed: bool,
     slots: Any,
     credited: Any,
     depths: Any,
 ) -> WorkEstimate:
     """What the prompt would add to the worker of a row, and what that worker has to do."""
-    one = table[row]
-    size, queued = one["block_size"], one["prefill_tokens"]
+    worker = table[row]
+    size, queued = worker["block_size"], worker["prefill_tokens"]
     # An engine computes at least the last token itself, even of a fully cached prompt.
-    usable = max(0, asked.prompt_tokens - 1) // size
+    usable = max(0, query.prompt_tokens - 1) // size
     cached, lower, assumed = _cached(depths, slots[row], credited[row], usable)
-    prompts, held, times = one["queued_prompts"], one["decode_blocks"], Times(0.0, 0.0, 1.0)
+    prompts, held, times = worker["queued_prompts"], worker["decode_blocks"], Times(0.0, 0.0, 1.0)
     if timed:
-        lengths, known, classes, longer = steps
+        lengths, known_ms, classes, longer = steps
         # The engine's own count includes generated tokens, and requests that did not come through this pool's routers.
-        held = max(held, one["used_blocks"])
-        computed_ms, left = 0.0, queued
-        if one["queue_length"]:
+        held = max(held, worker["used_blocks"])
+        computed_ms, remaining_tokens = 0.0, queued
+        if worker["queue_length"]:
             done = estimate_computed(
                 lengths,
-                known,
+                known_ms,
                 classes,
-                one["pace"],
+                worker["pace"],
                 queues[row],
-                one["queue_length"],
-                one["computing_ns"],
-                one["signal_age_ms"],
-                asked.now_ns,
+                worker["queue_length"],
+                worker["computing_ns"],
+                worker["signal_age_ms"],
+                query.now_ns,
             )
-            left, prompts, computed_ms = left - done.tokens, prompts - done.prompts, done.spent_ms
+            remaining_tokens, prompts, computed_ms = (
+                remaining_tokens - done.tokens,
+                prompts - done.prompts,
+                done.spent_ms,
+            )
         elif queued:
             # The clocks of two machines may differ: clamp to between nothing and the whole prompt.
             computed_ms = min(
-                max(0.0, (asked.now_ns - one["computing_ns"]) / 1e6),
-                one["pace"] * predict_ms(lengths, known, classes, one["computing_tokens"]),
+                max(0.0, (query.now_ns - worker["computing_ns"]) / 1e6),
+                worker["pace"] * predict_ms(lengths, known_ms, classes, worker["computing_tokens"]),
             )
-        uncached = asked.prompt_tokens - (cached + lower) * size
+        uncached = query.prompt_tokens - (cached + lower) * size
         times = estimate_times(
-            lengths, known, classes, longer, one["pace"], size, uncached, left, computed_ms
+            lengths, known_ms, classes, longer, worker["pace"], size, uncached, remaining_tokens, computed_ms
         )
     return WorkEstimate(
         size,
-        asked.prompt_tokens,
+        query.prompt_tokens,
         cached,
         lower,
         queued,
         held,
-        one["requests"],
-        one["total_blocks"],
+        worker["requests"],
+        worker["total_blocks"],
         assumed,
         timed,
         times,
@@ -423,9 +431,9 @@ def _work(
 
 
 @jitable
-def _itl_ms(one: Any, work: WorkEstimate) -> float:
-    line = DecodeLine(one["base_ms"], one["request_ms"], one["block_ms"], one["least_ms"])
-    return itl_ms(line, work, one["used_blocks"], one["max_running"])
+def _itl_ms(worker: Any, work: WorkEstimate) -> float:
+    line = DecodeLine(worker["base_ms"], worker["request_ms"], worker["block_ms"], worker["least_ms"])
+    return itl_ms(line, work, worker["used_blocks"], worker["max_running"])
 
 
 class _Fleet(NamedTuple):
@@ -444,13 +452,15 @@ def _fleet(table: Any, model: Any, allowed: Any) -> _Fleet:
     for row in range(table.shape[0]):
         if allowed[row]:
             workers += 1
-            one = table[row]
+            worker = table[row]
             used += utilization_of(
-                one["prefill_tokens"], max(one["decode_blocks"], one["used_blocks"]), one["total_blocks"]
+                worker["prefill_tokens"],
+                max(worker["decode_blocks"], worker["used_blocks"]),
+                worker["total_blocks"],
             )
-            if one["role"] != _PREFILL_ROLE:
+            if worker["role"] != _PREFILL_ROLE:
                 decoders += 1
-            if model[0][one["model"]] == 0:
+            if model[0][worker["model"]] == 0:
                 timed = False
     return _Fleet(workers, decoders, spare_capacity(used / workers, workers) if workers else 0.0, timed)
 
@@ -464,7 +474,7 @@ def _find_decode_legs(
     slots: Any,
     credited: Any,
     depths: Any,
-    asked: Asked,
+    query: Asked,
     timed: bool,
     weights: CostWeights,
     cheapest: Any,
@@ -476,7 +486,7 @@ def _find_decode_legs(
             if table[row]["model"] != at:
                 at = table[row]["model"]
                 steps = _model_at(model, at)
-            work = _work(table, queues, steps, row, asked, timed, slots, credited, depths)
+            work = _work(table, queues, steps, row, query, timed, slots, credited, depths)
             cost, moved = remote_decode(weights, work), transfer(weights, work)
             pairs = table[row]["pairs"]
             if cost < cheapest[0, pairs] or (cost == cheapest[0, pairs] and moved < cheapest[1, pairs]):
@@ -485,30 +495,30 @@ def _find_decode_legs(
 
 
 @jitable
-def _leg(one: Any, decode: bool, decoders: int, cheapest: Any) -> int:
+def _leg(worker: Any, decode: bool, decoders: int, cheapest: Any) -> int:
     """What a worker would do of the request."""
     if decode:
         return DECODE
-    if one["serves_whole"] and (one["role"] != _PREFILL_ROLE or decoders == 0):
+    if worker["serves_whole"] and (worker["role"] != _PREFILL_ROLE or decoders == 0):
         # Without any decode worker, a prefill worker serves the whole request rather than none.
         return WHOLE
-    if one["role"] == _PREFILL_ROLE and one["pairs"] and cheapest[0, one["pairs"]] < np.inf:
+    if worker["role"] == _PREFILL_ROLE and worker["pairs"] and cheapest[0, worker["pairs"]] < np.inf:
         return PREFILL
     return NO_CANDIDATE
 
 
 @jitable
 def _score_leg(
-    leg: int, one: Any, weights: CostWeights, work: WorkEstimate, cheapest: Any
+    leg: int, worker: Any, weights: CostWeights, work: WorkEstimate, cheapest: Any
 ) -> tuple[float, float, float]:
     """The cost of what a worker would do, the transfer in it, and the `itl_ms` of the worker that decodes."""
     if leg == DECODE:
-        return remote_decode(weights, work), transfer(weights, work), _itl_ms(one, work)
+        return remote_decode(weights, work), transfer(weights, work), _itl_ms(worker, work)
     if leg == PREFILL:
-        pairs = one["pairs"]
+        pairs = worker["pairs"]
         return cheapest[0, pairs] + prefill(weights, work), cheapest[1, pairs], cheapest[2, pairs]
-    extra = interference(weights, work) if one["role"] == _DECODE_ROLE else 0.0
-    return aggregated(weights, work) + extra, 0.0, _itl_ms(one, work)
+    extra = interference(weights, work) if worker["role"] == _DECODE_ROLE else 0.0
+    return aggregated(weights, work) + extra, 0.0, _itl_ms(worker, work)
 
 
 @jitable
@@ -534,7 +544,7 @@ def score_workers(
     slots: Any,
     credited: Any,
     depths: Any,
-    asked: Asked,
+    query: Asked,
     weights: CostWeights,
     counts: Any,
     costs: Any,
@@ -546,27 +556,27 @@ def score_workers(
     the whole request, how many only a leg, and the spare capacity of the allowed workers, 0 to 1.
     """
     fleet = _fleet(table, model, allowed)
-    timed = asked.estimate and fleet.timed
+    timed = query.estimate and fleet.timed
     weights = weights_at(weights, fleet.spare)
     cheapest = np.full((3, table.shape[0] + 1), np.inf)
-    if fleet.decoders < fleet.workers and not asked.decode:
+    if fleet.decoders < fleet.workers and not query.decode:
         _find_decode_legs(
-            table, queues, model, allowed, slots, credited, depths, asked, timed, weights, cheapest
+            table, queues, model, allowed, slots, credited, depths, query, timed, weights, cheapest
         )
     # The same for all workers of an engine, most of which follow each other.
     at, steps = 0, _model_at(model, 0)
     whole = legs = 0
     for row in range(table.shape[0]):
         counts[row, LEG] = NO_CANDIDATE
-        if not allowed[row] or (not asked.decode and asked.pinned != -1 and asked.pinned != row):
+        if not allowed[row] or (not query.decode and query.pinned != -1 and query.pinned != row):
             continue
-        leg = _leg(table[row], asked.decode, fleet.decoders, cheapest)
+        leg = _leg(table[row], query.decode, fleet.decoders, cheapest)
         if leg == NO_CANDIDATE:
             continue
         if table[row]["model"] != at:
             at = table[row]["model"]
             steps = _model_at(model, at)
-        work = _work(table, queues, steps, row, asked, timed, slots, credited, depths)
+        work = _work(table, queues, steps, row, query, timed, slots, credited, depths)
         score, moved, itl_ms = _score_leg(leg, table[row], weights, work, cheapest)
         if changes[row]:
             score += lora_load(weights, work, changes[row])

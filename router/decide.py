@@ -78,21 +78,21 @@ def summarize(
     the prompt: who asks for these of all candidates finds them in the record.
     """
     if len(candidates) <= ALL_MAX:
-        kept = list(candidates)
+        recorded = list(candidates)
     else:
         rows = candidates.rows
         places = set(find_lowest(candidates.scores, BEST))
-        wanted = [columns.rows[chosen.worker]]
+        kept_rows = [columns.rows[chosen.worker]]
         if offered is not candidates:
-            wanted += offered.rows[find_lowest(offered.scores, BEST_OFFERED)].tolist()
-        places.update(np.searchsorted(rows, wanted).tolist())
+            kept_rows += offered.rows[find_lowest(offered.scores, BEST_OFFERED)].tolist()
+        places.update(np.searchsorted(rows, kept_rows).tolist())
         served = candidates.times(cost.PREFILL_MS) + candidates.times(cost.TRANSFER_MS)
         places.add(int(served.argmin()))
         places.add(int((served + candidates.times(cost.QUEUE_MS)).argmin()))
         held = candidates.quantity(cost.CACHED) + candidates.quantity(cost.LOWER)
         places.add(int((held * columns.table["block_size"][rows]).argmax()))
-        kept = candidates.at(sorted(places))
-    return Summary(tuple(kept), len(candidates), digest_of(candidates, columns))
+        recorded = candidates.at(sorted(places))
+    return Summary(tuple(recorded), len(candidates), digest_of(candidates, columns))
 
 
 def find_lowest(values: F64, count: int) -> list[int]:
@@ -193,8 +193,8 @@ def decide(
     context: DecisionContext,
 ) -> Decision | RouteRefused:
     """Choose a worker by the query's policy, or else the router's. Random draws use the recorded seed."""
-    found = evaluate(index, loads, cold, prompt, query, context)
-    return found.decision if isinstance(found, Evaluation) else found
+    evaluation = evaluate(index, loads, cold, prompt, query, context)
+    return evaluation.decision if isinstance(evaluation, Evaluation) else evaluation
 
 
 def evaluate(
@@ -206,13 +206,13 @@ def evaluate(
     context: DecisionContext,
 ) -> Evaluation | RouteRefused:
     """`decide`, with all candidates."""
-    wanted, seed = query.preferences, seed_of(query.request)
-    key, splits = drawing_key(wanted, seed), context.algorithm > 1
-    policy_draw = draw_policy(loads, key, POLICIES.keys()) if splits and not wanted.policy else None
+    stated, seed = query.preferences, seed_of(query.request)
+    key, splits = drawing_key(stated, seed), context.algorithm > 1
+    policy_draw = draw_policy(loads, key, POLICIES.keys()) if splits and not stated.policy else None
     preferences = msgspec.structs.replace(
-        wanted,
-        policy=wanted.policy or (policy_draw.used if policy_draw is not None else context.policy),
-        temperature=wanted.temperature if wanted.temperature >= 0 else context.temperature,
+        stated,
+        policy=stated.policy or (policy_draw.used if policy_draw is not None else context.policy),
+        temperature=stated.temperature if stated.temperature >= 0 else context.temperature,
     )
     policy = POLICIES.get(preferences.policy)
     if policy is None:
@@ -304,12 +304,18 @@ def _record(
 
 def _refuse(loads: Loads, query: RouteQuery) -> RouteRefused:
     """No worker passed the filters. Most reasons pass; a tier that no worker has is the client's mistake."""
-    workers, wanted = list(loads.workers.values()), query.constraints
-    unknown = query.flow.waits and bool(wanted.tier) and all(one.tier != wanted.tier for one in workers)
+    workers, constraints = list(loads.workers.values()), query.constraints
+    unknown = (
+        query.flow.waits
+        and bool(constraints.tier)
+        and all(worker.tier != constraints.tier for worker in workers)
+    )
     code = "no_worker_of_tier" if unknown else ""
-    weighted = weighted_workers(loads, wanted)
+    weighted = weighted_workers(loads, constraints)
     reason = (
-        explain_no_worker(weighted, wanted) if weighted or not workers else explain_weights(loads, wanted)
+        explain_no_worker(weighted, constraints)
+        if weighted or not workers
+        else explain_weights(loads, constraints)
     )
     return RouteRefused(reason, NO_WORKER_RETRY_S, final=unknown, code=code)
 
@@ -323,8 +329,8 @@ def recompute(
     index: PrefixIndex, loads: Loads, cold: set[str], recorded: Decision
 ) -> Decision | RouteRefused:
     """Decide again from the record alone; the result has the form of the record. Raises `CannotRecompute`."""
-    found = reevaluate(index, loads, cold, recorded)
-    return found if isinstance(found, RouteRefused) else found.decision
+    evaluation = reevaluate(index, loads, cold, recorded)
+    return evaluation if isinstance(evaluation, RouteRefused) else evaluation.decision
 
 
 def constraints_of(loads: Loads, recorded: Decision) -> Constraints:
@@ -345,17 +351,17 @@ def reevaluate(
 ) -> Evaluation | RouteRefused:
     """Decide again from the record alone, with all candidates. Raises `CannotRecompute`."""
     if recorded.algorithm not in RECOMPUTABLE:
-        known = " and ".join(map(str, sorted(RECOMPUTABLE)))
+        versions = " and ".join(map(str, sorted(RECOMPUTABLE)))
         raise CannotRecompute(
-            f"it was made by version {recorded.algorithm} of the algorithm, and this release has {known}"
+            f"it was made by version {recorded.algorithm} of the algorithm, and this release has {versions}"
         )
     constraints = constraints_of(loads, recorded)
     path: U64 = np.zeros(0, np.uint64)
     if recorded.deepest:
-        found = index.path(recorded.deepest, recorded.blocks)
-        if found is None:
+        indexed_path = index.path(recorded.deepest, recorded.blocks)
+        if indexed_path is None:
             raise CannotRecompute(f"block {recorded.deepest:016x} and its parents are not in the index")
-        path = found
+        path = indexed_path
     # Of the blocks after the path only the sampled ones matter; the first of them is always in the sample.
     hashes: U64 = np.zeros(recorded.blocks if recorded.assumed else len(path), np.uint64)
     hashes[: len(path)] = path

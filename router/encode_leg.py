@@ -49,10 +49,10 @@ def estimate_encoding(loads: Loads, chosen: Candidate, tokens: int, reader: str)
         return None
     serving, encoder = loads.workers.get(reader), loads.workers.get(chosen.worker)
     apart = loads.encoding.get(encoder.engine if encoder is not None else "", EncodeTimes())
-    own = loads.encoding.get(serving.engine if serving is not None else "", EncodeTimes())
-    if sum(own.reads.counts) < READS_MIN:
+    serving_times = loads.encoding.get(serving.engine if serving is not None else "", EncodeTimes())
+    if sum(serving_times.reads.counts) < READS_MIN:
         return EncodeEstimate(reader)
-    here_ms = image_ms(own.here, tokens)
+    here_ms = image_ms(serving_times.here, tokens)
     encode_ms = image_ms(apart.apart, tokens) or here_ms
     here_ms = here_ms or encode_ms
     token_ms = encode_ms / max(1, tokens)
@@ -64,7 +64,7 @@ def estimate_encoding(loads: Loads, chosen: Candidate, tokens: int, reader: str)
     else:
         queue_tokens = chosen.prefill_tokens
     return EncodeEstimate(
-        reader, queue_tokens * token_ms, encode_ms, token_ms, image_ms(own.reads, tokens), here_ms
+        reader, queue_tokens * token_ms, encode_ms, token_ms, image_ms(serving_times.reads, tokens), here_ms
     )
 
 
@@ -95,17 +95,17 @@ def weigh_encoding(
 ) -> LegEstimate:
     """Compare both ways for the images of a request, of this many `tokens`, whose encode workers are named in `answers`, if a router chose them."""
     requests = serving.chosen.requests
-    found = [answer.encoding for answer in answers]
-    if not found or not all(one is not None and one.here_ms > 0 for one in found):
+    encodings = [answer.encoding for answer in answers]
+    if not encodings or not all(estimate is not None and estimate.here_ms > 0 for estimate in encodings):
         # Both encode at the same pace, as far as is known: an image may wait for what it delays others here.
-        here = sum(tokens) * (1 + DELAY_WEIGHT * requests)
-        return LegEstimate(0.0, 0.0, tuple([int(here - count) for count in tokens]), WAIT_S_UNKNOWN)
-    estimates = [one for one in found if one is not None]
-    own_ms = sum(one.here_ms for one in estimates)
+        local_load = sum(tokens) * (1 + DELAY_WEIGHT * requests)
+        return LegEstimate(0.0, 0.0, tuple([int(local_load - count) for count in tokens]), WAIT_S_UNKNOWN)
+    estimates = [estimate for estimate in encodings if estimate is not None]
+    own_ms = sum(estimate.here_ms for estimate in estimates)
     later_ms = serving.weights.arrivals / 1000 * (2 * serving.chosen.queue_ms + own_ms) * own_ms / 2
     here_ms = own_ms * (1 + DELAY_WEIGHT * requests) + later_ms
-    read_ms = sum(one.read_ms for one in estimates)
-    apart_ms = max(one.queue_ms + one.encode_ms for one in estimates) + read_ms
+    read_ms = sum(estimate.read_ms for estimate in estimates)
+    apart_ms = max(estimate.queue_ms + estimate.encode_ms for estimate in estimates) + read_ms
     wait_s = min(max(WAIT_FACTOR * apart_ms / 1000, WAIT_S_MIN), WAIT_S_MAX)
     is_apart = apart_ms <= here_ms
     if _is_measured(request) and max(apart_ms, here_ms) <= MEASURED_FACTOR * min(apart_ms, here_ms):
@@ -113,8 +113,10 @@ def weigh_encoding(
     if not is_apart:
         return LegEstimate(apart_ms, here_ms, (NOT_APART,) * len(estimates), wait_s)
     ahead = [
-        int(max(here_ms - read_ms - one.encode_ms, one.queue_ms) / one.token_ms) if one.token_ms else 0
-        for one in estimates
+        int(max(here_ms - read_ms - estimate.encode_ms, estimate.queue_ms) / estimate.token_ms)
+        if estimate.token_ms
+        else 0
+        for estimate in estimates
     ]
     return LegEstimate(apart_ms, here_ms, tuple(ahead), wait_s)
 

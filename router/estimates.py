@@ -245,14 +245,16 @@ class StepModel(LengthClasses):
         at, is_new = self.place(tokens, ms)
         if is_new:
             self.outliers.insert(at, 0)
-        known = self.ms[at]
+        average_ms = self.ms[at]
         self._count_outlier(at, ms)
         count = self.counts[at] = min(self.counts[at] + 1, PREFILLS_REMEMBERED)
         self.tokens[at] += (tokens - self.tokens[at]) / count
         if count <= TRUST:
-            self.ms[at] = min(known, ms)
+            self.ms[at] = min(average_ms, ms)
         else:
-            self.ms[at] += (min(max(ms, known / PREFILL_OUTLIER), known * PREFILL_OUTLIER) - known) / count
+            self.ms[at] += (
+                min(max(ms, average_ms / PREFILL_OUTLIER), average_ms * PREFILL_OUTLIER) - average_ms
+            ) / count
         self.samples += 1
 
     def _count_outlier(self, at: int, ms: float) -> None:
@@ -376,9 +378,9 @@ class OutputLengths(msgspec.Struct):
         for kind in kinds:
             self.shares.setdefault(kind, AnswerClass()).observe(tokens / max_tokens)
         if tenant:
-            own = _latest(self.tenants, str(tenant), {}, TENANTS_MAX)
+            tenant_classes = _latest(self.tenants, str(tenant), {}, TENANTS_MAX)
             for kind in kinds:
-                _latest(own, kind, AnswerClass(), TENANT_CLASSES_MAX).observe(tokens / max_tokens)
+                _latest(tenant_classes, kind, AnswerClass(), TENANT_CLASSES_MAX).observe(tokens / max_tokens)
 
     def expect(self, max_tokens: int, prompt_tokens: int = 0, tenant: int = 0) -> OutputLength:
         """Return the expected length of an answer with this limit: at least 1 token, at most the limit."""
@@ -387,16 +389,16 @@ class OutputLengths(msgspec.Struct):
         kinds = _kinds(max_tokens, prompt_tokens)
         coarsest = self.shares.get(kinds[0])
         if coarsest is None:
-            found = self.all if self.all.count else AnswerClass(0, UNKNOWN_TOKENS, UNKNOWN_TOKENS**2)
-            return _within(max_tokens, found.mean, found.square, 1)
+            overall = self.all if self.all.count else AnswerClass(0, UNKNOWN_TOKENS, UNKNOWN_TOKENS**2)
+            return _within(max_tokens, overall.mean, overall.square, 1)
         mean, square = coarsest.mean, coarsest.square
-        own = self.tenants.get(str(tenant), {})
-        finer = [self.shares.get(kind) for kind in kinds[1:]] + [own.get(kind) for kind in kinds]
-        for one in finer:
-            if one is not None:
-                weight = one.count / (one.count + PRIOR)
-                mean += weight * (one.mean - mean)
-                square += weight * (one.square - square)
+        tenant_classes = self.tenants.get(str(tenant), {})
+        finer = [self.shares.get(kind) for kind in kinds[1:]] + [tenant_classes.get(kind) for kind in kinds]
+        for finer_class in finer:
+            if finer_class is not None:
+                weight = finer_class.count / (finer_class.count + PRIOR)
+                mean += weight * (finer_class.mean - mean)
+                square += weight * (finer_class.square - square)
         return _within(max_tokens, mean, square, max_tokens)
 
 
@@ -408,11 +410,11 @@ def _kinds(max_tokens: int, prompt_tokens: int) -> list[str]:
     return [limits, f"{limits}/{min(prompt_tokens.bit_length(), OCTAVE_MAX)}"]
 
 
-def _latest(found: dict[str, ValueT], key: str, new: ValueT, most: int) -> ValueT:
+def _latest(latest: dict[str, ValueT], key: str, new: ValueT, most: int) -> ValueT:
     """The value of a key, which becomes the latest one; `new` if there was none, in place of the oldest if there are too many."""
-    value = found[key] = found.pop(key, new)
-    if len(found) > most:
-        del found[next(iter(found))]
+    value = latest[key] = latest.pop(key, new)
+    if len(latest) > most:
+        del latest[next(iter(latest))]
     return value
 
 

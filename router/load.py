@@ -80,10 +80,10 @@ class Loads(msgspec.Struct, dict=True):
     @property
     def columns(self) -> WorkerColumns:
         """The workers as arrays. No field: they follow from the others, and only a fold that decides has them."""
-        found: WorkerColumns | None = self.__dict__.get("columns_")
-        if found is None:
-            found = self.__dict__["columns_"] = WorkerColumns(self)
-        return found
+        cached: WorkerColumns | None = self.__dict__.get("columns_")
+        if cached is None:
+            cached = self.__dict__["columns_"] = WorkerColumns(self)
+        return cached
 
     def _touch(self, worker: Worker, *, traits: bool = False) -> None:
         """The worker changed, perhaps in its traits: its row must be written again."""
@@ -101,12 +101,12 @@ class Loads(msgspec.Struct, dict=True):
 
     def join(self, event: WorkerJoined, position: int = 0) -> bool:
         """A worker (re)starts empty at a log position. False if its epoch is not newer than the known one."""
-        known = self.workers.get(event.worker)
-        if known is not None and known.epoch >= event.epoch:
+        former = self.workers.get(event.worker)
+        if former is not None and former.epoch >= event.epoch:
             return False
         self._drop_early(event.worker)
-        if known is not None:
-            self._drop_credit(known)
+        if former is not None:
+            self._drop_credit(former)
         self.workers[event.worker] = Worker(
             name=event.worker,
             epoch=event.epoch,
@@ -125,8 +125,8 @@ class Loads(msgspec.Struct, dict=True):
             media_processor=event.media_processor,
             revision=event.revision,
             rejoined=position if self.left.pop(event.worker, 0) == event.epoch else 0,
-            pace=known.pace if known is not None else self._usual_pace(step_kind(event.engine, event.role)),
-            decode_model=known.decode_model if known is not None else DecodeModel(),
+            pace=former.pace if former is not None else self._usual_pace(step_kind(event.engine, event.role)),
+            decode_model=former.decode_model if former is not None else DecodeModel(),
         )
         self._restructure()
         return True

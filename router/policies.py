@@ -32,19 +32,19 @@ Flags = NDArray[np.bool_]
 
 def predict_ttft_ms(candidates: Candidates) -> F64:
     """Milliseconds to the first token: queue, prefill and KV transfer. All 0 until the step times of all candidates are known."""
-    found: F64 = (
+    ttft_ms: F64 = (
         candidates.times(cost.QUEUE_MS)
         + candidates.times(cost.PREFILL_MS)
         + candidates.times(cost.TRANSFER_MS)
     )
-    return found
+    return ttft_ms
 
 
 def count_uncached(candidates: Candidates, table: NDArray[Any], prompt_tokens: int) -> I64:
     """Tokens of the prompt that each worker would compute; `table` has the candidates' rows."""
     held = candidates.quantity(cost.CACHED) + candidates.quantity(cost.LOWER)
-    found: I64 = prompt_tokens - held * table["block_size"]
-    return found
+    uncached: I64 = prompt_tokens - held * table["block_size"]
+    return uncached
 
 
 def predict_itl_ms(candidates: Candidates, table: NDArray[Any]) -> F64:
@@ -115,10 +115,10 @@ def pick_lowest_cost(choice: Choice) -> Candidate:
     total = 0.0
     for share in shares:
         total += share
-    left = choice.seed / 2**64 * total
+    remaining_share = choice.seed / 2**64 * total
     for at, share in enumerate(shares):
-        left -= share
-        if left < 0:
+        remaining_share -= share
+        if remaining_share < 0:
             return candidates[at]
     return candidates[-1]
 
@@ -200,8 +200,8 @@ def measure_loads(choice: Choice) -> F64:
     """`load_of` every candidate."""
     table = _rows_of(choice)
     tokens, blocks = choice.candidates.quantity(cost.TOKENS), choice.candidates.quantity(cost.BLOCKS)
-    found: F64 = (blocks + tokens / table["block_size"]) / table["total_blocks"]
-    return found
+    loads: F64 = (blocks + tokens / table["block_size"]) / table["total_blocks"]
+    return loads
 
 
 def load_of(choice: Choice, candidate: Candidate) -> float:
@@ -212,8 +212,8 @@ def load_of(choice: Choice, candidate: Candidate) -> float:
 
 def _rows_of(choice: Choice) -> NDArray[Any]:
     """The rows of the candidates in the table of workers."""
-    found: NDArray[Any] = choice.scoring.loads.columns.table[choice.candidates.rows]
-    return found
+    rows: NDArray[Any] = choice.scoring.loads.columns.table[choice.candidates.rows]
+    return rows
 
 
 def _draw(choice: Choice, best: NDArray[np.bool_]) -> Candidate:

@@ -138,18 +138,18 @@ class Tenant:
     def __bool__(self) -> bool:
         return bool(self._lines)
 
-    def enqueue(self, one: QueuedQuery) -> None:
+    def enqueue(self, queued: QueuedQuery) -> None:
         """Insert into its line, by rank and then by arrival."""
-        insort(self._lines.setdefault(one.key, []), one, key=_rank_of)
-        self.tokens += one.tokens
+        insort(self._lines.setdefault(queued.key, []), queued, key=_rank_of)
+        self.tokens += queued.tokens
 
-    def remove(self, one: QueuedQuery) -> None:
+    def remove(self, queued: QueuedQuery) -> None:
         """Take out of its line."""
-        line = self._lines[one.key]
-        del line[bisect_left(line, _rank_of(one), key=_rank_of)]
+        line = self._lines[queued.key]
+        del line[bisect_left(line, _rank_of(queued), key=_rank_of)]
         if not line:
-            del self._lines[one.key]
-        self.tokens -= one.tokens
+            del self._lines[queued.key]
+        self.tokens -= queued.tokens
 
     def next_query(self, blocked: Set[PlacementKey]) -> QueuedQuery | None:
         """The first query whose key is not blocked."""
@@ -168,22 +168,22 @@ class PriorityClass:
         self.tenants: dict[str, Tenant] = {}
         self._absent: dict[str, int] = {}
 
-    def enqueue(self, one: QueuedQuery) -> None:
+    def enqueue(self, queued: QueuedQuery) -> None:
         """Queue a query."""
-        name = one.query.flow.tenant
+        name = queued.query.flow.tenant
         tenant = self.tenants.get(name)
         if tenant is None:
             least = min((present.served for present in self.tenants.values()), default=0)
             tenant = self.tenants[name] = Tenant(max(least, self._absent.pop(name, 0)))
-        tenant.enqueue(one)
+        tenant.enqueue(queued)
 
-    def remove(self, one: QueuedQuery, *, served: bool) -> None:
+    def remove(self, queued: QueuedQuery, *, served: bool) -> None:
         """Remove a query; if it was `served`, its tenant's account is charged."""
-        name = one.query.flow.tenant
+        name = queued.query.flow.tenant
         tenant = self.tenants[name]
-        tenant.remove(one)
+        tenant.remove(queued)
         if served:
-            tenant.served += one.tokens
+            tenant.served += queued.tokens
         if not tenant:
             del self.tenants[name]
             self._absent[name] = tenant.served
@@ -191,21 +191,23 @@ class PriorityClass:
 
     def next_query(self, blocked: Set[PlacementKey]) -> QueuedQuery | None:
         """The next query whose key is not blocked."""
-        found: QueuedQuery | None = None
+        chosen: QueuedQuery | None = None
         least = 0
         for tenant in self.tenants.values():
-            if found is None or tenant.served < least:
+            if chosen is None or tenant.served < least:
                 head = tenant.next_query(blocked)
                 if head is not None:
-                    found, least = head, tenant.served
-        return found
+                    chosen, least = head, tenant.served
+        return chosen
 
     def tokens_ahead_of(self, query: RouteQuery) -> int:
         """Tokens served before a query that arrives now: from each other tenant, at most as many as from its own."""
         name = query.flow.tenant
-        own = self.tenants[name].tokens if name in self.tenants else 0
-        until = own + query.prompt_tokens
-        return own + sum(min(tenant.tokens, until) for other, tenant in self.tenants.items() if other != name)
+        own_tokens = self.tenants[name].tokens if name in self.tenants else 0
+        until = own_tokens + query.prompt_tokens
+        return own_tokens + sum(
+            min(tenant.tokens, until) for other, tenant in self.tenants.items() if other != name
+        )
 
     def _drop_accounts(self) -> None:
         """A tenant with no more than the lowest account of those present loses nothing when its account is dropped."""
@@ -216,8 +218,8 @@ class PriorityClass:
             del self._absent[min(self._absent, key=lambda name: self._absent[name])]
 
 
-def _rank_of(one: QueuedQuery) -> tuple[float, int]:
-    return one.rank, one.number
+def _rank_of(queued: QueuedQuery) -> tuple[float, int]:
+    return queued.rank, queued.number
 
 
 def by_priority(classes: dict[int, PriorityClass]) -> Iterator[PriorityClass]:
@@ -325,10 +327,10 @@ class WaitingQueue:
         if rejected is not None:
             return rejected
         displaced = []
-        for one in room:
-            self._remove(one, served=False)
+        for queued in room:
+            self._remove(queued, served=False)
             reason = "the queue is full, and a more urgent request took its place"
-            displaced.append((one, self._reject("displaced", one.query, reason, 503)))
+            displaced.append((queued, self._reject("displaced", queued.query, reason, 503)))
         deadline_ms = query.flow.deadline_ms
         until_s = now_s + deadline_ms / 1_000.0 - serve_s if deadline_ms else float("inf")
         self._number += 1
@@ -336,40 +338,40 @@ class WaitingQueue:
         if self.limits.order == "shortest_uncached":
             # All queries age at one rate, so their relative order never changes and the rank can be fixed now.
             rank = uncached_tokens + self.limits.ageing_tokens_s * now_s
-        one = QueuedQuery(rank, self._number, query, now_s, until_s, serve_s)
-        self._queries[query.request] = one
-        self._classes.setdefault(query.flow.priority, PriorityClass()).enqueue(one)
-        self._count(one, 1)
-        return Admitted(one, displaced)
+        queued = QueuedQuery(rank, self._number, query, now_s, until_s, serve_s)
+        self._queries[query.request] = queued
+        self._classes.setdefault(query.flow.priority, PriorityClass()).enqueue(queued)
+        self._count(queued, 1)
+        return Admitted(queued, displaced)
 
     def next_query(self, blocked: Set[PlacementKey] = frozenset()) -> QueuedQuery | None:
         """The next query to serve whose key is not `blocked`."""
         if self._keys.keys() <= blocked:
             return None
         for queued in by_priority(self._classes):
-            one = queued.next_query(blocked)
-            if one is not None:
-                return one
+            head = queued.next_query(blocked)
+            if head is not None:
+                return head
         return None
 
-    def serve(self, one: QueuedQuery, now_s: float) -> None:
+    def serve(self, queued: QueuedQuery, now_s: float) -> None:
         """Remove a query that gets a worker; its tenant's account is charged."""
         self._rate.advance(now_s, waiting=True)
-        self._rate.count_served(one.tokens)
-        self._remove(one, served=True)
+        self._rate.count_served(queued.tokens)
+        self._remove(queued, served=True)
 
     def remove(self, request: str, now_s: float) -> QueuedQuery | None:
         """Remove a query that is not served. None if it is not queued."""
-        one = self._queries.get(request)
-        if one is not None:
+        queued = self._queries.get(request)
+        if queued is not None:
             self._rate.advance(now_s, waiting=True)
-            self._remove(one, served=False)
-        return one
+            self._remove(queued, served=False)
+        return queued
 
     def find_expired(self, now_s: float) -> list[tuple[QueuedQuery, Rejection]]:
         """Queries whose deadline can no longer be met, or that reached the maximum time. They stay queued."""
-        found = ((one, self._check_expired(one, now_s)) for one in self._queries.values())
-        return [(one, rejected) for one, rejected in found if rejected is not None]
+        checks = ((queued, self._check_expired(queued, now_s)) for queued in self._queries.values())
+        return [(queued, rejected) for queued, rejected in checks if rejected is not None]
 
     def expected_wait_s(self, query: RouteQuery) -> float:
         """Estimated time in the queue of a query that arrives now; 0.0 while the drain rate is unknown."""
@@ -395,8 +397,8 @@ class WaitingQueue:
         """The queries that leave so that this one fits: the least urgent first, and of those the latest; or why it does not fit."""
         limits, flow = self.limits, query.flow
         less_urgent = sorted(
-            (one for one in self._queries.values() if one.query.flow.priority > flow.priority),
-            key=lambda one: (one.query.flow.priority, one.number),
+            (queued for queued in self._queries.values() if queued.query.flow.priority > flow.priority),
+            key=lambda queued: (queued.query.flow.priority, queued.number),
             reverse=True,
         )
         room = _Room(len(self), self.tokens, *self._usage.get(flow.tenant, (0, 0)), flow.tenant)
@@ -415,15 +417,17 @@ class WaitingQueue:
             )
 
         while share_is_used():
-            own = next((one for one in less_urgent if one.query.flow.tenant == flow.tenant), None)
-            if own is None and is_full() and not less_urgent:
+            evicted = next(
+                (queued for queued in less_urgent if queued.query.flow.tenant == flow.tenant), None
+            )
+            if evicted is None and is_full() and not less_urgent:
                 break
-            if own is None:
+            if evicted is None:
                 waiting = self._usage[flow.tenant][0]
                 reason = f"this tenant has used its share of the queue: {waiting} requests wait"
                 return self._reject("tenant", query, reason, 429)
-            less_urgent.remove(own)
-            room.leave(own)
+            less_urgent.remove(evicted)
+            room.leave(evicted)
         while is_full():
             if not less_urgent:
                 return self._reject("full", query, f"the queue is full: {len(self)} requests wait", 503)
@@ -437,12 +441,12 @@ class WaitingQueue:
             return None
         return self.reject_deadline(query, expected_s, serve_s)
 
-    def _check_expired(self, one: QueuedQuery, now_s: float) -> Rejection | None:
-        if now_s > one.until_s:
-            return self.reject_deadline(one.query, 0.0, one.serve_s, now_s - one.arrived_s)
-        if now_s - one.arrived_s >= self.limits.wait_s:
+    def _check_expired(self, queued: QueuedQuery, now_s: float) -> Rejection | None:
+        if now_s > queued.until_s:
+            return self.reject_deadline(queued.query, 0.0, queued.serve_s, now_s - queued.arrived_s)
+        if now_s - queued.arrived_s >= self.limits.wait_s:
             reason = f"every worker was busy for {self.limits.wait_s:g} s"
-            return self._reject("waited", one.query, reason, 503)
+            return self._reject("waited", queued.query, reason, 503)
         return None
 
     def reject_deadline(
@@ -450,8 +454,8 @@ class WaitingQueue:
     ) -> Rejection:
         """The refusal of a query whose deadline for the first token cannot be met."""
         spent = ", ".join(
-            f"{seconds:.1f} s {what}"
-            for seconds, what in (
+            f"{seconds:.1f} s {phase}"
+            for seconds, phase in (
                 (waited_s, "already queued"),
                 (expected_s, "expected in the queue"),
                 (serve_s, "for its prompt"),
@@ -466,26 +470,26 @@ class WaitingQueue:
         code = {"tenant": "rate_limit_exceeded", "deadline": "deadline_exceeded"}.get(reason, "overloaded")
         return Rejection(reason, RouteRefused(text, self.retry_after_s(query), status, True, code))
 
-    def _remove(self, one: QueuedQuery, *, served: bool) -> None:
-        del self._queries[one.query.request]
-        priority = one.query.flow.priority
+    def _remove(self, entry: QueuedQuery, *, served: bool) -> None:
+        del self._queries[entry.query.request]
+        priority = entry.query.flow.priority
         queued = self._classes[priority]
-        queued.remove(one, served=served)
+        queued.remove(entry, served=served)
         if not queued.tenants:
             # With no tenant left there is nothing to be fair about: accounts start again at zero.
             del self._classes[priority]
-        self._count(one, -1)
+        self._count(entry, -1)
 
-    def _count(self, one: QueuedQuery, sign: int) -> None:
-        tenant = one.query.flow.tenant
+    def _count(self, queued: QueuedQuery, sign: int) -> None:
+        tenant = queued.query.flow.tenant
         requests, tokens = self._usage.get(tenant, (0, 0))
-        self._usage[tenant] = (requests + sign, tokens + sign * one.tokens)
+        self._usage[tenant] = (requests + sign, tokens + sign * queued.tokens)
         if not self._usage[tenant][0]:
             del self._usage[tenant]
-        self._keys[one.key] = self._keys.get(one.key, 0) + sign
-        if not self._keys[one.key]:
-            del self._keys[one.key]
-        self.tokens += sign * one.tokens
+        self._keys[queued.key] = self._keys.get(queued.key, 0) + sign
+        if not self._keys[queued.key]:
+            del self._keys[queued.key]
+        self.tokens += sign * queued.tokens
 
 
 class _Room:
@@ -497,12 +501,12 @@ class _Room:
         self.leaving: list[QueuedQuery] = []
         self._tenant = tenant
 
-    def leave(self, one: QueuedQuery) -> None:
+    def leave(self, queued: QueuedQuery) -> None:
         """This query is to leave."""
-        self.leaving.append(one)
-        self.requests, self.tokens = self.requests - 1, self.tokens - one.tokens
-        if one.query.flow.tenant == self._tenant:
-            self.own_requests, self.own_tokens = self.own_requests - 1, self.own_tokens - one.tokens
+        self.leaving.append(queued)
+        self.requests, self.tokens = self.requests - 1, self.tokens - queued.tokens
+        if queued.query.flow.tenant == self._tenant:
+            self.own_requests, self.own_tokens = self.own_requests - 1, self.own_tokens - queued.tokens
 
 
 # Bursts: the order in which queries that arrived together are decided, and answered.

@@ -109,7 +109,7 @@ class Replay:
         return None
 
     def _check(self, position: int) -> Difference | None:
-        for recorded in sorted(self._made_at.pop(position, ()), key=lambda one: one.decision.number):
+        for recorded in sorted(self._made_at.pop(position, ()), key=lambda entry: entry.decision.number):
             loads = self._view(recorded)
             if loads is None:
                 self.unverifiable += 1
@@ -173,22 +173,22 @@ class Reconstruction(Replay):
     """A replay that scores the candidates of the decisions that are `wanted`, and only applies the others."""
 
     def __init__(
-        self, state: RouterState, decisions: list[Recorded], wanted: Callable[[Decision], bool]
+        self, state: RouterState, decisions: list[Recorded], selects: Callable[[Decision], bool]
     ) -> None:
         super().__init__(state, decisions)
         self.found: dict[Key, Reconstructed] = {}
-        self._wanted = wanted
-        self.left = sum(wanted(one.decision) for one in decisions)
+        self._wanted = selects
+        self.left = sum(selects(recorded.decision) for recorded in decisions)
         """How many wanted decisions are made at later positions."""
 
     def _check(self, position: int) -> Difference | None:
-        self.left -= sum(self._wanted(one.decision) for one in self._made_at.get(position, ()))
+        self.left -= sum(self._wanted(recorded.decision) for recorded in self._made_at.get(position, ()))
         return super()._check(position)
 
     def _compare(self, loads: Loads, recorded: Recorded) -> Difference | None:
         if self._wanted(recorded.decision):
-            found = self._reconstruct(loads, recorded.decision)
-            self.found[recorded.incarnation, recorded.decision.number] = found
+            reconstructed = self._reconstruct(loads, recorded.decision)
+            self.found[recorded.incarnation, recorded.decision.number] = reconstructed
         return None
 
     def _reconstruct(self, loads: Loads, decision: Decision) -> Reconstructed:
@@ -283,18 +283,18 @@ class ShadowFold(Replay):
     def judge(self) -> list[Shadowed]:
         """Judge the decisions known to be made at the present position."""
         self._check(self.state.position)
-        found, self._found = self._found, []
-        return found
+        judged, self._found = self._found, []
+        return judged
 
     def advance(self, message: Record | Unreadable) -> list[Shadowed]:
         """Judge the decisions made at the present position, then fold the next message."""
-        found = self.judge()
+        judged = self.judge()
         if isinstance(message, Record):
             for event in message.batch.events:
                 if isinstance(event, LoadReported):
                     self._compare_estimates(message, event)
         self.fold(message)
-        return found
+        return judged
 
     def _view(self, recorded: Recorded) -> Loads | None:
         loads = super()._view(recorded)
@@ -307,7 +307,9 @@ class ShadowFold(Replay):
     def _keep_view(self, recorded: Recorded, loads: Loads) -> None:
         """More decisions of the incarnation may follow: keep its view, as the most recently used one."""
         self._views.pop(recorded.incarnation, None)
-        for former in [one for one in self._views if _succeeded(one, recorded.incarnation)]:
+        for former in [
+            incarnation for incarnation in self._views if _succeeded(incarnation, recorded.incarnation)
+        ]:
             del self._views[former]
         if len(self._views) >= VIEWS_MAX:
             del self._views[next(iter(self._views))]
@@ -337,11 +339,13 @@ class ShadowFold(Replay):
 
     def _shadow(self, loads: Loads, decision: Decision) -> Shadowed | None:
         """The policy's choice, with both choices scored; None if it or the judge has no answer."""
-        own = self._decide_by(self._policy, loads, decision)
-        judged = own if self._judge == self._policy else self._decide_by(self._judge, loads, decision)
-        if own is None or judged is None:
+        policy_choice = self._decide_by(self._policy, loads, decision)
+        judged = (
+            policy_choice if self._judge == self._policy else self._decide_by(self._judge, loads, decision)
+        )
+        if policy_choice is None or judged is None:
             return None
-        score = _score(judged, own.decision)
+        score = _score(judged, policy_choice.decision)
         chosen_score = _score(judged, decision)
         if score is None or chosen_score is None:
             return None
@@ -349,7 +353,7 @@ class ShadowFold(Replay):
         return Shadowed(
             decision.request,
             self._policy,
-            own.decision.worker,
+            policy_choice.decision.worker,
             decision.worker,
             self._judge,
             score,
@@ -385,12 +389,12 @@ class ShadowFold(Replay):
 
 def of_drawn(judged: Evaluation) -> Candidates:
     """All candidates, or with draws those of the engine and of the revision that they used."""
-    found, decision = judged.candidates, judged.decision
+    candidates, decision = judged.candidates, judged.decision
     if decision.draw is not None:
-        found = found.having("engine", decision.draw.used)
+        candidates = candidates.having("engine", decision.draw.used)
     if decision.revision_draw is not None:
-        found = found.having("revision", decision.revision_draw.used)
-    return found
+        candidates = candidates.having("revision", decision.revision_draw.used)
+    return candidates
 
 
 def _score(judged: Evaluation, choice: Decision) -> float | None:

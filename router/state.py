@@ -142,8 +142,8 @@ class RouterState:
             self.cold.add(batch.writer)
 
     def _join(self, batch: Batch[Any], event: WorkerJoined) -> None:
-        known = self.loads.workers.get(event.worker)
-        if known is None or known.epoch < event.epoch:
+        present = self.loads.workers.get(event.worker)
+        if present is None or present.epoch < event.epoch:
             self.index.drop_worker(event.worker)
             self.index.add_worker(event.worker)
             self.cold.discard(event.worker)
@@ -244,29 +244,29 @@ def in_order(piece: Slice) -> list[Record | Unreadable]:
     """A slice's messages by position, unreadable ones included."""
     if not piece.unreadable:
         return list(piece.records)
-    return sorted([*piece.records, *piece.unreadable], key=lambda one: one.position)
+    return sorted([*piece.records, *piece.unreadable], key=lambda message: message.position)
 
 
 def merge_stored(events: Sequence[LogEvent]) -> Sequence[LogEvent | StoredChains]:
     """The events, with each run of store events of one tier merged into one."""
     if len(events) < 2 or not (type(events[0]) is BlocksStored or type(events[1]) is BlocksStored):
         return events
-    found: list[LogEvent | StoredChains] = []
+    merged: list[LogEvent | StoredChains] = []
     run: list[BlocksStored] = []
     for event in events:
         if type(event) is BlocksStored:
             if run and event.tier != run[0].tier:
-                found.append(_joined(run))
+                merged.append(_joined(run))
                 run = []
             run.append(event)
         else:
             if run:
-                found.append(_joined(run))
+                merged.append(_joined(run))
                 run = []
-            found.append(event)
+            merged.append(event)
     if run:
-        found.append(_joined(run))
-    return found
+        merged.append(_joined(run))
+    return merged
 
 
 def _joined(chains: list[BlocksStored]) -> BlocksStored | StoredChains:

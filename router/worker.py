@@ -102,9 +102,9 @@ class Credit(msgspec.Struct):
         """Drop that credit."""
         for block in unpack_hashes(hashes).tolist():
             counts = self.holders.get(block, {})
-            left = counts.get(worker, 0) - 1
-            if left > 0:
-                counts[worker] = left
+            remaining = counts.get(worker, 0) - 1
+            if remaining > 0:
+                counts[worker] = remaining
             else:
                 counts.pop(worker, None)
                 if not counts:
@@ -112,13 +112,13 @@ class Credit(msgspec.Struct):
 
     def depths(self, positions: list[int], hashes: list[int]) -> dict[str, int]:
         """The number of leading blocks credited to each worker, from blocks' ascending positions and their hashes."""
-        found: dict[str, int] = {}
+        depths: dict[str, int] = {}
         for position, block in zip(positions, hashes, strict=True):
             holders = self.holders.get(block)
             if holders:
                 for worker in holders:
-                    found[worker] = position + 1
-        return found
+                    depths[worker] = position + 1
+        return depths
 
 
 class NoCredit(Credit):

@@ -160,7 +160,7 @@ def reader_of(upcasters: Upcasters) -> Callable[[bytes], Batch[LogEvent]]:
     kinds: Any = Union[(LogEvent, *upcasters)]
     decoder = msgspec.msgpack.Decoder(Batch[kinds])
     events = msgspec.msgpack.Decoder(kinds)
-    tags = frozenset(str(one.__struct_config__.tag) for one in get_args(kinds))
+    tags = frozenset(str(kind.__struct_config__.tag) for kind in get_args(kinds))
 
     def current(event: Event) -> Any:
         while type(event) in upcasters:
@@ -186,12 +186,12 @@ def reader_of(upcasters: Upcasters) -> Callable[[bytes], Batch[LogEvent]]:
             raise UnreadableBatch(f"written in schema {batch.schema!r}, this release reads {SCHEMA_ID!r}")
         if upcasters and any(type(event) in upcasters for event in batch.events):
             batch = msgspec.structs.replace(batch, events=tuple(current(event) for event in batch.events))
-        found: Batch[Any] = batch
-        for event in found.events:
+        decoded: Batch[Any] = batch
+        for event in decoded.events:
             check = _CHECKS.get(type(event))
             if check is not None:
                 check(event)
-        return found
+        return decoded
 
     return decode
 
@@ -200,9 +200,9 @@ _raw = msgspec.msgpack.Decoder(Batch[msgspec.Raw])
 _anything = msgspec.msgpack.Decoder()
 
 
-def _read_later(data: bytes, known: Any, tags: frozenset[str]) -> Batch[Any] | None:
+def _read_later(data: bytes, decoder: Any, tags: frozenset[str]) -> Batch[Any] | None:
     """A batch of a later release, with `UnknownEvent` for events without one of the `tags`; None if it is none."""
-    found: list[Event] = []
+    events: list[Event] = []
     unknown = False
     try:
         batch = _raw.decode(data)
@@ -211,10 +211,10 @@ def _read_later(data: bytes, known: Any, tags: frozenset[str]) -> Batch[Any] | N
             if not (isinstance(fields, list) and fields and isinstance(fields[0], str)):
                 return None
             unknown |= fields[0] not in tags
-            found.append(known.decode(raw) if fields[0] in tags else UnknownEvent(fields[0]))
+            events.append(decoder.decode(raw) if fields[0] in tags else UnknownEvent(fields[0]))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-    return msgspec.structs.replace(batch, events=tuple(found)) if unknown else None
+    return msgspec.structs.replace(batch, events=tuple(events)) if unknown else None
 
 
 decode_batch = reader_of(UPCASTERS)

@@ -129,11 +129,11 @@ def media_digests(items: Iterable[tuple[str, int, int]], block_size: int) -> lis
 
     A digest depends on the item and on where it begins relative to the block, as vLLM's keys of a block do.
     """
-    found: list[MultimodalDigest] = []
+    digests: list[MultimodalDigest] = []
     for id_, start, tokens in items:
         for block in range(start // block_size, -(-(start + tokens) // block_size)):
-            found.append((block, media_digest(id_, start - block * block_size)))
-    return found
+            digests.append((block, media_digest(id_, start - block * block_size)))
+    return digests
 
 
 def media_digest(id_: str, offset: int) -> int:

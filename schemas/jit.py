@@ -67,9 +67,9 @@ def load() -> None:
             vars(module) for name, module in list(sys.modules.items()) if name.startswith("headwater.")
         ]
         for names in (*modules, *(function.__globals__ for function in _functions)):
-            for name, found in list(names.items()):
-                if isinstance(found, _StandIn):
-                    names[name] = found.compiled
+            for name, global_value in list(names.items()):
+                if isinstance(global_value, _StandIn):
+                    names[name] = global_value.compiled
 
 
 def _compile(function: Callable[..., Any]) -> None:

@@ -55,11 +55,11 @@ class _OptionalCache(caching.FunctionCache):  # type: ignore[misc]
 
 def compiled(function: Callable[..., Any], parts: Container[Callable[..., Any]]) -> Any:
     """The function as numba's kernel, which runs without the GIL. `parts` are all functions that kernels may be compiled from."""
-    made = numba.njit(nogil=True)(function)
+    dispatcher = numba.njit(nogil=True)(function)
     with _cache_of(function, parts), suppress(RuntimeError):
         # Numba's own `cache=True` fails where no folder can be written.
-        made._cache = _OptionalCache(function)
-    return made
+        dispatcher._cache = _OptionalCache(function)
+    return dispatcher
 
 
 def allow_in_kernels(function: Callable[..., Any]) -> None:
@@ -73,9 +73,9 @@ def _cache_of(function: Callable[..., Any], parts: Container[Callable[..., Any]]
 
     It notices changes of the kernel's own file only. So the folder's name has a digest of the other files that it is compiled from.
     """
-    given = numba.config.CACHE_DIR
-    folder = Path(given) if given else CACHE
-    files = sorted({Path(one.__code__.co_filename) for one in _called(function, parts)})
+    original = numba.config.CACHE_DIR
+    folder = Path(original) if original else CACHE
+    files = sorted({Path(part.__code__.co_filename) for part in _called(function, parts)})
     others = [file.read_bytes() for file in files if file != Path(function.__code__.co_filename)]
     if others:
         folder = folder / blake2b(b"".join(others), digest_size=8).hexdigest()
@@ -83,19 +83,19 @@ def _cache_of(function: Callable[..., Any], parts: Container[Callable[..., Any]]
     try:
         yield
     finally:
-        numba.config.CACHE_DIR = given
+        numba.config.CACHE_DIR = original
 
 
 def _called(function: Callable[..., Any], parts: Container[Callable[..., Any]]) -> set[Callable[..., Any]]:
     """Those of `parts` that a function calls, and those that they call."""
-    found: set[Callable[..., Any]] = set()
+    reached: set[Callable[..., Any]] = set()
     unread = [function]
     while unread:
         caller = unread.pop()
         for name in caller.__code__.co_names:
             called = caller.__globals__.get(name)
             called = getattr(called, "py_func", called)
-            if callable(called) and called in parts and called not in found:
-                found.add(called)
+            if callable(called) and called in parts and called not in reached:
+                reached.add(called)
                 unread.append(called)
-    return found
+    return reached

@@ -220,8 +220,8 @@ def media_features(media: Iterable[PromptMedia]) -> dict[str, tuple[PromptMedia,
         "audio": "audio",
         "recordings": "recording",
     }
-    found = {name: tuple([item for item in items if item.kind == kind]) for name, kind in fields.items()}
-    return found | {"given_embeddings": tuple([item for item in items if item.given is not None])}
+    by_name = {name: tuple([item for item in items if item.kind == kind]) for name, kind in fields.items()}
+    return by_name | {"given_embeddings": tuple([item for item in items if item.given is not None])}
 
 
 class MediaQuery(msgspec.Struct, frozen=True, array_like=True):

@@ -148,10 +148,10 @@ def time_of(name: str, now_ns: int) -> int | None:
 
     None for a name without an id of this form, and where the time cannot be one: it is before 2024 or after `now_ns`.
     """
-    found = _ID.search(name)
-    if found is None:
+    match = _ID.search(name)
+    if match is None:
         return None
-    seconds = int(found[1], 16)
+    seconds = int(match[1], 16)
     if not ID_S_MIN <= seconds <= now_ns // SECOND_NS + AHEAD_S_MAX:
         return None
     return seconds * SECOND_NS

@@ -52,13 +52,13 @@ ANY: Final = Wildcard("*")
 
 def matches(pattern: str, subject: str) -> bool:
     """Does a subject match a pattern with '*' for one token and '>' for all remaining ones?"""
-    wanted, got = pattern.split("."), subject.split(".")
-    for number, part in enumerate(wanted):
+    pattern_parts, got = pattern.split("."), subject.split(".")
+    for number, part in enumerate(pattern_parts):
         if part == ">":
             return len(got) > number
         if number >= len(got) or part not in ("*", got[number]):
             return False
-    return len(wanted) == len(got)
+    return len(pattern_parts) == len(got)
 
 
 def _token(kind: str, name: str) -> str:

@@ -56,10 +56,10 @@ ENCODE_NEEDS: Final[dict[PromptMediaKind, tuple[Capability, ...]]] = {
 
 
 def kinds_encoded(
-    taken: Iterable[PromptMediaKind], capabilities: AbstractSet[Capability]
+    kinds: Iterable[PromptMediaKind], capabilities: AbstractSet[Capability]
 ) -> tuple[PromptMediaKind, ...]:
     """The kinds that an encode worker with these capabilities encodes, of those that its model takes."""
-    takes = set(taken)
+    takes = set(kinds)
     return tuple(
         [kind for kind, needs in ENCODE_NEEDS.items() if kind in takes and set(needs) <= capabilities]
     )
@@ -106,12 +106,12 @@ HINTS: Final[frozenset[Capability]] = frozenset({"seed", "priority"})
 
 def needs_of(sampling: Any, **fields: Any) -> list[Need]:
     """The features that a request uses: those of its `Sampling`, if it has one, and of further `fields` by name."""
-    found: list[Need] = []
+    needs: list[Need] = []
     if sampling is not None and (values := _sampled(sampling)) != _NONE_SAMPLED:
-        found += [need for need, value in zip(SAMPLING_NEEDS, values, strict=True) if value != need.unused]
+        needs += [need for need, value in zip(SAMPLING_NEEDS, values, strict=True) if value != need.unused]
     if fields:
-        found += [need for need in REQUEST_NEEDS if fields.get(need.field, need.unused) != need.unused]
-    return found
+        needs += [need for need in REQUEST_NEEDS if fields.get(need.field, need.unused) != need.unused]
+    return needs
 
 
 def required_capabilities(sampling: Any, **fields: Any) -> tuple[Capability, ...]:
@@ -192,8 +192,12 @@ class MediaSupport(NamedTuple):
     @property
     def capabilities(self) -> frozenset[Capability]:
         """The capabilities that an engine has for these kinds."""
-        found: dict[Capability, object] = {"images": self.images, "videos": self.videos, "audio": self.audio}
-        return frozenset([name for name, support in found.items() if support is not None])
+        supports: dict[Capability, object] = {
+            "images": self.images,
+            "videos": self.videos,
+            "audio": self.audio,
+        }
+        return frozenset([name for name, support in supports.items() if support is not None])
 
     @property
     def placeholders(self) -> dict[PromptMediaKind, int]:
@@ -206,14 +210,14 @@ class MediaSupport(NamedTuple):
         return {kind: support.per_prompt for kind, support in self._by_kind()}
 
     def _by_kind(self) -> list[tuple[PromptMediaKind, ImageSupport | VideoSupport | AudioSupport]]:
-        found: list[tuple[PromptMediaKind, ImageSupport | VideoSupport | AudioSupport]] = []
+        supports: list[tuple[PromptMediaKind, ImageSupport | VideoSupport | AudioSupport]] = []
         if self.images is not None:
-            found.append(("image", self.images))
+            supports.append(("image", self.images))
         if self.videos is not None:
-            found.append(("video", self.videos))
+            supports.append(("video", self.videos))
         if self.audio is not None:
-            found.append(("audio", self.audio))
-        return found
+            supports.append(("audio", self.audio))
+        return supports
 
 
 class SpeechSupport(msgspec.Struct, frozen=True, kw_only=True):
@@ -358,7 +362,9 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
 
     def tokens_of_item_max(self, kind: PromptMediaKind) -> int | None:
         """The most tokens of one item that every engine of the pool takes, None if only the context limits them."""
-        return min((found[kind] for found in self.media_tokens_max.values() if kind in found), default=None)
+        return min(
+            (limits[kind] for limits in self.media_tokens_max.values() if kind in limits), default=None
+        )
 
 
 class LoraCard(msgspec.Struct, frozen=True, kw_only=True):

@@ -102,11 +102,11 @@ class ModelCatalog:
         for model in sorted(self._by_pool.values(), key=lambda model: not self.is_live(model.card.pool)):
             named.setdefault(model.card.name, model)
         bases = sorted(named.values(), key=lambda model: model.card.name)
-        taken = {model.card.name for model in bases}
+        base_names = {model.card.name for model in bases}
         adapters = [
             _with_adapter(self._by_pool[card.pool], card)
             for card in self._adapters.values()
-            if card.pool in self._by_pool and card.name not in taken
+            if card.pool in self._by_pool and card.name not in base_names
         ]
         return bases + sorted(adapters, key=lambda model: model.card.name)
 
@@ -215,14 +215,14 @@ class ModelCatalog:
 
 def _by_name(models: Sequence[Model]) -> dict[str, Model]:
     """Each model by its aliases and its name; a name hides an alias, the first model the others."""
-    found: dict[str, Model] = {}
+    by_alias: dict[str, Model] = {}
     for model in models:
         for alias in model.card.aliases:
-            found.setdefault(alias, model)
+            by_alias.setdefault(alias, model)
     names: dict[str, Model] = {}
     for model in models:
         names.setdefault(model.card.name, model)
-    return found | names
+    return by_alias | names
 
 
 def _with_adapter(base: Model, adapter: LoraCard) -> Model:

@@ -106,11 +106,15 @@ class ChatTemplate:
         add_generation_prompt: bool,
         variables: Mapping[str, Any],
     ) -> str:
-        ours = {"messages": messages, "tools": tools, "add_generation_prompt": add_generation_prompt}
+        standard_variables = {
+            "messages": messages,
+            "tools": tools,
+            "add_generation_prompt": add_generation_prompt,
+        }
         try:
             # As one dictionary: a client may name a variable anything.
             dated = {"datetime": _strftime_now(DATE)} if self._is_dated else {}
-            return self._template.render({**self._special_tokens, **dated, **variables, **ours})
+            return self._template.render({**self._special_tokens, **dated, **variables, **standard_variables})
         except jinja2.TemplateError as error:
             complaint = str(error)
             reason = f": {complaint}" if complaint and complaint in self._source else "."
@@ -255,7 +259,14 @@ async def fill_in_middle(
     tokenizer: Tokenizer, prefix: str, suffix: str, *, special: bool = True
 ) -> U32 | None:
     """The prompt's token ids, None if the tokenizer has no tokens for it. `special`: with those that begin any prompt."""
-    form = next((one for one in _FORMS if all(_ids(tokenizer, name) for name in one[:3] if name)), None)
+    form = next(
+        (
+            form_names
+            for form_names in _FORMS
+            if all(_ids(tokenizer, name) for name in form_names[:3] if name)
+        ),
+        None,
+    )
     if form is None:
         return None
     before = await tokenizer.encode("", add_special_tokens=True) if special else np.array([], np.uint32)

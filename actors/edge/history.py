@@ -82,39 +82,41 @@ class TenantShares:
 
     async def _trim(self, tenant: str, coming: int) -> None:
         objects = objects_of(await self._table.sizes(tenant))
-        stored = sum(one.bytes for one in objects)
+        stored = sum(stored_object.bytes for stored_object in objects)
         # What is about to be written may be among them already, or not.
         if stored + coming <= self._bytes_max:
             return
         excess = stored - int(self._bytes_max * KEPT)
         doomed: list[StoredObjectSize] = []
-        for one in objects:
+        for stored_object in objects:
             if excess <= 0:
                 break
-            doomed.append(one)
-            excess -= one.bytes
+            doomed.append(stored_object)
+            excess -= stored_object.bytes
         for first in range(0, len(doomed), DELETES_AT_ONCE):
-            await asyncio.gather(*(self._delete(one) for one in doomed[first : first + DELETES_AT_ONCE]))
+            await asyncio.gather(
+                *(self._delete(stored_object) for stored_object in doomed[first : first + DELETES_AT_ONCE])
+            )
         metrics.HISTORY_TRIMMED.inc(len(doomed))
         _log.info("history_trimmed", objects=len(doomed), bytes_max=self._bytes_max)
 
-    async def _delete(self, one: StoredObjectSize) -> None:
+    async def _delete(self, stored_object: StoredObjectSize) -> None:
         # The head first: without it the object is absent.
-        for key in reversed(one.keys):
+        for key in reversed(stored_object.keys):
             await self._table.delete(key, marker_s=1)
 
 
 def objects_of(sizes: Iterable[KeySize]) -> list[StoredObjectSize]:
     """The objects that these messages make up, the oldest first; an object is as old as its newest message."""
-    found: dict[str, list[KeySize]] = {}
-    for one in sizes:
-        found.setdefault(subjects.stored_object_of(one.key), []).append(one)
-    newest = sorted(found.values(), key=lambda messages: max(one.revision for one in messages))
+    by_object: dict[str, list[KeySize]] = {}
+    for key_size in sizes:
+        by_object.setdefault(subjects.stored_object_of(key_size.key), []).append(key_size)
+    newest = sorted(by_object.values(), key=lambda messages: max(key_size.revision for key_size in messages))
     return [
         StoredObjectSize(
             # Keys of chunks begin with the head's.
-            tuple(one.key for one in sorted(messages, key=lambda one: -len(one.key))),
-            sum(one.bytes + KEY_BYTES for one in messages),
+            tuple(key_size.key for key_size in sorted(messages, key=lambda key_size: -len(key_size.key))),
+            sum(key_size.bytes + KEY_BYTES for key_size in messages),
         )
         for messages in newest
     ]
@@ -199,10 +201,10 @@ class TenantObjects:
             pieces = [head.data]
             for first in range(1, head.chunks + 1, CHUNKS_AT_ONCE):
                 numbers = range(first, min(first + CHUNKS_AT_ONCE, head.chunks + 1))
-                found = await asyncio.gather(
+                chunks = await asyncio.gather(
                     *(self._table.get(_chunk_key(key, head.writing, number)) for number in numbers)
                 )
-                for chunk in found:
+                for chunk in chunks:
                     if chunk is None or chunk.value is None:
                         return None
                     pieces.append(chunk.value)
@@ -215,7 +217,7 @@ class TenantObjects:
 
         Raises `ApiError` 400 beyond it, so that no history fills an edge's memory.
         """
-        found: list[bytes | None] = []
+        contents: list[bytes | None] = []
         size = 0
         for first in range(0, len(ids), READS_AT_ONCE):
             some = await asyncio.gather(
@@ -227,8 +229,8 @@ class TenantObjects:
                     f"The stored conversation is larger than {bytes_max} bytes; compact it, or begin another.",
                     code="conversation_too_large",
                 )
-            found += [one.data if one is not None else None for one in some]
-        return found
+            contents += [one.data if one is not None else None for one in some]
+        return contents
 
     async def delete(self, tenant: str, kind: Kind, id_: str) -> bool:
         """Delete the object. False if there is none."""
@@ -353,10 +355,10 @@ class ConversationStore:
         return (await self._read(tenant, id_))[0]
 
     async def _read(self, tenant: str, id_: str) -> tuple[ConversationHead, int]:
-        found = await self._objects.get(tenant, "conversation", id_)
-        if found is None:
+        stored = await self._objects.get(tenant, "conversation", id_)
+        if stored is None:
             raise no_conversation(id_)
-        return _decode_head(found.data), found.revision
+        return _decode_head(stored.data), stored.revision
 
     async def change(
         self, tenant: str, id_: str, change: Callable[[ConversationHead], ConversationHead]
@@ -396,14 +398,14 @@ class ConversationStore:
 
     async def items(self, tenant: str, head: ConversationHead) -> tuple[Item, ...]:
         """All items that have not expired, the oldest first."""
-        found: list[Item] = []
+        items: list[Item] = []
         ids = [segment.id for segment in head.segments]
         stored = await self._objects.get_all(tenant, "segment", ids, HISTORY_BYTES_MAX)
         for segment, data in zip(head.segments, stored, strict=True):
             if data is not None:
                 listed = set(segment.items)
-                found += [item for item in _decode_items(data) if item["id"] in listed]
-        return tuple(found)
+                items += [item for item in _decode_items(data) if item["id"] in listed]
+        return tuple(items)
 
     async def delete_item(self, tenant: str, id_: str, item: str) -> ConversationHead:
         """Remove an item, and its content. Raises `ApiError` 404 for an unknown item."""
@@ -414,9 +416,10 @@ class ConversationStore:
             if not touched:
                 raise no_item(item)
             segments = (
-                Segment(one.id, tuple(other for other in one.items if other != item)) for one in head.segments
+                Segment(part.id, tuple(other for other in part.items if other != item))
+                for part in head.segments
             )
-            return msgspec.structs.replace(head, segments=tuple(one for one in segments if one.items))
+            return msgspec.structs.replace(head, segments=tuple(part for part in segments if part.items))
 
         head = await self.change(tenant, id_, without)
         for segment in touched:
@@ -425,7 +428,7 @@ class ConversationStore:
 
     async def _erase(self, tenant: str, segment: Segment, item: str) -> None:
         stored = await self._objects.get(tenant, "segment", segment.id)
-        rest = [one for one in _decode_items(stored.data) if one["id"] != item] if stored else []
+        rest = [entry for entry in _decode_items(stored.data) if entry["id"] != item] if stored else []
         if rest:
             await self._objects.put(tenant, "segment", segment.id, _encode_json(rest))
         else:
@@ -488,8 +491,8 @@ class ResponseStore:
 
     async def get(self, tenant: str, id_: str) -> StoredResponse | None:
         """A response, None if this tenant has none with the id (any more)."""
-        found = await self._objects.get(tenant, "response", id_)
-        return _decode_response(found.data) if found is not None else None
+        stored = await self._objects.get(tenant, "response", id_)
+        return _decode_response(stored.data) if stored is not None else None
 
     async def delete(self, tenant: str, id_: str) -> bool:
         """Delete a response. False if there is none."""

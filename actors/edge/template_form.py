@@ -87,11 +87,13 @@ _CHANGES: Final = {
 
 def changes_of(form: TemplateForm) -> list[str]:
     """Return what is done to conversations so that the template renders them, as sentences for operators."""
-    found = [text for name, text in _CHANGES.items() if getattr(form, name) != getattr(WHOLE, name)]
+    changes = [text for name, text in _CHANGES.items() if getattr(form, name) != getattr(WHOLE, name)]
     if form.calls and form.call_content != "null":
-        found.append(f"the content of a call without text is {form.call_content}")
+        changes.append(f"the content of a call without text is {form.call_content}")
     as_text = " as JSON in a text" if form.tools_as_json else ""
-    return found + [f"the tools are in the variable {name} as well{as_text}" for name in form.tool_variables]
+    return changes + [
+        f"the tools are in the variable {name} as well{as_text}" for name in form.tool_variables
+    ]
 
 
 TOOL_VARIABLES: Final = ("xml_tools", "functions")
@@ -206,7 +208,11 @@ def find_form(render: Render, mentions: Callable[[str], bool]) -> TemplateForm:
     if not _Probe(render, form).shows([_USER], "probetool", "userword", tools=True):
         tried = (form._replace(tool_variables=names), form._replace(descriptions=True))
         form = next(
-            (one for one in tried if _Probe(render, one).shows([_USER], "probetool", "userword", tools=True)),
+            (
+                candidate
+                for candidate in tried
+                if _Probe(render, candidate).shows([_USER], "probetool", "userword", tools=True)
+            ),
             form._replace(tools=False),
         )
     probe = _Probe(render, form)
@@ -252,8 +258,8 @@ def call_message(form: TemplateForm, *calls: Message) -> Message:
 
 
 def _call(form: TemplateForm, value: str, number: int) -> Message:
-    given = {"key": value}
-    arguments: Any = json.dumps(given) if form.arguments_as_text else given
+    example_arguments = {"key": value}
+    arguments: Any = json.dumps(example_arguments) if form.arguments_as_text else example_arguments
     return {
         "id": _id(form, number),
         "type": "function",
@@ -281,7 +287,7 @@ def _with_calls(form: TemplateForm, probe: _Probe) -> TemplateForm:
         ]
         if rendered:
             # A template may write such a word itself, with each result: then so it does whatever the content is.
-            leaks, best = min(rendered, key=lambda one: one[0])
+            leaks, best = min(rendered, key=lambda rendering: rendering[0])
             probe.allow_leaks(leaks)
             return _with_several(best, probe)
     result = _result(form, "resultword", 1)

@@ -39,62 +39,62 @@ class ControlTokens:
     """The spellings of control tokens, and `MARK`. At each place the longest one counts."""
 
     def __init__(self, spellings: Iterable[str]) -> None:
-        found = [*sorted(set(spellings) - {""}, key=len, reverse=True), MARK]
-        self._pattern = re.compile("(" + "|".join(map(re.escape, found)) + ")")
-        encoded = [spelling.encode() for spelling in found]
+        ordered = [*sorted(set(spellings) - {""}, key=len, reverse=True), MARK]
+        self._pattern = re.compile("(" + "|".join(map(re.escape, ordered)) + ")")
+        encoded = [spelling.encode() for spelling in ordered]
         self._bytes = np.frombuffer(b"".join(encoded), np.uint8)
-        self._ends = np.cumsum([len(one) for one in encoded], dtype=np.int64)
+        self._ends = np.cumsum([len(raw) for raw in encoded], dtype=np.int64)
         self._begins_with = np.zeros(1 << 16, np.uint8)
-        for one in encoded:
-            seconds = one[1:2] or bytes(range(256))
-            self._begins_with[[one[0] << 8 | second for second in seconds]] = 1
+        for raw in encoded:
+            seconds = raw[1:2] or bytes(range(256))
+            self._begins_with[[raw[0] << 8 | second for second in seconds]] = 1
 
     def split(self, text: str, most: int) -> list[str]:
         """Text and spellings in turns: a text first and last. At most about `most` spellings are found."""
         if len(text) <= SHORT_CHARACTERS:
             return self._pattern.split(text)
         data = text.encode("utf-8", "surrogatepass")
-        found = np.empty((most, 2), np.int64)
+        spans = np.empty((most, 2), np.int64)
         count = find_spellings(
-            np.frombuffer(data, np.uint8), self._bytes, self._ends, self._begins_with, found
+            np.frombuffer(data, np.uint8), self._bytes, self._ends, self._begins_with, spans
         )
         if not count:
             return [text]
         pieces: list[str] = []
         done = 0
-        for begin, end in found[:count].tolist():
+        for begin, end in spans[:count].tolist():
             pieces += [data[done:begin].decode("utf-8", "surrogatepass"), data[begin:end].decode()]
             done = end
         return [*pieces, data[done:].decode("utf-8", "surrogatepass")]
 
 
 @kernel
-def find_spellings(data: U8, spellings: U8, ends: I64, begins_with: U8, found: I64) -> int:
-    """Write begin and end of each spelling to `found`, until that is full; returns their number.
+def find_spellings(data: U8, spellings: U8, ends: I64, begins_with: U8, spans: I64) -> int:
+    """Write begin and end of each spelling to `spans`, until that is full; returns their number.
 
     `spellings` are the bytes of all, longest first, with their `ends`. `begins_with`, of shape (65536,), says which two
     bytes begin one.
     """
     count = at = 0
     size = len(data)
-    while at < size and count < len(found):
+    while at < size and count < len(spans):
         second = data[at + 1] if at + 1 < size else 0
         length = 0
         if begins_with[data[at] * 256 + second]:
             first = 0
             for last in ends:
-                wanted = last - first
-                if wanted <= size - at:
+                spelling_size = last - first
+                if spelling_size <= size - at:
                     same = 0
-                    while same < wanted and data[at + same] == spellings[first + same]:
+                    while same < spelling_size and data[at + same] == spellings[first + same]:
                         same += 1
-                    if same == wanted:
-                        length = wanted
+                    if same == spelling_size:
+                        length = spelling_size
                         break
                 first = last
         if length:
-            found[count, 0] = at
-            found[count, 1] = at + length
+            spans[count, 0] = at
+            spans[count, 1] = at + length
             count += 1
             at += length
         else:
@@ -277,9 +277,9 @@ class TableDecoder:
             return text
         except UnicodeDecodeError:
             pass
-        whole = _whole_characters(data)
-        self._pending = data[whole:]
-        return data[:whole].decode("utf-8", "replace")
+        complete_length = _whole_characters(data)
+        self._pending = data[complete_length:]
+        return data[:complete_length].decode("utf-8", "replace")
 
     def flush(self) -> str:
         """See `Decoder.flush`."""
@@ -358,9 +358,9 @@ def _fast_if_equal(data: bytes, reference: tokenizers.Tokenizer) -> Any:
     try:
         fast = fastokens.Tokenizer.from_json_str(data.decode())
         for probe, special in itertools.product(PROBES, (False, True)):
-            mine = fast.encode(probe, add_special_tokens=special).ids
-            wanted = reference.encode(probe, add_special_tokens=special).ids
-            if list(mine) != wanted or _encode_flat(fast, probe, special).tolist() != wanted:
+            encoded = fast.encode(probe, add_special_tokens=special).ids
+            expected = reference.encode(probe, add_special_tokens=special).ids
+            if list(encoded) != expected or _encode_flat(fast, probe, special).tolist() != expected:
                 raise ValueError(f"it encodes {probe[:20]!r} differently")
     except Exception as error:  # fastokens raises bare exceptions for unknown formats
         _log.info("tokenizer_fallback", reason=str(error), to="tokenizers")
@@ -401,8 +401,10 @@ def _table_if_equal(data: bytes, reference: tokenizers.Tokenizer, size: int) -> 
     draw = random.Random(0)
     for length in (1, 2, 5, 40, 200):
         ids = tuple(draw.randrange(size) for _ in range(length))
-        mine = TableDecoder(table, special)
-        if mine.push(ids) + mine.flush() != reference.decode(list(ids), skip_special_tokens=True):
+        table_decoder = TableDecoder(table, special)
+        if table_decoder.push(ids) + table_decoder.flush() != reference.decode(
+            list(ids), skip_special_tokens=True
+        ):
             _log.info("token_table_refused", reason="it decodes differently", tokens=ids[:10])
             return None
     return table

@@ -173,7 +173,7 @@ class WaitingStream:
             raise ClientGone from error
 
 
-async def _first_of(one: asyncio.Future[Any], other: asyncio.Future[Any], timeout_s: float | None) -> None:
+async def _first_of(first: asyncio.Future[Any], other: asyncio.Future[Any], timeout_s: float | None) -> None:
     """Wait until either is done, or the timeout. `asyncio.wait` for two costs twice the time, and requests wait twice."""
     loop = asyncio.get_running_loop()
     woken: asyncio.Future[None] = loop.create_future()
@@ -183,12 +183,12 @@ async def _first_of(one: asyncio.Future[Any], other: asyncio.Future[Any], timeou
             woken.set_result(None)
 
     timer = loop.call_later(timeout_s, wake) if timeout_s is not None else None
-    one.add_done_callback(wake)
+    first.add_done_callback(wake)
     other.add_done_callback(wake)
     try:
         await woken
     finally:
-        one.remove_done_callback(wake)
+        first.remove_done_callback(wake)
         other.remove_done_callback(wake)
         if timer is not None:
             timer.cancel()
@@ -265,10 +265,16 @@ class Cors:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        given = {name: value for name, value in scope["headers"] if name in _READ}
-        headers = self._headers(given.get(b"origin", b""))
-        if scope["method"] == "OPTIONS" and b"access-control-request-method" in given:
-            await send({"type": "http.response.start", "status": 204, "headers": headers + _preflight(given)})
+        request_headers = {name: value for name, value in scope["headers"] if name in _READ}
+        headers = self._headers(request_headers.get(b"origin", b""))
+        if scope["method"] == "OPTIONS" and b"access-control-request-method" in request_headers:
+            await send(
+                {
+                    "type": "http.response.start",
+                    "status": 204,
+                    "headers": headers + _preflight(request_headers),
+                }
+            )
             await send({"type": "http.response.body", "body": b""})
             return
         await self._app(scope, receive, HeaderAdder(send, lambda: headers))
@@ -287,10 +293,12 @@ class Cors:
         ]
 
 
-def _preflight(given: dict[bytes, Any]) -> Headers:
-    asked: bytes = given.get(b"access-control-request-headers", b"")
+def _preflight(request_headers: dict[bytes, Any]) -> Headers:
+    requested_names: bytes = request_headers.get(b"access-control-request-headers", b"")
     # Keys and clients' own headers have many names; which origins may send them is what is limited.
-    headers = asked if len(asked) <= REQUEST_HEADERS_MAX else b"authorization, content-type"
+    headers = (
+        requested_names if len(requested_names) <= REQUEST_HEADERS_MAX else b"authorization, content-type"
+    )
     return [
         (b"access-control-allow-methods", METHODS),
         (b"access-control-allow-headers", headers),

@@ -145,10 +145,10 @@ SHOWN_MAX: Final = 24
 _STEP: Final = re.compile(r"\.(\w+)|\[[^\]]*\]")
 
 
-def require_method(wanted: str, method: str) -> None:
+def require_method(allowed: str, method: str) -> None:
     """Raises a 405 for another method than the wanted one."""
-    if method != wanted:
-        raise method_not_allowed(wanted)
+    if method != allowed:
+        raise method_not_allowed(allowed)
 
 
 def decode_body(kind: type[T], body: bytes) -> T:
@@ -178,8 +178,8 @@ def invalid_field(error: msgspec.ValidationError, annotation: Any) -> ApiError:
 def allowed_values(annotation: Any, path: str) -> tuple[str, ...]:
     """The values of the field at `path`, such as `messages[0].role`, in their order; empty if it is no choice, or a very long one."""
     steps = tuple(step[1] or "" for step in _STEP.finditer(f".{path}"))
-    found = tuple(dict.fromkeys(_values_at([_type_info(annotation)], steps)))
-    return found if len(found) <= SHOWN_MAX else ()
+    choices = tuple(dict.fromkeys(_values_at([_type_info(annotation)], steps)))
+    return choices if len(choices) <= SHOWN_MAX else ()
 
 
 @lru_cache
@@ -190,36 +190,36 @@ def _type_info(annotation: Any) -> inspect.Type:
 def _values_at(types: Iterable[inspect.Type], steps: tuple[str, ...]) -> Iterator[str]:
     """`steps`: names of fields, "" for an item of a list."""
     if not steps:
-        for one in _members(types):
-            if isinstance(one, inspect.LiteralType):
-                yield from map(str, one.values)
-            elif isinstance(one, inspect.EnumType):
-                yield from (str(member.value) for member in one.cls)
+        for member_type in _members(types):
+            if isinstance(member_type, inspect.LiteralType):
+                yield from map(str, member_type.values)
+            elif isinstance(member_type, inspect.EnumType):
+                yield from (str(member.value) for member in member_type.cls)
         return
     step, rest = steps[0], steps[1:]
-    for one in _members(types):
-        yield from _values_at(list(_children(one, step)), rest)
-        if not rest and isinstance(one, inspect.StructType) and one.tag_field == step:
-            yield str(one.tag)
+    for member_type in _members(types):
+        yield from _values_at(list(_children(member_type, step)), rest)
+        if not rest and isinstance(member_type, inspect.StructType) and member_type.tag_field == step:
+            yield str(member_type.tag)
 
 
-def _children(one: inspect.Type, step: str) -> Iterator[inspect.Type]:
-    if isinstance(one, inspect.StructType):
-        yield from (field.type for field in one.fields if field.encode_name == step)
-    elif isinstance(one, inspect.DictType):
-        yield one.value_type
-    elif not step and isinstance(one, inspect.ListType | inspect.VarTupleType):
-        yield one.item_type
+def _children(parent: inspect.Type, step: str) -> Iterator[inspect.Type]:
+    if isinstance(parent, inspect.StructType):
+        yield from (field.type for field in parent.fields if field.encode_name == step)
+    elif isinstance(parent, inspect.DictType):
+        yield parent.value_type
+    elif not step and isinstance(parent, inspect.ListType | inspect.VarTupleType):
+        yield parent.item_type
 
 
 def _members(types: Iterable[inspect.Type]) -> Iterator[inspect.Type]:
-    for one in types:
-        if isinstance(one, inspect.UnionType):
-            yield from _members(one.types)
-        elif isinstance(one, inspect.Metadata):
-            yield from _members([one.type])
+    for member in types:
+        if isinstance(member, inspect.UnionType):
+            yield from _members(member.types)
+        elif isinstance(member, inspect.Metadata):
+            yield from _members([member.type])
         else:
-            yield one
+            yield member
 
 
 # The shape of a JSON text, measured before it is decoded: a decoder holds the GIL while it runs.
@@ -295,11 +295,11 @@ async def check_shape(body: bytes, limits: ShapeLimits = LIMITS) -> None:
         return
     data = np.frombuffer(body, np.uint8)
     if len(body) <= INLINE_BYTES:
-        found = count(data)
+        counts = count(data)
     else:
-        found = await asyncio.to_thread(count, data)
-    containers, members, values, depth, digits, escapes, strings = found
-    for number, most, what in (
+        counts = await asyncio.to_thread(count, data)
+    containers, members, values, depth, digits, escapes, strings = counts
+    for number, most, unit in (
         (containers, limits.containers, "objects and arrays"),
         (members, limits.members, "members of objects"),
         (values, limits.values, "values"),
@@ -309,11 +309,11 @@ async def check_shape(body: bytes, limits: ShapeLimits = LIMITS) -> None:
         (strings, limits.strings, "strings"),
     ):
         if number > most:
-            raise _too_much(most, what)
+            raise _too_much(most, unit)
 
 
-def _too_much(most: int, what: str) -> ApiError:
-    return bad_request(f"The body has more than {most} {what}.", code="body_too_complex")
+def _too_much(most: int, unit: str) -> ApiError:
+    return bad_request(f"The body has more than {most} {unit}.", code="body_too_complex")
 
 
 # Forms with files (multipart/form-data), read within limits.

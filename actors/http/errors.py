@@ -73,10 +73,10 @@ def cut(text: str, bytes_max: int) -> str:
         return cut(text[:bytes_max].encode("utf-8", "replace").decode(), bytes_max)
     if size <= bytes_max and len(text) <= bytes_max:
         return text
-    kept = min(len(text), bytes_max)
-    while len(msgspec.json.encode(text[:kept] + "…")) > bytes_max:
-        kept = kept * 9 // 10
-    return text[:kept] + "…"
+    length = min(len(text), bytes_max)
+    while len(msgspec.json.encode(text[:length] + "…")) > bytes_max:
+        length = length * 9 // 10
+    return text[:length] + "…"
 
 
 def bad_request(
@@ -119,9 +119,9 @@ def rejected(reason: str, param: str) -> ApiError:
     )
 
 
-def no_model(name: str, known: list[str]) -> ApiError:
+def no_model(name: str, available: list[str]) -> ApiError:
     """404: the model does not exist here."""
-    served = ", ".join(known) or "none yet: no worker has joined"
+    served = ", ".join(available) or "none yet: no worker has joined"
     return ApiError(
         404,
         f"The model {name!r} is not served here. Served: {served}.",
@@ -203,24 +203,24 @@ class PageRequest(NamedTuple):
 
 def page_request(query: bytes) -> PageRequest:
     """The page that a query string asks for. Raises `ApiError` 400."""
-    given = dict(parse_qsl(query.decode("latin-1")))
-    limit, order = given.get("limit", str(LIMIT_DEFAULT)), given.get("order", "desc")
+    parameters = dict(parse_qsl(query.decode("latin-1")))
+    limit, order = parameters.get("limit", str(LIMIT_DEFAULT)), parameters.get("order", "desc")
     if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:4]) <= LIMIT_MAX):
         raise bad_request(f"limit must be from 1 to {LIMIT_MAX}.", param="limit")
     if order not in ("asc", "desc"):
         raise bad_request("order must be asc or desc.", param="order")
-    return PageRequest(given.get("after", ""), int(limit), order == "desc")
+    return PageRequest(parameters.get("after", ""), int(limit), order == "desc")
 
 
-def page_of(items: Sequence[dict[str, Any]], wanted: PageRequest) -> dict[str, Any]:
+def page_of(items: Sequence[dict[str, Any]], request: PageRequest) -> dict[str, Any]:
     """One page of items, whose order is the oldest first. Raises `ApiError` 400 for an unknown `after`."""
-    ordered = list(reversed(items)) if wanted.descending else list(items)
-    if wanted.after:
+    ordered = list(reversed(items)) if request.descending else list(items)
+    if request.after:
         ids = [item["id"] for item in ordered]
-        if wanted.after not in ids:
+        if request.after not in ids:
             raise bad_request("after is not the id of an item of this list.", param="after")
-        ordered = ordered[ids.index(wanted.after) + 1 :]
-    page = ordered[: wanted.limit]
+        ordered = ordered[ids.index(request.after) + 1 :]
+    page = ordered[: request.limit]
     return {
         "object": "list",
         "data": page,

@@ -233,10 +233,10 @@ class _Uvicorn(uvicorn.Server):
         await self.lifespan.startup()
 
         def connection() -> asyncio.Protocol:
-            made: asyncio.Protocol = config.http_protocol_class(  # type: ignore[call-arg]  # as uvicorn calls it
+            protocol: asyncio.Protocol = config.http_protocol_class(  # type: ignore[call-arg]  # as uvicorn calls it
                 config=config, server_state=self.server_state, app_state=self.lifespan.state
             )
-            return made
+            return protocol
 
         loop = asyncio.get_running_loop()
         self.servers = [

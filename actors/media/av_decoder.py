@@ -152,19 +152,19 @@ def decode_video(
     with opened(file, form) as container:
         stream = _checked_stream(container, form, limits)
         total = _count_frames(container, stream, limits.file_frames_max)
-    wanted = sample_indices(total, min(frames, limits.frames_max))
+    indices = sample_indices(total, min(frames, limits.frames_max))
     times_s: list[float] = []
     size: tuple[int, int] | None = None
     with opened(file, form) as container:
         stream = _checked_stream(container, form, limits)
         stream.codec_context.options = {"max_pixels": str(limits.pixels_max + PADDING_PIXELS)}
-        _check_sampled(stream, len(wanted), limits)
+        _check_sampled(stream, len(indices), limits)
         for index, frame in enumerate(container.decode(stream)):
-            if len(times_s) == len(wanted):
+            if len(times_s) == len(indices):
                 break
             time_s = float(frame.time or 0.0)
             check_length(time_s, limits.seconds_max)
-            if index != wanted[len(times_s)]:
+            if index != indices[len(times_s)]:
                 continue
             size = size or (frame.width, frame.height)
             if size != (frame.width, frame.height):

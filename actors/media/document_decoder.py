@@ -121,13 +121,13 @@ def pdf_text(file: BinaryIO, limits: FileLimits) -> str:
     except Exception as error:
         # The library names few of the errors that broken files cause in it.
         raise malformed(PDF, "its pages cannot be read") from error
-    found = CONTROLS.sub("", PAGE_END.join(text for text in texts if text))
-    if not found:
+    document = CONTROLS.sub("", PAGE_END.join(text for text in texts if text))
+    if not document:
         raise MediaError(
             MediaCode.NO_TEXT,
             "The PDF has no text, as scans have none. Send its pages as images, or convert it to text.",
         )
-    return found
+    return document
 
 
 def _unlocked(reader: pypdf.PdfReader) -> bool:

@@ -72,17 +72,17 @@ class IntakeProcess:
     @classmethod
     async def start(cls, setup: ProcessSetup, program: Sequence[str] = PROGRAM) -> "IntakeProcess":
         """Start one. It has none of this process's descriptors but its end of a socket. Raises `OSError`."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        ours.setblocking(False)
-        spawning = asyncio.ensure_future(asyncio.to_thread(_spawn, program, theirs))
+        parent_socket, child_socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        parent_socket.setblocking(False)
+        spawning = asyncio.ensure_future(asyncio.to_thread(_spawn, program, child_socket))
         try:
             process = await asyncio.shield(spawning)
         except BaseException:
-            ours.close()
+            parent_socket.close()
             spawning.add_done_callback(_discard)
             raise
-        started = cls(process, ours)
-        ours.send(msgspec.msgpack.encode(setup))
+        started = cls(process, parent_socket)
+        parent_socket.send(msgspec.msgpack.encode(setup))
         return started
 
     @property
@@ -146,17 +146,17 @@ class IntakeProcess:
 _FAILED: Final = "The media ended the process that decoded them. The file is probably malformed."
 
 
-def _spawn(program: Sequence[str], theirs: socket.socket) -> "subprocess.Popen[bytes]":
+def _spawn(program: Sequence[str], child_socket: socket.socket) -> "subprocess.Popen[bytes]":
     """Start the process. Runs in a thread, so the event loop does not wait for the system to create it."""
     inherited = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
-    with theirs:
+    with child_socket:
         return subprocess.Popen(
-            [sys.executable, "-P", *program, str(theirs.fileno())],
+            [sys.executable, "-P", *program, str(child_socket.fileno())],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             close_fds=True,
-            pass_fds=(theirs.fileno(),),
+            pass_fds=(child_socket.fileno(),),
             env=inherited | SINGLE_THREADED,
             cwd="/",
             start_new_session=True,  # signals of a terminal are for the edge
@@ -404,15 +404,15 @@ class MediaIntake:
     async def _fetch(
         self, source: MediaSource, limits: MediaLimits, target: MediaTarget, tenant: str
     ) -> MediaItem:
-        one = getattr(limits, source.kind)
-        self._check(source, target, one.bytes_max)
+        kind_limits = getattr(limits, source.kind)
+        self._check(source, target, kind_limits.bytes_max)
         self._number += 1
         is_url = source.encoding == "url"
         url = source.content if is_url and isinstance(source.content, str) else ""
         task = DecodeTask(
             self._number, source.kind, source.encoding, url, limits, target._replace(processor="")
         )
-        seconds = START_S + one.fetch_s + WALL_PER_CPU * one.decode_s
+        seconds = START_S + kind_limits.fetch_s + WALL_PER_CPU * kind_limits.decode_s
         place = self._places.place("fetch" if is_url else "decode", tenant)
         async with place, AsyncExitStack() as open_until_done:
             content = -1

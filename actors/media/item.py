@@ -83,9 +83,9 @@ def media_id(
     between tenants by the salt of their block hashes. About 1 s per GB, during which other threads run.
     """
     head = "\0".join([kind, dtype, ",".join(map(str, shape)), processor]).encode()
-    found = blake2b(len(head).to_bytes(8, "little") + head, digest_size=ID_BYTES, person=b"headwater-media")
-    found.update(data)
-    return found.hexdigest()
+    digest = blake2b(len(head).to_bytes(8, "little") + head, digest_size=ID_BYTES, person=b"headwater-media")
+    digest.update(data)
+    return digest.hexdigest()
 
 
 class MemoryBudget:

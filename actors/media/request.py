@@ -388,18 +388,18 @@ def format_of(head: bytes) -> FileFormat | None:
 
 def check_format(head: bytes, kind: MediaKind) -> FileFormat:
     """The format of a file that must be of this kind. Raises `MediaError`."""
-    found = format_of(head)
-    accepted = ", ".join(one.name for one in FORMATS if kind in one.kinds)
-    if found is None:
+    file_format = format_of(head)
+    accepted = ", ".join(candidate.name for candidate in FORMATS if kind in candidate.kinds)
+    if file_format is None:
         raise MediaError(
             MediaCode.UNKNOWN_TYPE, f"The file is of no known type by its first bytes. Accepted: {accepted}."
         )
-    if kind not in found.kinds:
+    if kind not in file_format.kinds:
         raise MediaError(
             MediaCode.WRONG_TYPE,
-            f"The file is {found.name} by its first bytes; {kind} is accepted as {accepted}.",
+            f"The file is {file_format.name} by its first bytes; {kind} is accepted as {accepted}.",
         )
-    return found
+    return file_format
 
 
 def _is_mp3_frame(head: bytes) -> bool:

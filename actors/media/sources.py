@@ -219,7 +219,7 @@ def _addresses(url: WebUrl, policy: FetchPolicy, network: WebAccess) -> list[str
     if not addresses:
         raise MediaError(MediaCode.DNS, f"The host {url.host!r} has no address.")
     networks = [ip_network(text) for text in policy.networks]
-    if not all(may_connect(one, networks) for one in addresses):
+    if not all(may_connect(address, networks) for address in addresses):
         raise MediaError(
             MediaCode.PRIVATE_ADDRESS,
             f"The host {url.host!r} is not at a public address. Media are fetched from the public Internet only.",
@@ -360,7 +360,7 @@ def decode_inline(
     """Write the bytes that `content` stands for to `out`. Raises `MediaError`."""
     if not content.seek(0, 2):
         return
-    with mmap(content.fileno(), 0, access=ACCESS_READ) as whole, memoryview(whole) as text:
+    with mmap(content.fileno(), 0, access=ACCESS_READ) as mapped_file, memoryview(mapped_file) as text:
         data: bytes | memoryview
         if encoding == "raw":
             data = text

@@ -132,15 +132,15 @@ class Exchange:
         fits = self._count(len(body.body))
         if fits and not body.end_of_stream:
             return []
-        whole = b"".join(self._parts)
+        buffered_body = b"".join(self._parts)
         headers = await self._picked_by_headers(whole=fits)
-        return [headers, *_chunks(whole, end=body.end_of_stream)]
+        return [headers, *_chunks(buffered_body, end=body.end_of_stream)]
 
     async def _take_trailers(self) -> list[Message]:
         answers: list[Message] = []
         if self._pick is None:
-            whole = b"".join(self._parts)
-            answers = [await self._picked_by_headers(), *_chunks(whole, end=False)]
+            buffered_body = b"".join(self._parts)
+            answers = [await self._picked_by_headers(), *_chunks(buffered_body, end=False)]
         return [*answers, Response(request_trailers=ext_proc.TrailersResponse())]
 
     def _count(self, size: int) -> bool:
@@ -169,9 +169,11 @@ class Exchange:
         """Pick. Without the `whole` body the endpoint is the next in turn. Raises `ApiError`."""
         began_s = self._picker.clock.monotonic_s()
         body = b"".join(self._parts)
-        asked = Asked(self._method, self._path, self._headers, body, self._subset)
+        gateway_request = Asked(self._method, self._path, self._headers, body, self._subset)
         try:
-            pick = await self._picker.pick(asked) if whole else self._picker.next_in_turn(self._subset)
+            pick = (
+                await self._picker.pick(gateway_request) if whole else self._picker.next_in_turn(self._subset)
+            )
         except ApiError:
             raise
         except Exception as error:
@@ -224,8 +226,8 @@ def subset_of(metadata: Any) -> Subset:
     if SUBSET not in fields:
         return None
     value = fields[SUBSET]
-    texts = [one.string_value for one in value.list_value.values] or [value.string_value]
-    return frozenset(one.strip() for text in texts for one in text.split(",") if one.strip())
+    texts = [entry.string_value for entry in value.list_value.values] or [value.string_value]
+    return frozenset(entry.strip() for text in texts for entry in text.split(",") if entry.strip())
 
 
 def served_by(message: Message) -> str:

@@ -111,8 +111,8 @@ def _classes() -> dict[str, Any]:
             if name in _ONEOFS and number <= _ONEOFS[name][1]:
                 message.field[-1].oneof_index = 0
     pool = descriptor_pool.Default()
-    found = pool.Add(file) or pool.FindFileByName(file.name)
-    return {name: message_factory.GetMessageClass(found.message_types_by_name[name]) for name in _FIELDS}
+    registered = pool.Add(file) or pool.FindFileByName(file.name)
+    return {name: message_factory.GetMessageClass(registered.message_types_by_name[name]) for name in _FIELDS}
 
 
 _made: Final = _classes()

@@ -111,8 +111,8 @@ class Endpoints:
         return self._of(pool, subset).unreachable
 
     def _of(self, pool: str, subset: Subset) -> "_Found":
-        found = self._found.get((pool, subset))
-        if found is None:
+        endpoints = self._found.get((pool, subset))
+        if endpoints is None:
             begins = [
                 (name, lease)
                 for name, lease in sorted(self._workers.items())
@@ -120,11 +120,11 @@ class Endpoints:
             ]
             allowed = [lease.endpoint for _, lease in begins if _is_allowed(lease, subset)]
             others = [f"{name}.{lease.epoch}" for name, lease in begins if not _is_allowed(lease, subset)]
-            found = _Found(tuple(dict.fromkeys(allowed)), tuple(others))
+            endpoints = _Found(tuple(dict.fromkeys(allowed)), tuple(others))
             if len(self._found) >= FOUND_MAX:
                 self._found.clear()
-            self._found[pool, subset] = found
-        return found
+            self._found[pool, subset] = endpoints
+        return endpoints
 
     def routers(self, pool: str) -> Sequence[tuple[str, int]]:
         """Names and epochs of a pool's routers."""
@@ -195,23 +195,23 @@ class Picker:
         self.sees_responses = False
         """Set once a gateway has said that a response began: they all do, or are all configured not to."""
 
-    async def pick(self, asked: Asked) -> Pick:
+    async def pick(self, gateway_request: Asked) -> Pick:
         """Pick the endpoints of a request. Cancelling the call takes it out of a router's queue.
 
         Raises `ApiError`: 503 if no endpoint serves, and what a router refuses with, such as 429.
         """
         try:
-            prepared, hints = await self._read(asked)
+            prepared, hints = await self._read(gateway_request)
         except (ApiError, NotGenerating) as error:
-            _log.debug("pick_undecided", path=asked.path, reason=str(error))
-            return self.next_in_turn(asked.subset)
+            _log.debug("pick_undecided", path=gateway_request.path, reason=str(error))
+            return self.next_in_turn(gateway_request.subset)
         pool = prepared.model.card.pool
-        if not self._endpoints.of_pool(pool, asked.subset):
-            raise _no_endpoint(asked.subset, f" for {prepared.model.card.name}")
+        if not self._endpoints.of_pool(pool, gateway_request.subset):
+            raise _no_endpoint(gateway_request.subset, f" for {prepared.model.card.name}")
         id_ = self._serving.workers.ports.ids()
-        decision = await self._decide(prepared, prepared.request.id_prefix + id_, hints, asked)
+        decision = await self._decide(prepared, prepared.request.id_prefix + id_, hints, gateway_request)
         picked = Picked(id_, pool, decision)
-        endpoints = self._in_order(decision, pool, asked.subset)
+        endpoints = self._in_order(decision, pool, gateway_request.subset)
         return Pick(endpoints, self._seal.seal(picked), picked)
 
     def next_in_turn(self, subset: Subset) -> Pick:
@@ -227,25 +227,33 @@ class Picker:
             pool, attempt = pick.decided.pool, pick.decided.decision.request
             withdraw(self._serving.workers, pool, attempt, self._endpoints.routers(pool))
 
-    async def _read(self, asked: Asked) -> tuple[Prepared, RoutingHints]:
+    async def _read(self, gateway_request: Asked) -> tuple[Prepared, RoutingHints]:
         """The prompt of a request, and what its headers say about routing. Raises `ApiError`, and `NotGenerating`."""
-        read = READERS.get(asked.path)
-        if read is None or asked.method != "POST":
+        read = READERS.get(gateway_request.path)
+        if read is None or gateway_request.method != "POST":
             raise NotGenerating("a router decides no such request")
-        scope = {"path": asked.path, "method": asked.method, "headers": asked.headers}
+        scope = {
+            "path": gateway_request.path,
+            "method": gateway_request.method,
+            "headers": gateway_request.headers,
+        }
         principal = await self._access.admit(scope)
-        await check_shape(asked.body)
-        request = read(asked.headers, asked.body)
-        call = Call(asked.body, trace_of(scope), _never, _never_send, asked.headers, principal)
+        await check_shape(gateway_request.body)
+        request = read(gateway_request.headers, gateway_request.body)
+        call = Call(
+            gateway_request.body, trace_of(scope), _never, _never_send, gateway_request.headers, principal
+        )
         prepared = await self._generator.prepare(request, call)
         if not prepared.prompts or prepared.media:
             raise NotGenerating("a prompt with media is the edge's to decide")
         return prepared, self._generator.hints(request, call)
 
-    async def _decide(self, prepared: Prepared, name: str, hints: RoutingHints, asked: Asked) -> Decision:
+    async def _decide(
+        self, prepared: Prepared, name: str, hints: RoutingHints, gateway_request: Asked
+    ) -> Decision:
         """The router's decision for the first choice of a request, found as an edge finds it. Raises `ApiError`."""
         card, spec = prepared.model.card, first_choice(prepared, name)
-        trace = trace_of({"headers": asked.headers})
+        trace = trace_of({"headers": gateway_request.headers})
         dispatcher = Dispatcher(self._serving.workers, card.pool, hints, trace)
         prompt = TokenSequence(
             prepared.prompts[0], card.block_size, spec.constraints.lora_name, spec.cache_salt
@@ -255,11 +263,11 @@ class Picker:
             name, spec.index, len(tokens), spec.constraints, hashes, max_tokens=spec.sampling.max_tokens
         )
         placement = MessagePlacement[Decision](
-            dispatcher, message, lambda: self._endpoints.unreachable(card.pool, asked.subset)
+            dispatcher, message, lambda: self._endpoints.unreachable(card.pool, gateway_request.subset)
         )
 
         async def follow(decision: Decision, _attempt: str) -> Decision | Refused:
-            if self._endpoints.of(decision.worker, asked.subset):
+            if self._endpoints.of(decision.worker, gateway_request.subset):
                 return decision
             # It joined after the query was made.
             return Refused(f"worker {decision.worker} has no endpoint that the gateway allows", True)
@@ -270,15 +278,15 @@ class Picker:
         """The endpoint of the worker that was chosen, then those of the next best."""
         others = sorted(decision.candidates, key=lambda candidate: candidate.score)
         named = [decision.worker, *(candidate.worker for candidate in others)]
-        found = [self._endpoints.of(worker, subset) for worker in named]
-        every = dict.fromkeys([*found, *self._endpoints.of_pool(pool, subset)])
+        endpoints = [self._endpoints.of(worker, subset) for worker in named]
+        every = dict.fromkeys([*endpoints, *self._endpoints.of_pool(pool, subset)])
         return tuple(endpoint for endpoint in every if endpoint)[:ENDPOINTS_MAX]
 
 
-def _no_endpoint(subset: Subset, what: str = "") -> ApiError:
+def _no_endpoint(subset: Subset, purpose: str = "") -> ApiError:
     among = "" if subset is None else f" among the {len(subset)} that the gateway allows"
     return overloaded(
-        f"No endpoint is ready{what}{among}: workers name theirs with --endpoint, and serve once they have joined.",
+        f"No endpoint is ready{purpose}{among}: workers name theirs with --endpoint, and serve once they have joined.",
         RETRY_S,
     )
 

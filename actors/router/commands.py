@@ -109,7 +109,7 @@ class _CommandKeeper(ABC, Generic[RequestT]):
         except BusError as error:
             self._log_unsent(str(error))
 
-    async def _write(self, event: Event, what: str) -> ControlReply | None:
+    async def _write(self, event: Event, setting_name: str) -> ControlReply | None:
         """Write an event and return once the router has it from the log; else why not."""
         if not self._fleet.offer(event):
             return ControlReply(503, "the log accepts no events at present; nothing was changed")
@@ -118,7 +118,7 @@ class _CommandKeeper(ABC, Generic[RequestT]):
         while self._fleet.pending or self._follower.state.position < self._fleet.position:
             if clock.monotonic_s() >= until_s:
                 return ControlReply(
-                    504, f"the log has not stored {what} within {FOLDED_S:g} s; show them again"
+                    504, f"the log has not stored {setting_name} within {FOLDED_S:g} s; show them again"
                 )
             await clock.sleep(POLL_S)
         return None
@@ -231,14 +231,14 @@ class TrafficSplitKeeper(_CommandKeeper[SplitRequest]):
 def engine_status(loads: Loads) -> tuple[EngineStatus, ...]:
     """The engines of a pool's workers and those with a weight, by name."""
     weights = loads.engine_weights
-    found = []
+    statuses = []
     for engine in sorted({worker.engine for worker in loads.workers.values()} | weights.keys()):
         workers = [worker for worker in loads.workers.values() if worker.engine == engine]
         weight = weights.get(engine, 0.0) if weights else None
         ready = sum(worker.takes_requests for worker in workers)
         requests = sum(len(worker.requests) for worker in workers)
-        found.append(EngineStatus(engine, weight, len(workers), ready, requests))
-    return tuple(found)
+        statuses.append(EngineStatus(engine, weight, len(workers), ready, requests))
+    return tuple(statuses)
 
 
 def _overtaken(present: Split | None) -> ControlReply:
@@ -264,9 +264,9 @@ def find_invalid_split(event: TrafficSplit, loads: Loads, present: Split | None)
     if not positive:
         return "every share is 0, so no request could be served: give one of them a greater share"
     if event.subject == "policy":
-        known = sorted(POLICIES.keys() - {NOT_DRAWN})
-        unknown = sorted(event.shares.keys() - set(known))
-        return f"unknown policy {unknown[0]}: available are {', '.join(known)}" if unknown else ""
+        available = sorted(POLICIES.keys() - {NOT_DRAWN})
+        unknown = sorted(event.shares.keys() - set(available))
+        return f"unknown policy {unknown[0]}: available are {', '.join(available)}" if unknown else ""
     return _find_invalid_revisions(event.shares, positive, loads, present)
 
 
@@ -274,11 +274,11 @@ def _find_invalid_revisions(
     shares: Mapping[str, float], positive: set[str], loads: Loads, present: Split | None
 ) -> str:
     workers = list(loads.workers.values())
-    there = {worker.revision for worker in workers}
+    worker_revisions = {worker.revision for worker in workers}
     before = set(present.event.shares) if present is not None else set()
-    unknown = sorted(positive - there - before)
+    unknown = sorted(positive - worker_revisions - before)
     if unknown:
-        listed = ", ".join(sorted(filter(None, there))) or "none"
+        listed = ", ".join(sorted(filter(None, worker_revisions))) or "none"
         return f"no worker of this pool is of revision {unknown[0]!r}; its revisions are: {listed}"
     if not any(worker.takes_requests and shares.get(worker.revision, 1.0) > 0 for worker in workers):
         return (
@@ -291,13 +291,13 @@ def _find_invalid_revisions(
 def revision_status(loads: Loads) -> tuple[ShareStatus, ...]:
     """The revisions of a pool's workers and those with a share, by name."""
     shares = loads.shares("revision")
-    found = []
+    statuses = []
     for revision in sorted({worker.revision for worker in loads.workers.values()} | shares.keys()):
         workers = [worker for worker in loads.workers.values() if worker.revision == revision]
         ready = sum(worker.takes_requests for worker in workers)
         requests = sum(len(worker.requests) for worker in workers)
-        found.append(ShareStatus(revision, shares.get(revision), len(workers), ready, requests))
-    return tuple(found)
+        statuses.append(ShareStatus(revision, shares.get(revision), len(workers), ready, requests))
+    return tuple(statuses)
 
 
 def policy_status(loads: Loads) -> tuple[ShareStatus, ...]:

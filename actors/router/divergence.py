@@ -123,7 +123,7 @@ class DivergenceCheck:
             digest = await in_thread(state.digest, loads)
         else:
             digest = state.digest(loads)
-        own = StateDigest(
+        own_digest = StateDigest(
             self._name,
             self._epoch,
             # Two builds of one release may differ.
@@ -133,56 +133,56 @@ class DivergenceCheck:
             state.position,
             digest,
         )
-        _store(self._own, own)
-        for theirs in list(self._others.values()):
-            if own.position in theirs:
-                self._compare(own, theirs[own.position])
+        _store(self._own, own_digest)
+        for peer_digests in list(self._others.values()):
+            if own_digest.position in peer_digests:
+                self._compare(own_digest, peer_digests[own_digest.position])
         try:
-            await self._ports.bus.publish(self._subject, _encode(own))
+            await self._ports.bus.publish(self._subject, _encode(own_digest))
         except BusError as error:
             self._log.warning("digest_publish_failed", reason=str(error))
 
     async def _on_digest(self, message: Message) -> None:
         try:
-            theirs = _decoder.decode(message.data)
+            peer_digest = _decoder.decode(message.data)
         except msgspec.DecodeError as error:
             self._log.warning("digest_unreadable", reason=str(error))
             return
-        if (theirs.router, theirs.epoch) == (self._name, self._epoch):
+        if (peer_digest.router, peer_digest.epoch) == (self._name, self._epoch):
             return
-        kept = self._others.setdefault(theirs.router, OrderedDict())
-        if any(one.epoch < theirs.epoch for one in kept.values()):
+        peer_digests = self._others.setdefault(peer_digest.router, OrderedDict())
+        if any(digest.epoch < peer_digest.epoch for digest in peer_digests.values()):
             # A new incarnation: digests of the former one are void.
-            kept.clear()
-            self._clear(theirs.router)
-        _store(kept, theirs)
+            peer_digests.clear()
+            self._clear(peer_digest.router)
+        _store(peer_digests, peer_digest)
         if len(self._others) > ROUTERS_MAX:
             gone, _ = self._others.popitem(last=False)
             self._clear(gone)
-        own = self._own.get(theirs.position)
-        if own is not None:
-            self._compare(own, theirs)
+        own_digest = self._own.get(peer_digest.position)
+        if own_digest is not None:
+            self._compare(own_digest, peer_digest)
 
-    def _compare(self, own: StateDigest, theirs: StateDigest) -> None:
-        if own.terms != theirs.terms:
+    def _compare(self, own_digest: StateDigest, peer_digest: StateDigest) -> None:
+        if own_digest.terms != peer_digest.terms:
             return
-        self._compared = max(self._compared, own.position)
+        self._compared = max(self._compared, own_digest.position)
         self._metrics.compared.inc()
-        if own.digest == theirs.digest:
-            self._clear(theirs.router)
+        if own_digest.digest == peer_digest.digest:
+            self._clear(peer_digest.router)
             return
         self.alarms += 1
-        self._differs.setdefault(theirs.router, own.position)
+        self._differs.setdefault(peer_digest.router, own_digest.position)
         self._metrics.divergence.inc()
         self._metrics.diverged.set(len(self._differs))
         self._log.critical(
             "routers_diverged",
-            log_position=own.position,
-            digest=own.digest,
-            epoch=own.epoch,
-            other=theirs.router,
-            other_epoch=theirs.epoch,
-            other_digest=theirs.digest,
+            log_position=own_digest.position,
+            digest=own_digest.digest,
+            epoch=own_digest.epoch,
+            other=peer_digest.router,
+            other_epoch=peer_digest.epoch,
+            other_digest=peer_digest.digest,
             hint="one state does not follow from the log: restart the router that `headwater replay` disagrees with",
         )
 
@@ -192,10 +192,10 @@ class DivergenceCheck:
         self._metrics.diverged.set(len(self._differs))
 
 
-def _store(kept: OrderedDict[int, StateDigest], one: StateDigest) -> None:
-    kept[one.position] = one
-    if len(kept) > KEPT_MAX:
-        kept.popitem(last=False)
+def _store(digests: OrderedDict[int, StateDigest], digest: StateDigest) -> None:
+    digests[digest.position] = digest
+    if len(digests) > KEPT_MAX:
+        digests.popitem(last=False)
 
 
 async def in_thread(work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
@@ -263,8 +263,12 @@ class LeaseReconciler:
             for worker in state.loads.workers.values()
             if self._live.get(worker.name) != worker.epoch
         ]
-        self._missing = {one: self._missing.get(one, 0) + 1 for one in missing}
-        return [one for one, rounds in self._missing.items() if rounds >= ROUNDS and one not in self._left]
+        self._missing = {incarnation: self._missing.get(incarnation, 0) + 1 for incarnation in missing}
+        return [
+            incarnation
+            for incarnation, rounds in self._missing.items()
+            if rounds >= ROUNDS and incarnation not in self._left
+        ]
 
     def publish_left(self, incarnation: tuple[str, int]) -> None:
         """Publish to the log that a worker left."""

@@ -227,7 +227,7 @@ class LogFollower:
             self._members_changed = False
             members = self.state.loads.workers.values()
             metrics.set_workers(
-                Counter((one.role, "draining" if one.draining else one.state) for one in members)
+                Counter((member.role, "draining" if member.draining else member.state) for member in members)
             )
         metrics.set_engine_weights(self.state.loads.engine_weights)
         metrics.set_traffic_shares(

@@ -222,7 +222,7 @@ class BurstBatcher:
             # One turn: by then everything that was read from the connection together with the first is here.
             await asyncio.sleep(0)
             batch, self._arrived = self._arrived[:BURST_MAX], self._arrived[BURST_MAX:]
-            queries = [one.query for one in batch]
+            queries = [arrival.query for arrival in batch]
             ordered = behind < BEHIND_TURNS
             order = order_by_regret(queries, self._handler.preview) if ordered else range(len(batch))
             decided = [(batch[index], await self._handler.decide(queries[index])) for index in order]
@@ -310,9 +310,11 @@ class QueueWaiters:
 
     def expire(self, now_s: float) -> None:
         """Answer polls that were held for long enough, and discard queries that are not polled any more."""
-        for request in [one for one, polled_s in self._polled_s.items() if now_s - polled_s > ABANDONED_S]:
+        for request in [
+            request_id for request_id, polled_s in self._polled_s.items() if now_s - polled_s > ABANDONED_S
+        ]:
             self._queue.discard(request, "abandoned")
-        for request in [one for one, poll in self._polls.items() if poll.until_s <= now_s]:
+        for request in [request_id for request_id, poll in self._polls.items() if poll.until_s <= now_s]:
             poll = self._polls.pop(request)
             self._spawn(self._reply(poll.reply, RouteQueued(self._name, self._epoch)), "queue answers")
 
@@ -390,9 +392,9 @@ class RouteQueue:
 
     def refuse_all(self) -> None:
         """The router stops: refuse everything queued, to be sent to another router."""
-        for one in self._waiting.queries():
-            self._queue.remove(one.query.request, self._now())
-            self._notify(Released(one, STOPPED, "stopping"))
+        for queued in self._waiting.queries():
+            self._queue.remove(queued.query.request, self._now())
+            self._notify(Released(queued, STOPPED, "stopping"))
 
     async def close(self) -> None:
         """Accept no more polls. Idempotent."""
@@ -415,8 +417,8 @@ class RouteQueue:
         if query.request in self._waiting:
             return self._waiters.register(query.request)
         reply, reason, displaced = self._queue.offer(query, self._now())
-        for one in displaced:
-            self._notify(one)
+        for release in displaced:
+            self._notify(release)
         if reason:
             self._metrics.left_queue(reason)
         if isinstance(reply, RouteRefused):
@@ -436,8 +438,8 @@ class RouteQueue:
         if not self._waiting or self._decisions.is_paused:
             return
         released, more = self._queue.advance(self._now(), SERVED_PER_TURN)
-        for one in released:
-            self._notify(one)
+        for release in released:
+            self._notify(release)
         if more:
             self._spawn(self._serve_next_turn(), "queue continues")
 

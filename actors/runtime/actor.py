@@ -30,11 +30,11 @@ async def cancel_all(tasks: Iterable[asyncio.Task[Any]]) -> None:
     Once is not enough: `asyncio.wait_for` of Python 3.11 drops a cancellation that arrives in the same turn of the
     event loop as its result, and the NATS client is built on it.
     """
-    left = {task for task in tasks if not task.done()}
-    while left:
-        for task in left:
+    pending = {task for task in tasks if not task.done()}
+    while pending:
+        for task in pending:
             task.cancel()
-        _, left = await asyncio.wait(left, timeout=AGAIN_S)
+        _, pending = await asyncio.wait(pending, timeout=AGAIN_S)
 
 
 # An actor.

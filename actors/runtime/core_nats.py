@@ -137,23 +137,23 @@ class NatsBus:
                 return
             data = message.data
             if message.headers is not None and PIECE in message.headers:
-                whole = partial.join(message.headers[PIECE], data)
-                if whole is None:
+                joined = partial.join(message.headers[PIECE], data)
+                if joined is None:
                     return
-                data = whole
+                data = joined
             try:
                 await handler(Message(message.subject, data, message.reply))
             except Exception:
                 _log.exception("handler_failed", subject=message.subject)
 
-        made = await self._client.subscribe(
+        subscription = await self._client.subscribe(
             subject,
             queue=queue,
             cb=deliver,
             pending_msgs_limit=PENDING_MESSAGES_MAX,
             pending_bytes_limit=PENDING_BYTES_MAX,
         )
-        return _Subscription(made)
+        return _Subscription(subscription)
 
     async def flush(self) -> None:
         """Wait until the server has received all published messages."""
@@ -181,34 +181,34 @@ class _PartialMessages:
         except ValueError:
             _log.error("piece_unreadable", header=header[:100])
             return None
-        for old in [one for one, (began_s, _) in self._pieces.items() if now_s - began_s > PARTIAL_S_MAX]:
+        for old in [key for key, (began_s, _) in self._pieces.items() if now_s - began_s > PARTIAL_S_MAX]:
             self._drop(old, "the rest did not come")
-        _, found = self._pieces.setdefault(name, (now_s, []))
-        if at != len(found):
+        _, pieces = self._pieces.setdefault(name, (now_s, []))
+        if at != len(pieces):
             self._drop(name, "a piece is missing")
             return None
-        found.append(piece)
+        pieces.append(piece)
         self._bytes += len(piece)
         if at == total - 1:
             del self._pieces[name]
-            self._bytes -= sum(map(len, found))
-            return b"".join(found)
+            self._bytes -= sum(map(len, pieces))
+            return b"".join(pieces)
         if self._bytes > PARTIAL_BYTES_MAX:
             self._drop(name, "too much waits for its rest")
         return None
 
     def _drop(self, name: str, reason: str) -> None:
-        _, found = self._pieces.pop(name)
-        self._bytes -= sum(map(len, found))
-        if found:
-            _log.warning("pieces_dropped", pieces=len(found), reason=reason)
+        _, pieces = self._pieces.pop(name)
+        self._bytes -= sum(map(len, pieces))
+        if pieces:
+            _log.warning("pieces_dropped", pieces=len(pieces), reason=reason)
 
 
 class _Subscription:
     """Unsubscribing again, or after the connection was closed, is fine."""
 
-    def __init__(self, made: NatsSubscription) -> None:
-        self._made = made
+    def __init__(self, subscription: NatsSubscription) -> None:
+        self._made = subscription
 
     async def unsubscribe(self) -> None:
         """See `Subscription.unsubscribe`."""

@@ -213,13 +213,13 @@ class Storing(Protocol):
 class MeasuredWriter:
     """A writer whose appends are metrics. Actors of one process share these, so each adds its changes."""
 
-    def __init__(self, what: str, writer: Writer) -> None:
+    def __init__(self, name: str, writer: Writer) -> None:
         self.writer = writer
-        self._pending = metrics.LOG_PENDING.labels(what)
-        self._retries = metrics.LOG_RETRIES.labels(what)
-        self._dropped = metrics.LOG_DROPPED.labels(what)
+        self._pending = metrics.LOG_PENDING.labels(name)
+        self._retries = metrics.LOG_RETRIES.labels(name)
+        self._dropped = metrics.LOG_DROPPED.labels(name)
         self._noted = (0, writer.retried, writer.refused)
-        writer.on_append = metrics.LOG_APPEND_SECONDS.labels(what).observe
+        writer.on_append = metrics.LOG_APPEND_SECONDS.labels(name).observe
 
     def note(self, pending: int) -> None:
         """Add the changes since the last call; `pending` events count as such now."""
@@ -240,20 +240,20 @@ class Persistence:
         self._reported: set[str] = set()
         self._measured: dict[str, MeasuredWriter] = {}
 
-    def watch(self, what: str, storing: Storing) -> None:
-        """Watch `storing` from now on, in place of what was watched as `what` before."""
-        self._watched[what] = storing
+    def watch(self, name: str, storing: Storing) -> None:
+        """Watch `storing` from now on, in place of what was watched as `name` before."""
+        self._watched[name] = storing
 
-    def measure(self, what: str, writer: Writer) -> None:
-        """Show `writer`'s appends as metrics from now on, in place of what was measured as `what` before."""
-        if what in self._measured:
-            self._measured[what].note(0)
-        self._measured[what] = MeasuredWriter(what, writer)
+    def measure(self, name: str, writer: Writer) -> None:
+        """Show `writer`'s appends as metrics from now on, in place of what was measured as `name` before."""
+        if name in self._measured:
+            self._measured[name].note(0)
+        self._measured[name] = MeasuredWriter(name, writer)
 
     def stalled(self) -> dict[str, float]:
         """Seconds for which each writer has been stalled, of those past `STALLED_S`."""
-        seconds = {what: round(storing.stalled_s, 1) for what, storing in self._watched.items()}
-        return {what: stalled_s for what, stalled_s in seconds.items() if stalled_s >= STALLED_S}
+        seconds = {name: round(storing.stalled_s, 1) for name, storing in self._watched.items()}
+        return {name: stalled_s for name, stalled_s in seconds.items() if stalled_s >= STALLED_S}
 
     @property
     def is_stalled(self) -> bool:
@@ -273,12 +273,12 @@ class Persistence:
                 measured.note(0)
 
     def _report(self, stalled: dict[str, float]) -> None:
-        for what in self._watched:
-            metrics.LOG_STALLED.labels(what).set(stalled.get(what, 0.0))
-        for what in sorted(stalled.keys() - self._reported):
-            self._log.error("persistence_stalled", what=what, for_s=stalled[what], hint=HINT)
-        for what in sorted(self._reported - stalled.keys()):
-            self._log.info("persistence_resumed", what=what)
+        for name in self._watched:
+            metrics.LOG_STALLED.labels(name).set(stalled.get(name, 0.0))
+        for name in sorted(stalled.keys() - self._reported):
+            self._log.error("persistence_stalled", what=name, for_s=stalled[name], hint=HINT)
+        for name in sorted(self._reported - stalled.keys()):
+            self._log.info("persistence_resumed", what=name)
         self._reported = set(stalled)
 
 

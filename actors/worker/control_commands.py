@@ -180,13 +180,13 @@ def parse(command: Command, arguments: dict[str, Any]) -> Arguments:
 
 def _describe(kind: type[Any], error: str) -> str:
     takes = ", ".join(kind.__struct_fields__) or "none"
-    if found := _UNKNOWN.search(error):
-        return f"there is no argument {found[1]!r}; it takes {takes}"
-    if found := _MISSING.search(error):
-        return f"argument {found[1]!r} is missing"
+    if match := _UNKNOWN.search(error):
+        return f"there is no argument {match[1]!r}; it takes {takes}"
+    if match := _MISSING.search(error):
+        return f"argument {match[1]!r} is missing"
     where = _FIELD.search(error)
-    what = error.partition(" - at ")[0]
-    return f"argument {where[1]!r}: {what}" if where else what
+    problem = error.partition(" - at ")[0]
+    return f"argument {where[1]!r}: {problem}" if where else problem
 
 
 def without_secrets(arguments: dict[str, Any]) -> dict[str, Any]:
@@ -245,8 +245,8 @@ class Commands:
             "load-lora": self._load_lora,
             "unload-lora": self._unload_lora,
             "list-loras": self._list_loras,
-            "taint": lambda wanted: self._taint(wanted, on=True),
-            "untaint": lambda wanted: self._taint(wanted, on=False),
+            "taint": lambda taint: self._taint(taint, on=True),
+            "untaint": lambda taint: self._taint(taint, on=False),
             "stop": self._stop,
         }
 
@@ -289,27 +289,27 @@ class Commands:
             },
         )
 
-    async def _sleep(self, wanted: Sleep) -> ControlReply:
+    async def _sleep(self, command: Sleep) -> ControlReply:
         self._require("sleep")
         worker, before = self._worker, self._state
         if before == "sleeping":
-            if wanted.level == self._sleep_level:
+            if command.level == self._sleep_level:
                 return ControlReply(200, f"asleep at level {self._sleep_level} already")
             raise CommandRefused(409, f"asleep at level {self._sleep_level}: wake it first")
         if before == "paused":
             raise CommandRefused(409, "paused: resume it first")
         with self._restored_on_failure(before):
             self._set_state("draining")
-            migrated = await self._drain_requests(wanted.within_s)
+            migrated = await self._drain_requests(command.within_s)
             async with worker.health.suspended(), self._awake_on_failure(), _engine_limit("sleep"):
                 if "clear_kv" in worker.engine.capabilities:
                     # An engine may keep the hashes of blocks over a sleep: they would be hits on invalid data.
                     await worker.engine.clear_kv()
-                await worker.engine.sleep(wanted.level)
-            self._sleep_level = wanted.level
+                await worker.engine.sleep(command.level)
+            self._sleep_level = command.level
             self._set_state("sleeping")
         self._announce()
-        return ControlReply(200, f"asleep at level {wanted.level}", {"migrated": migrated})
+        return ControlReply(200, f"asleep at level {command.level}", {"migrated": migrated})
 
     async def _wake(self, _: Arguments) -> ControlReply:
         self._require("sleep")
@@ -337,7 +337,7 @@ class Commands:
         self._announce()
         return ControlReply(200, "cleared", {"held_requests": len(self._worker.inflight)})
 
-    async def _pause(self, wanted: Pause) -> ControlReply:
+    async def _pause(self, command: Pause) -> ControlReply:
         self._require("pause")
         worker, before = self._worker, self._state
         if before == "paused":
@@ -347,12 +347,14 @@ class Commands:
         migrated = 0
         with self._restored_on_failure(before):
             self._set_state("paused")
-            if wanted.mode != "keep":
-                migrated = await self._drain_requests(wanted.within_s if wanted.mode == "wait" else 0.0)
+            if command.mode != "keep":
+                migrated = await self._drain_requests(command.within_s if command.mode == "wait" else 0.0)
             async with worker.health.suspended(), _engine_limit("pause"):
-                await worker.engine.pause(wanted.mode)
-        kept = len(worker.inflight)
-        return ControlReply(200, f"paused, {kept} requests kept", {"migrated": migrated, "kept": kept})
+                await worker.engine.pause(command.mode)
+        kept_count = len(worker.inflight)
+        return ControlReply(
+            200, f"paused, {kept_count} requests kept", {"migrated": migrated, "kept": kept_count}
+        )
 
     async def _resume(self, _: Arguments) -> ControlReply:
         if self._state == "sleeping":
@@ -365,12 +367,12 @@ class Commands:
         self._set_state("ready")
         return ControlReply(200, "ready")
 
-    async def _drain(self, wanted: Drain) -> ControlReply:
+    async def _drain(self, drain: Drain) -> ControlReply:
         if self._state in ("paused", "sleeping"):
             command = "resume" if self._state == "paused" else "wake"
             raise CommandRefused(409, f"{self._state}: {command} it first")
         self._set_state("draining")
-        migrated = await self._drain_requests(wanted.within_s)
+        migrated = await self._drain_requests(drain.within_s)
         return ControlReply(200, "drained: it accepts no requests until resumed", {"migrated": migrated})
 
     async def _profile(self, *, on: bool) -> ControlReply:
@@ -381,19 +383,20 @@ class Commands:
             200, "profiling" if on else "the profile is written where the engine's settings say"
         )
 
-    async def _role(self, wanted: ToRole) -> ControlReply:
+    async def _role(self, command: ToRole) -> ControlReply:
         status, inflight = self._worker.status, self._worker.inflight
-        if wanted.role == status.role:
-            return ControlReply(200, f"role {wanted.role} already")
-        if "encode" in (wanted.role, status.role):
+        if command.role == status.role:
+            return ControlReply(200, f"role {command.role} already")
+        if "encode" in (command.role, status.role):
             raise CommandRefused(
-                409, f"its engine was started as {status.role}: start a worker with --role {wanted.role}"
+                409, f"its engine was started as {status.role}: start a worker with --role {command.role}"
             )
-        if wanted.role != "both":
+        if command.role != "both":
             self._require("handoff")
         if "split_only" in self._worker.engine.capabilities:
             raise CommandRefused(
-                409, f"its engine was started to {status.role} only: start a worker with --role {wanted.role}"
+                409,
+                f"its engine was started to {status.role} only: start a worker with --role {command.role}",
             )
         if len(inflight) or inflight.handoffs:
             raise CommandRefused(
@@ -401,35 +404,35 @@ class Commands:
                 f"{len(inflight)} requests are in flight, {inflight.handoffs} hand-offs are kept: drain it first",
             )
         # No await between the check and this, so no request can arrive in between.
-        status.set_role(wanted.role)
+        status.set_role(command.role)
         then = "" if self._state == "ready" else f"; it is {self._state}"
-        return ControlReply(200, f"role {wanted.role}{then}", {"state": self._state})
+        return ControlReply(200, f"role {command.role}{then}", {"state": self._state})
 
-    async def _load_lora(self, wanted: LoadLora) -> ControlReply:
-        await self._require_lora().load(wanted.name, wanted.source)
-        return ControlReply(200, f"loaded {wanted.name}", {"loras": list(self._worker.status.loras)})
+    async def _load_lora(self, command: LoadLora) -> ControlReply:
+        await self._require_lora().load(command.name, command.source)
+        return ControlReply(200, f"loaded {command.name}", {"loras": list(self._worker.status.loras)})
 
-    async def _unload_lora(self, wanted: UnloadLora) -> ControlReply:
-        await self._require_lora().unload(wanted.name, forget=wanted.forget)
-        return ControlReply(200, f"unloaded {wanted.name}", {"loras": list(self._worker.status.loras)})
+    async def _unload_lora(self, command: UnloadLora) -> ControlReply:
+        await self._require_lora().unload(command.name, forget=command.forget)
+        return ControlReply(200, f"unloaded {command.name}", {"loras": list(self._worker.status.loras)})
 
     async def _list_loras(self, _: Arguments) -> ControlReply:
         loras = await self._require_lora().list()
         return ControlReply(200, f"{len(loras)} LoRA adapters", {"loras": loras})
 
-    async def _taint(self, wanted: Taint, *, on: bool) -> ControlReply:
+    async def _taint(self, command: Taint, *, on: bool) -> ControlReply:
         taints = set(self._worker.status.taints)
-        if (wanted.name in taints) == on:
-            return ControlReply(200, f"{'tainted' if on else 'not tainted'} {wanted.name} already")
-        taints ^= {wanted.name}
+        if (command.name in taints) == on:
+            return ControlReply(200, f"{'tainted' if on else 'not tainted'} {command.name} already")
+        taints ^= {command.name}
         self._worker.status.set_taints(tuple(sorted(taints)))
         done = "tainted" if on else "no longer tainted"
-        return ControlReply(200, f"{done} {wanted.name}", {"taints": sorted(taints)})
+        return ControlReply(200, f"{done} {command.name}", {"taints": sorted(taints)})
 
-    async def _stop(self, wanted: Drain) -> ControlReply:
+    async def _stop(self, command: Drain) -> ControlReply:
         """The handler stops the actor after it has sent this reply."""
-        if wanted.within_s is not None:
-            self._worker.drain_s = wanted.within_s
+        if command.within_s is not None:
+            self._worker.drain_s = command.within_s
         return ControlReply(200, f"stopping: requests in flight have {self._worker.drain_s:g} s to finish")
 
     @property
@@ -489,21 +492,21 @@ class Commands:
             return 0
         if self.abandon_drain.is_set():
             raise CommandRefused(409, "abandoned: a resume or stop command arrived")
-        left = len(inflight)
+        aborted_count = len(inflight)
         self._worker.abort_all()
         # KV that another worker is fetching cannot be released before it is done.
         limit_s = FETCH_S_MAX if inflight.handoffs else ABORT_S_MAX
         if not await inflight.drained_within(limit_s, self.abandon_drain):
-            what = f"{len(inflight)} requests and {inflight.handoffs} hand-offs"
-            raise EngineError(f"{what} have not ended although they were aborted")
-        return left
+            unfinished = f"{len(inflight)} requests and {inflight.handoffs} hand-offs"
+            raise EngineError(f"{unfinished} have not ended although they were aborted")
+        return aborted_count
 
 
 @asynccontextmanager
-async def _engine_limit(what: str) -> AsyncIterator[None]:
+async def _engine_limit(operation: str) -> AsyncIterator[None]:
     """Limit an operation of the engine to `ENGINE_S_MAX`. Raises TimeoutError that names the operation."""
     try:
         async with asyncio.timeout(ENGINE_S_MAX):
             yield
     except TimeoutError as error:
-        raise TimeoutError(f"the engine did not {what} within {ENGINE_S_MAX:g} s") from error
+        raise TimeoutError(f"the engine did not {operation} within {ENGINE_S_MAX:g} s") from error

@@ -193,8 +193,8 @@ class EmbeddingReader:
         metrics.EMBEDDING_BYTES.inc(embedding.offer.nbytes)
 
 
-def given_image(item: PromptMedia, given: ClientEmbedding) -> EncodedImage:
+def given_image(item: PromptMedia, embedding: ClientEmbedding) -> EncodedImage:
     """An embedding that a client sent, as engines take them."""
-    dtype = np.dtype(np.uint16 if given.dtype == "bfloat16" else given.dtype)
-    values = np.frombuffer(item.data, dtype).reshape(item.tokens, given.width)
-    return EncodedImage(values, given.dtype, given.fields)
+    dtype = np.dtype(np.uint16 if embedding.dtype == "bfloat16" else embedding.dtype)
+    values = np.frombuffer(item.data, dtype).reshape(item.tokens, embedding.width)
+    return EncodedImage(values, embedding.dtype, embedding.fields)

@@ -182,17 +182,17 @@ class Handoffs:
 
     def claim(self, claim: HandoffClaim) -> HandoffReply:
         """Grant the parameters to this claim, or deny it."""
-        one = self._open.get(claim.id)
-        if one is None:
+        entry = self._open.get(claim.id)
+        if entry is None:
             return HandoffDenied(self._spent.get(claim.id, "unknown"))
-        if one.is_granted:
+        if entry.is_granted:
             return HandoffDenied("consumed")
-        if self._clock.monotonic_s() >= one.expires_s:
+        if self._clock.monotonic_s() >= entry.expires_s:
             return HandoffDenied("expired")
-        if claim.prompt != one.handoff.prompt:
+        if claim.prompt != entry.handoff.prompt:
             return HandoffDenied("other prompt")
-        one.is_granted = True
-        return HandoffGranted(one.pinned.params, one.pinned.first_tokens, one.pinned.place)
+        entry.is_granted = True
+        return HandoffGranted(entry.pinned.params, entry.pinned.first_tokens, entry.pinned.place)
 
     def release(self, request: str) -> list[UnclaimedKv]:
         """The edge is done with the prefill leg `request`: its KV was fetched, or its client is gone."""
@@ -201,11 +201,11 @@ class Handoffs:
 
     def edges(self) -> list[tuple[str, int]]:
         """Name and epoch of each edge whose requests have hand-offs that are not claimed; without those that answer for no request."""
-        return list(dict.fromkeys(one.edge for one in self._unclaimed() if one.edge[1]))
+        return list(dict.fromkeys(entry.edge for entry in self._unclaimed() if entry.edge[1]))
 
     def release_edge(self, edge: tuple[str, int]) -> list[UnclaimedKv]:
         """This edge, by name and epoch, is gone: close what no worker has claimed for its requests."""
-        return self._close_all([one for one in self._unclaimed() if one.edge == edge], "released")
+        return self._close_all([entry for entry in self._unclaimed() if entry.edge == edge], "released")
 
     def abandon(self) -> list[UnclaimedKv]:
         """Close all that are not claimed."""
@@ -214,20 +214,20 @@ class Handoffs:
     def expire(self) -> list[UnclaimedKv]:
         """Close those not claimed in time, and those granted, whose KV must have been fetched by now."""
         now = self._clock.monotonic_s()
-        return self._close_all([one for one in self._open.values() if now >= one.expires_s], "expired")
+        return self._close_all([entry for entry in self._open.values() if now >= entry.expires_s], "expired")
 
     def _close_all(self, handoffs: list[_Open], reason: Spent) -> list[UnclaimedKv]:
-        return [kv for one in handoffs if (kv := self._close(one, reason))]
+        return [kv for handoff in handoffs if (kv := self._close(handoff, reason))]
 
-    def _close(self, one: _Open, reason: Spent) -> UnclaimedKv | None:
-        del self._open[one.handoff.id]
-        self._by_request.pop(one.request, None)
-        self._spent[one.handoff.id] = "consumed" if one.is_granted else reason
+    def _close(self, entry: _Open, reason: Spent) -> UnclaimedKv | None:
+        del self._open[entry.handoff.id]
+        self._by_request.pop(entry.request, None)
+        self._spent[entry.handoff.id] = "consumed" if entry.is_granted else reason
         if len(self._spent) > REMEMBERED_MAX:
             self._spent.popitem(last=False)
-        if one.is_granted and self._notices_fetches:
+        if entry.is_granted and self._notices_fetches:
             return None
-        return UnclaimedKv(one.request, one.pinned.params)
+        return UnclaimedKv(entry.request, entry.pinned.params)
 
 
 # Orphans: no client receives their answers, so they are aborted.
@@ -278,20 +278,20 @@ class KeptKv(Protocol):
 
 def by_edge(waiters: Iterable[tuple[str, WaitingEdge | None]]) -> RequestsByEdge:
     """The requests whose `waiter` answers for them."""
-    found: RequestsByEdge = {}
+    requests: RequestsByEdge = {}
     for request, waiter in waiters:
         if waiter is not None and waiter.epoch:
-            found.setdefault((waiter.edge, waiter.epoch), {})[waiter.handle] = request
-    return found
+            requests.setdefault((waiter.edge, waiter.epoch), {})[waiter.handle] = request
+    return requests
 
 
 class OrphanWatch:
     """Aborts a worker's requests of all these `kinds` that no edge waits for, and releases the KV kept for an edge that is gone."""
 
-    def __init__(self, ports: Ports, kinds: Sequence[EdgeRequests], kept: KeptKv) -> None:
+    def __init__(self, ports: Ports, kinds: Sequence[EdgeRequests], kept_kv: KeptKv) -> None:
         self._ports = ports
         self._kinds = kinds
-        self._kept = kept
+        self._kept = kept_kv
         self._silent_since_s: dict[Edge, float] = {}
         """Edges for which no process listens, and since when that is known."""
         self._aborted: set[str] = set()
@@ -307,22 +307,24 @@ class OrphanWatch:
             await asyncio.gather(*(self._check(edge, named) for edge, named in requests.items()))
 
     def _requests(self) -> RequestsByEdge:
-        found: RequestsByEdge = {}
+        requests: RequestsByEdge = {}
         for kind in self._kinds:
             for edge, named in kind.requests_by_edge().items():
-                found.setdefault(edge, {}).update(named)
+                requests.setdefault(edge, {}).update(named)
         # An edge without requests here is asked whether it is there.
         for edge in self._kept.edges_of_kept_kv():
-            found.setdefault(edge, {})
-        return found
+            requests.setdefault(edge, {})
+        return requests
 
     async def _check(self, edge: Edge, requests: Mapping[int, str]) -> None:
         """`requests` by handle."""
-        asked = tuple(islice(requests, HANDLES_MAX))
+        handles = tuple(islice(requests, HANDLES_MAX))
         subject = subjects.edge_streams(self._ports.ns, *edge)
         now_s = self._ports.clock.monotonic_s()
         try:
-            data = await self._ports.bus.request(subject, _encode(StreamsQuery(asked)), timeout_s=REPLY_S_MAX)
+            data = await self._ports.bus.request(
+                subject, _encode(StreamsQuery(handles)), timeout_s=REPLY_S_MAX
+            )
             ended = _reply.decode(data).ended
         except NoResponder:
             if now_s - self._silent_since_s.setdefault(edge, now_s) >= GONE_S:
@@ -340,8 +342,8 @@ class OrphanWatch:
         aborted = 0
         for kind in self._kinds:
             # Some may have ended since they were asked about.
-            left = set(kind.requests_by_edge().get(edge, {}).values()) - self._aborted
-            ended = [request for request in requests if request in left]
+            running = set(kind.requests_by_edge().get(edge, {}).values()) - self._aborted
+            ended = [request for request in requests if request in running]
             if ended:
                 aborted += len(ended)
                 self._aborted.update(ended)

@@ -86,8 +86,11 @@ class EngineHealth:
 
     def _made_progress(self) -> bool:
         """Did the engine generate a token, fill or evict a block, compute a step of an image or end a request since the last call?"""
-        one = self._inflight
-        before, self._seen = self._seen, (one.tokens, one.kv_events, one.file_steps, one.ended)
+        inflight = self._inflight
+        before, self._seen = (
+            self._seen,
+            (inflight.tokens, inflight.kv_events, inflight.file_steps, inflight.ended),
+        )
         return self._seen != before
 
     async def check_started(self, info: EngineInfo, role: Role) -> None:

@@ -418,7 +418,7 @@ async def shutdown_after_failure(
         notices["lease"] = held.release()
     if incarnation is not None:
         notices["log"] = incarnation.publish_failure(reason)
-    await asyncio.gather(*(_send_notice(what, notice) for what, notice in notices.items()))
+    await asyncio.gather(*(_send_notice(name, notice) for name, notice in notices.items()))
 
 
 async def shutdown_after_drain(frames: FrameSender, incarnation: Incarnation) -> None:
@@ -432,18 +432,18 @@ async def shutdown_after_drain(frames: FrameSender, incarnation: Incarnation) ->
         await incarnation.lease.release()
 
 
-async def _send_notice(what: str, notice: Awaitable[None]) -> None:
+async def _send_notice(name: str, notice: Awaitable[None]) -> None:
     try:
         async with asyncio.timeout(FAILURE_NOTICE_S_MAX):
             await notice
     except TimeoutError:
-        _log.warning("shutdown_notice_failed", what=what, after_s=FAILURE_NOTICE_S_MAX)
+        _log.warning("shutdown_notice_failed", what=name, after_s=FAILURE_NOTICE_S_MAX)
     except Exception as error:
-        _log.warning("shutdown_notice_failed", what=what, reason=f"{type(error).__name__}: {error}")
+        _log.warning("shutdown_notice_failed", what=name, reason=f"{type(error).__name__}: {error}")
 
 
 def describe_failure(error: BaseException) -> str:
     """An error in one line; of an exception group, those inside."""
     if isinstance(error, BaseExceptionGroup):
-        return "; ".join(describe_failure(one) for one in error.exceptions)
+        return "; ".join(describe_failure(inner) for inner in error.exceptions)
     return f"{type(error).__name__}: {error}"

@@ -149,14 +149,14 @@ class Inflight:
 
     def _images_to_encode(self, request: GenerateRequest) -> list[tuple[int, int]]:
         """(end in the prompt, tokens) of each item of media that the engine encodes itself, for the first time."""
-        found = []
+        images = []
         for item in request.media:
             if item.kind in ENCODE_NEEDS and item.data and item.given is None and item.id not in self._images:
-                found.append((item.start + item.tokens, item.tokens))
+                images.append((item.start + item.tokens, item.tokens))
                 self._images[item.id] = None
         while len(self._images) > IMAGES_MAX:
             self._images.popitem(last=False)
-        return found
+        return images
 
     def note_read(self, tokens: int, seconds: float) -> None:
         """The embedding of an image with so many tokens was read from the worker that encoded it."""
@@ -410,16 +410,16 @@ class WorkerCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """See `Collector.collect`."""
-        found = [(name, stats()) for name, stats in self._workers()]
+        all_stats = [(name, stats()) for name, stats in self._workers()]
         for field, (metric, text) in WORKER_GAUGES.items():
             gauge = GaugeMetricFamily(metric, text, labels=["worker"])
-            for name, stats in found:
+            for name, stats in all_stats:
                 if field in stats:
                     gauge.add_metric([name], stats[field])
             yield gauge
         for field, (metric, text) in WORKER_COUNTERS.items():
             counter = CounterMetricFamily(metric, text, labels=["worker"])
-            for name, stats in found:
+            for name, stats in all_stats:
                 if field in stats:
                     counter.add_metric([name], stats[field])
             yield counter

@@ -266,8 +266,8 @@ class _Job:
     @property
     def missing(self) -> int:
         """Files that the engine has not given yet."""
-        wanted = self.request.count - self.request.first
-        return wanted - sum(file.preview == FINAL for file in self.state.files)
+        expected = self.request.count - self.request.first
+        return expected - sum(file.preview == FINAL for file in self.state.files)
 
     def _set(self, **changes: object) -> None:
         self.state = msgspec.structs.replace(self.state, version=self.state.version + 1, **changes)

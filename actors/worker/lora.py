@@ -129,7 +129,7 @@ class LoraManager:
             }
             for name, loaded in self.slots.loaded.items()
         ]
-        return sorted([*loaded, *missing], key=lambda one: str(one["name"]))
+        return sorted([*loaded, *missing], key=lambda adapter: str(adapter["name"]))
 
     async def load(self, name: str, source: str) -> None:
         """Fetch an adapter and serve it. Again with the same weights is fine.
@@ -153,8 +153,8 @@ class LoraManager:
         if forget or name not in self.slots.loaded:
             known_here = name in self.slots.loaded or name in self._wanted
             if not known_here and await self.registry.read_card(name) is None:
-                known = ", ".join(self.registry.names()) or "none"
-                raise LoraError(404, f"there is no adapter {name}; there are: {known}")
+                adapters = ", ".join(self.registry.names()) or "none"
+                raise LoraError(404, f"there is no adapter {name}; there are: {adapters}")
             if forget:
                 await self.registry.delete_card(name)
         if name not in self.slots.loaded:
@@ -179,13 +179,13 @@ class LoraManager:
                 f"adapter {name} was not loaded within {self._settings.loading.load_s:g} s",
             ) from error
 
-    async def _load(self, name: str, source: str, known: LoraCard | None, *, pinned: bool) -> None:
-        """Load an adapter; its lock is held. `known` is its card if it is a model of the fleet already."""
+    async def _load(self, name: str, source: str, served_card: LoraCard | None, *, pinned: bool) -> None:
+        """Load an adapter; its lock is held. `served_card` is its card if it is a model of the fleet already."""
         files = self._require_files()
-        found = await files.fetch(source, known.digest if known is not None else "")
-        kept = False
+        fetched = await files.fetch(source, served_card.digest if served_card is not None else "")
+        keeps_files = False
         try:
-            card = self._make_card(name, source, found)
+            card = self._make_card(name, source, fetched)
             loaded = await self.slots.wait_settled(name)
             if loaded is not None:
                 if loaded.card.digest != card.digest:
@@ -194,21 +194,24 @@ class LoraManager:
                         f"adapter {name} is loaded with other weights ({loaded.card.digest[:12]} from "
                         f"{loaded.card.source}, not {card.digest[:12]}): unload and forget it first",
                     )
-                await self._publish_card(card, known)
+                await self._publish_card(card, served_card)
                 loaded.pinned = loaded.pinned or pinned
                 return
             await self.registry.check_name(card)
             await self.slots.load(
-                card, str(found.folder), pinned=pinned, confirm=lambda: self._publish_card(card, known)
+                card,
+                str(fetched.folder),
+                pinned=pinned,
+                confirm=lambda: self._publish_card(card, served_card),
             )
-            kept = True
+            keeps_files = True
         finally:
-            if not kept:
-                files.drop(found.digest)
+            if not keeps_files:
+                files.drop(fetched.digest)
 
-    async def _publish_card(self, card: LoraCard, known: LoraCard | None) -> None:
+    async def _publish_card(self, card: LoraCard, served_card: LoraCard | None) -> None:
         """Write the card for the edges. One that existed and was deleted in the meantime stays deleted."""
-        if known is None:
+        if served_card is None:
             await self.registry.publish_card(card)
             return
         present = await self.registry.read_card(card.name)
@@ -286,25 +289,25 @@ class LoraManager:
             self._wanted[name] = ""
         return True
 
-    def _make_card(self, name: str, source: str, found: LoraFolder) -> LoraCard:
+    def _make_card(self, name: str, source: str, folder: LoraFolder) -> LoraCard:
         """The card of a fetched adapter. Raises `LoraError` 400 if this worker cannot serve it."""
         rank_max = self._info.lora_rank_max
-        if rank_max and found.rank > rank_max:
+        if rank_max and folder.rank > rank_max:
             raise LoraError(
-                400, f"adapter {name} has rank {found.rank}, and this engine takes up to {rank_max}"
+                400, f"adapter {name} has rank {folder.rank}, and this engine takes up to {rank_max}"
             )
-        if self._settings.loading.check_base and not same_base(found.base, self._models):
+        if self._settings.loading.check_base and not same_base(folder.base, self._models):
             raise LoraError(
                 400,
-                f"adapter {name} was trained on {found.base}, not on {self._models[0]} "
+                f"adapter {name} was trained on {folder.base}, not on {self._models[0]} "
                 "(--no-lora-check-base serves it anyway)",
             )
         return LoraCard(
             name=name,
             pool=self._pool,
             source=source,
-            digest=found.digest,
-            rank=found.rank,
+            digest=folder.digest,
+            rank=folder.rank,
             created_s=self._clock.wall_ns() // 1_000_000_000,
         )
 

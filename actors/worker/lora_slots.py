@@ -124,11 +124,11 @@ class LoraSlots:
         await self._unload_unused(loaded)
 
     async def _make_room(self, name: str, *, pinned: bool) -> None:
-        while len(taken := self.loaded.keys() | self._loading) >= self._count:
+        while len(occupied := self.loaded.keys() | self._loading) >= self._count:
             if pinned:
                 raise LoraError(
                     409,
-                    f"no slot is free for {name}: {', '.join(sorted(taken))} take all {self._count}; "
+                    f"no slot is free for {name}: {', '.join(sorted(occupied))} take all {self._count}; "
                     "unload one, or give the engine more",
                 )
             idle = [loaded for loaded in self.loaded.values() if not loaded.users and not loaded.unloading]

@@ -74,12 +74,12 @@ class MediaCache:
         if loading is not None:
             # Another request fetches it. Should that fail, this one tries its own edge.
             await asyncio.wait({loading})
-        found = self._held.get(item.id)
+        cached = self._held.get(item.id)
         # Ids are hashes of the content; the size is compared because it comes with the message.
-        if found is not None and len(found) == item.size:
+        if cached is not None and len(cached) == item.size:
             self._held.move_to_end(item.id)
             metrics.MEDIA_LOADS.labels("cache").inc()
-            return found
+            return cached
         loading = asyncio.ensure_future(self._fetch(edge, item))
         self._loading[item.id] = loading
         try:

@@ -99,8 +99,8 @@ class CardKeeper:
         await self._store_files()
         while True:
             await self._check()
-            found = await self._table.get_model_entry(self.own.pool)
-            present, revision = found if found is not None else (None, None)
+            entry = await self._table.get_model_entry(self.own.pool)
+            present, revision = entry if entry is not None else (None, None)
             if present is not None and difference(self.own, present):
                 # What an earlier run left: no worker serves it.
                 present = None
@@ -115,25 +115,26 @@ class CardKeeper:
                 return card
 
     async def _check(self) -> None:
-        own = self.own
+        worker_card = self.own
         waited_s = 0.0
         while True:
             leases = await LeaseTable(self._ports.leases).read_all()
-            others = [one for one in leases if one.kind == "worker" and one.name != self._worker]
-            live = {one.pool: one.name for one in others}
-            present = await self._table.get_model(own.pool)
+            others = [lease for lease in leases if lease.kind == "worker" and lease.name != self._worker]
+            live = {lease.pool: lease.name for lease in others}
+            present = await self._table.get_model(worker_card.pool)
             # Encode workers write no card.
             is_lost = present is None and any(
-                one.pool == own.pool and one.serves in ("whole", "prefill", "decode") for one in others
+                lease.pool == worker_card.pool and lease.serves in ("whole", "prefill", "decode")
+                for lease in others
             )
             if not is_lost or waited_s >= LOST_WAIT_S:
                 break
             # The card was lost: whose it is, its workers will write again.
             await self._ports.clock.sleep(1.0)
             waited_s += 1.0
-        if present is not None and own.pool in live and difference(own, present):
-            raise misfit(own, present, live[own.pool])
-        check_block_size(own.name, own.block_size, await self._table.models(), live)
+        if present is not None and worker_card.pool in live and difference(worker_card, present):
+            raise misfit(worker_card, present, live[worker_card.pool])
+        check_block_size(worker_card.name, worker_card.block_size, await self._table.models(), live)
 
     async def run(self) -> None:
         """Write again what is lost. Does not return. Raises `EngineUnavailable` once the card is another model's."""
@@ -146,12 +147,12 @@ class CardKeeper:
                 _log.warning("model_card_not_kept", pool=self.own.pool, reason=str(error))
 
     async def _keep(self) -> None:
-        found = await self._table.get_model_entry(self.own.pool)
-        if found is None:
+        entry = await self._table.get_model_entry(self.own.pool)
+        if entry is None:
             if await self._table.write_model(self._last, None, CARD_TTL_S) is not None:
                 _log.warning("model_card_restored", pool=self.own.pool)
             return
-        card, revision = found
+        card, revision = entry
         if difference(self.own, card):
             # Both started at once: this one was the first to write.
             raise misfit(self.own, card, "another worker")
@@ -222,37 +223,37 @@ def name_revision(card: ModelCard) -> str:
     return re.sub(r"[^A-Za-z0-9._+-]+", "-", "-".join(part for part in parts if part))[:REVISION_MAX]
 
 
-def check_block_size(name: str, wanted: int, cards: Iterable[ModelCard], live: Mapping[str, str]) -> None:
+def check_block_size(name: str, block_size: int, cards: Iterable[ModelCard], live: Mapping[str, str]) -> None:
     """Refuse a block size other than that in which a model is served. `live`: pools with workers, each with one of them.
 
     Raises `EngineUnavailable`.
     """
     for card in cards:
-        if card.name == name and card.pool in live and card.block_size != wanted:
+        if card.name == name and card.pool in live and card.block_size != block_size:
             raise EngineUnavailable(
-                f"--block-size {wanted}: worker {live[card.pool]} of pool {card.pool} serves {name} in blocks of {card.block_size} tokens, "
-                f"and pool {pool_name(name, wanted)} cannot share them; start with --block-size {card.block_size}, or under another "
+                f"--block-size {block_size}: worker {live[card.pool]} of pool {card.pool} serves {name} in blocks of {card.block_size} tokens, "
+                f"and pool {pool_name(name, block_size)} cannot share them; start with --block-size {card.block_size}, or under another "
                 "--served-model-name or --namespace"
             )
 
 
-def difference(own: ModelCard, present: ModelCard) -> str:
+def difference(worker_card: ModelCard, present: ModelCard) -> str:
     """Return what shows that two cards of one pool are of different models, "" if nothing does. What is not known is not compared."""
-    if own.identity and present.identity and own.identity != present.identity:
+    if worker_card.identity and present.identity and worker_card.identity != present.identity:
         return "identity"
     # Engines of different kinds exchange no KV, and may name their types differently.
-    is_comparable = own.engine == present.engine and own.dtype and present.dtype
-    return "dtype" if is_comparable and own.dtype != present.dtype else ""
+    is_comparable = worker_card.engine == present.engine and worker_card.dtype and present.dtype
+    return "dtype" if is_comparable and worker_card.dtype != present.dtype else ""
 
 
-def misfit(own: ModelCard, present: ModelCard, worker: str) -> EngineUnavailable:
+def misfit(worker_card: ModelCard, present: ModelCard, worker: str) -> EngineUnavailable:
     """The error of a worker that does not fit its pool, where `worker` serves another model."""
-    if difference(own, present) == "dtype":
+    if difference(worker_card, present) == "dtype":
         return EngineUnavailable(
-            f"dtype {own.dtype}: worker {worker} of pool {own.pool} serves {present.name} in {present.dtype}, and their KV must be alike"
+            f"dtype {worker_card.dtype}: worker {worker} of pool {worker_card.pool} serves {present.name} in {present.dtype}, and their KV must be alike"
         )
     return EngineUnavailable(
-        f"model {own.name} ({own.identity[:12]}) does not fit pool {own.pool}, where worker {worker} serves {present.name} "
+        f"model {worker_card.name} ({worker_card.identity[:12]}) does not fit pool {worker_card.pool}, where worker {worker} serves {present.name} "
         f"({present.identity[:12]}): give it another --served-model-name or --namespace"
     )
 
@@ -276,17 +277,19 @@ def with_engines_of(card: ModelCard, present: ModelCard | None) -> ModelCard:
     """
     engines = {**(present.engines if present is not None else {}), card.engine: card.capabilities}
     either = {capability for capabilities in engines.values() for capability in capabilities}
-    known = {name: getattr(card, name) for name in (*MediaSupport._fields, "image_embeddings")}
+    merged = {name: getattr(card, name) for name in (*MediaSupport._fields, "image_embeddings")}
     if present is not None:
-        known |= {
-            name: getattr(present, name) for name, own in known.items() if own is None and name in either
+        merged |= {
+            name: getattr(present, name)
+            for name, field_value in merged.items()
+            if field_value is None and name in either
         }
         limits = {name: most for name, most in present.media_tokens_max.items() if name != card.engine}
-        known["media_tokens_max"] = {**limits, **card.media_tokens_max}
-        if not card.media_processor and any(known[name] is not None for name in MediaSupport._fields):
-            known["media_processor"] = present.media_processor
-        known |= {"identity": card.identity or present.identity, "dtype": card.dtype or present.dtype}
-    return replace(card, engines=engines, capabilities=tuple(sorted(either)), **known)
+        merged["media_tokens_max"] = {**limits, **card.media_tokens_max}
+        if not card.media_processor and any(merged[name] is not None for name in MediaSupport._fields):
+            merged["media_processor"] = present.media_processor
+        merged |= {"identity": card.identity or present.identity, "dtype": card.dtype or present.dtype}
+    return replace(card, engines=engines, capabilities=tuple(sorted(either)), **merged)
 
 
 def media_processor(files: ModelFiles, info: EngineInfo) -> str:

@@ -181,9 +181,9 @@ class PrefillTimer:
         self._computed += sum(prompt.tokens - cached for prompt, cached in group)
         self._encoded += [size for prompt, cached in group for end, size in prompt.images if end > cached]
         self._known &= all(cached >= 0 and prompt.is_measurable for prompt, cached in group)
-        left = next(iter(self._prompts.values()), None)
+        next_prompt = next(iter(self._prompts.values()), None)
         step_s = self._group_step_s if self._group_step_s >= 0 else began_s
-        if left is not None and left.accepted_s <= step_s and self._joined < JOINED_MAX:
+        if next_prompt is not None and next_prompt.accepted_s <= step_s and self._joined < JOINED_MAX:
             self._joined += 1
             return
         self._joined = 0

@@ -59,17 +59,17 @@ class TokenStream(msgspec.Struct):
         """
         scores = self.prompt_logprobs if not received else ()
         end = self._end_of_message(received, LOGPROBS_MAX - sum(map(_count, scores)))
-        whole = end == len(self.tokens)
+        is_complete = end == len(self.tokens)
         return FrameEntry(
             self.handle,
             received,
             tuple(self.tokens[received:end]),
-            self.finish if whole else "",
+            self.finish if is_complete else "",
             self.cached,
             tuple(self.logprobs[received:end]),
-            self.detail if whole else "",
-            self.handoff if whole else None,
-            self.param if whole else "",
+            self.detail if is_complete else "",
+            self.handoff if is_complete else None,
+            self.param if is_complete else "",
             scores,
         )
 
@@ -116,11 +116,11 @@ class FrameSender:
 
     def streams_by_edge(self) -> dict[tuple[str, int], dict[int, str]]:
         """Open streams of edges that answer for theirs: request by handle, by edge and its epoch."""
-        found: dict[tuple[str, int], dict[int, str]] = {}
+        by_edge: dict[tuple[str, int], dict[int, str]] = {}
         for request, stream in self._streams.items():
             if stream.edge_epoch:
-                found.setdefault((stream.edge, stream.edge_epoch), {})[stream.handle] = request
-        return found
+                by_edge.setdefault((stream.edge, stream.edge_epoch), {})[stream.handle] = request
+        return by_edge
 
     def has_stream(self, request: str) -> bool:
         """Was a stream opened for the request, and not dropped since?"""

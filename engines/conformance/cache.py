@@ -52,12 +52,12 @@ async def blocks_of_the_answer_are_announced_too(case: EngineCase) -> None:
     await case.settle()
     prompt, before = case.prompt(1.5), len(case.kv.events)
     answer = await case.generate(prompt, max_tokens=2 * size)
-    whole = prompt + answer.tokens
-    hashes = case.hashes(whole)
+    turn_tokens = prompt + answer.tokens
+    hashes = case.hashes(turn_tokens)
     assert len(hashes) == 3
     await case.holds(hashes)
     assert stored_blocks(case.kv.events[before:]) == chain(hashing.ROOT, hashes)
-    next_turn = await case.generate(whole + case.prompt(1), max_tokens=2)
+    next_turn = await case.generate(turn_tokens + case.prompt(1), max_tokens=2)
     assert next_turn.cached_tokens == 3 * size
 
 
@@ -147,10 +147,10 @@ async def held_blocks_rebuild_what_was_announced(case: EngineCase) -> None:
         await case.holds(case.hashes(prompt))
     await case.settle()
     await eventually(lambda: rebuilt(case) == +case.kv.held)
-    known = {hashing.ROOT, hashing.seed("", "tenant-a"), hashing.seed("", "tenant-b")}
+    announced = {hashing.ROOT, hashing.seed("", "tenant-a"), hashing.seed("", "tenant-b")}
     for parent, block in stored_blocks(list(case.engine.held_blocks())):
-        assert parent in known
-        known.add(block)
+        assert parent in announced
+        announced.add(block)
 
 
 @check("generate", "kv_events", "clear_kv")

@@ -51,7 +51,7 @@ async def optional_call_that_an_engine_lacks_is_rejected_by_name(case: EngineCas
 async def _paused(case: EngineCase, mode: PauseMode) -> None:
     """What ran is aborted, ends, or continues where it was; what comes after it waits; answers stay the same."""
     engine, prompt = case.engine, case.prompt(3)
-    whole = (await case.generate(prompt, seed=5, max_tokens=40)).tokens
+    uninterrupted = (await case.generate(prompt, seed=5, max_tokens=40)).tokens
     length = 24 if mode == "wait" else min(ANSWER_TOKENS, case.info.context_length // 2)
     request = case.request(prompt, seed=5, max_tokens=length)
     running = case.submit(request)
@@ -68,12 +68,12 @@ async def _paused(case: EngineCase, mode: PauseMode) -> None:
     await asyncio.sleep(SETTLE_S)
     assert (len(running.steps), late.steps) == (reached, [])
     await engine.resume()
-    assert (await late.ended()).tokens == whole[:4]
+    assert (await late.ended()).tokens == uninterrupted[:4]
     if "kv_events" in engine.capabilities:
         assert late.cached_tokens == 2 * case.info.block_size, "the cache was not kept"
     if mode == "keep":
         await eventually(lambda: len(running.tokens) >= 40 or bool(running.finish))
-        assert running.tokens[:40] == whole
+        assert running.tokens[:40] == uninterrupted
         engine.abort(request.request)
         await running.ended()
     await case.idle()
@@ -227,8 +227,8 @@ async def adapter_that_cannot_be_loaded_leaves_nothing(case: EngineCase) -> None
     """Too large a rank, no free slot: an error that says so, and requests for it are rejected."""
     with raises(EngineError, "rank"):
         await case.engine.load_lora(case.adapter("wide", 1, 2 * case.info.lora_rank_max))
-    taken = [f"slot-{number}" for number in range(case.info.lora_slots)]
-    async with _loaded(case, *taken):
+    adapter_names = [f"slot-{number}" for number in range(case.info.lora_slots)]
+    async with _loaded(case, *adapter_names):
         with raises(EngineError, "slot-0"):
             await case.engine.load_lora(case.adapter("late", 9))
     for name in ("wide", "late"):

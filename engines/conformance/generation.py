@@ -143,8 +143,10 @@ async def event_loop_stays_free(case: EngineCase) -> None:
         watch.stop()
     # The watch may end with the block that it reports.
     await asyncio.sleep(BLOCKED_S / 4)
-    for one in watch.blocks:
-        raise AssertionError(f"blocked for {one.seconds:.1f} s by {one.function}, {one.file}:{one.line}")
+    for block in watch.blocks:
+        raise AssertionError(
+            f"blocked for {block.seconds:.1f} s by {block.function}, {block.file}:{block.line}"
+        )
 
 
 @check("generate")

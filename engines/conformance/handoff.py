@@ -35,12 +35,12 @@ def _one_after_the_other(case: EngineCase) -> None:
 async def two_legs_answer_as_one_engine_does(first: EngineCase, second: EngineCase) -> None:
     """Equal tokens at temperature 0, whichever way round."""
     _one_after_the_other(first)
-    for blocks, one, other in ((0.5, first, second), (1.5, first, second), (1.5, second, first)):
-        prompt = one.prompt(blocks)
-        _, pinned = await _prefilled(one, prompt)
+    for blocks, prefill_case, other in ((0.5, first, second), (1.5, first, second), (1.5, second, first)):
+        prompt = prefill_case.prompt(blocks)
+        _, pinned = await _prefilled(prefill_case, prompt)
         answer = await _decoded(other, prompt, pinned)
         assert (answer.finish, len(answer.tokens)) == ("length", TOKENS), answer.steps
-        assert answer.tokens == (await one.generate(prompt, max_tokens=TOKENS)).tokens
+        assert answer.tokens == (await prefill_case.generate(prompt, max_tokens=TOKENS)).tokens
 
 
 @check("generate", "handoff", "kv_events", subject="pair")
@@ -73,9 +73,9 @@ async def handoff_counts_for_a_decode_leg_only(first: EngineCase, second: Engine
     _one_after_the_other(first)
     prompt = first.prompt(1.5)
     _, pinned = await _prefilled(first, prompt)
-    whole = await _decoded(second, prompt, pinned, leg="")
-    assert whole.cached_tokens in (-1, 0)
-    assert (await _decoded(second, prompt, pinned)).tokens == whole.tokens
+    whole_answer = await _decoded(second, prompt, pinned, leg="")
+    assert whole_answer.cached_tokens in (-1, 0)
+    assert (await _decoded(second, prompt, pinned)).tokens == whole_answer.tokens
 
 
 @check("generate", "handoff", subject="pair")

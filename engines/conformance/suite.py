@@ -59,12 +59,12 @@ class ConformanceRun:
         """The result of each check, as it ends. Raises what the engine's start raises."""
         try:
             [running] = await self._running(1)
-            for one in suite:
-                lacks = [name for name in one.needs if name not in running.engine.capabilities]
+            for check in suite:
+                lacks = [name for name in check.needs if name not in running.engine.capabilities]
                 if lacks:
-                    yield CheckResult(one.name, "unsupported", ", ".join(lacks))
+                    yield CheckResult(check.name, "unsupported", ", ".join(lacks))
                     continue
-                result = await self._run(one)
+                result = await self._run(check)
                 if result.outcome == "failed" or await has_died(running):
                     await self._stop()
                     [running] = await self._running(1)
@@ -88,29 +88,33 @@ class ConformanceRun:
             # The reader of events ended with a check that failed, and was its cause.
             pass
 
-    async def _run(self, one: Check) -> CheckResult:
+    async def _run(self, check: Check) -> CheckResult:
         try:
             async with asyncio.timeout(self._check_s_max):
-                if one.subject == "new":
-                    await one.run(self._make)
+                if check.subject == "new":
+                    await check.run(self._make)
                 else:
-                    await one.run(*await self._running(2 if one.subject == "pair" else 1))
+                    await check.run(*await self._running(2 if check.subject == "pair" else 1))
                     await self._cases[0].engine.check()
         except Inapplicable as error:
-            return CheckResult(one.name, "inapplicable", str(error))
+            return CheckResult(check.name, "inapplicable", str(error))
         except TimeoutError as error:
-            return CheckResult(one.name, "failed", str(error) or f"not done within {self._check_s_max:g} s")
+            return CheckResult(check.name, "failed", str(error) or f"not done within {self._check_s_max:g} s")
         except Exception as error:
-            return CheckResult(one.name, "failed", _place_of(error))
-        return CheckResult(one.name, "passed")
+            return CheckResult(check.name, "failed", _place_of(error))
+        return CheckResult(check.name, "passed")
 
 
 def _place_of(error: Exception) -> str:
     """The error, and the line of the check that it came from."""
-    own = [
+    suite_frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
         if Path(frame.filename).parent == Path(__file__).parent
     ]
     text = ": ".join(filter(None, (type(error).__name__, str(error).partition("\n")[0])))
-    return f"{Path(own[-1].filename).name}:{own[-1].lineno} `{own[-1].line}`: {text}" if own else text
+    return (
+        f"{Path(suite_frames[-1].filename).name}:{suite_frames[-1].lineno} `{suite_frames[-1].line}`: {text}"
+        if suite_frames
+        else text
+    )

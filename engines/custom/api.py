@@ -112,7 +112,7 @@ FEATURES: Final[frozenset[Capability]] = (HINTS | EDITS | {need.capability for n
 
 def declared_capabilities(kind: Any) -> frozenset[Capability]:
     """Return what a class with the two methods can do. Raises `EngineUnavailable` for a declaration that is not whole."""
-    found: set[Capability] = {"generate"}
+    declared: set[Capability] = {"generate"}
     for methods, capabilities in METHODS.items():
         defined = [method for method in methods if callable(getattr(kind, method, None))]
         if not defined:
@@ -120,7 +120,7 @@ def declared_capabilities(kind: Any) -> frozenset[Capability]:
         if len(defined) < len(methods):
             missing = next(method for method in methods if method not in defined)
             raise EngineUnavailable(f"{kind.__name__} defines {defined[0]} but not {missing}: define both")
-        found.update(capabilities)
+        declared.update(capabilities)
     features = frozenset(getattr(kind, "features", ()))
     if unknown := sorted(features - FEATURES):
         raise EngineUnavailable(
@@ -133,4 +133,4 @@ def declared_capabilities(kind: Any) -> frozenset[Capability]:
             raise EngineUnavailable(
                 f"{kind.__name__}.{field}: {value!r} is none of {', '.join(get_args(values))}"
             )
-    return frozenset(found | features)
+    return frozenset(declared | features)

@@ -141,10 +141,10 @@ class AnswerCutter:
     def take(self, output: Output) -> Step:
         """The step for what the engine yielded; the last one has a finish. Raises TypeError for another type."""
         step = output if isinstance(output, Step) else Step(_tokens(output))
-        kept, finish = self._cut(step.tokens)
-        if len(kept) < len(step.tokens):
-            step = step._replace(tokens=kept, logprobs=step.logprobs[: len(kept)])
-        self.produced += len(kept)
+        tokens, finish = self._cut(step.tokens)
+        if len(tokens) < len(step.tokens):
+            step = step._replace(tokens=tokens, logprobs=step.logprobs[: len(tokens)])
+        self.produced += len(tokens)
         return step._replace(finish=finish or step.finish)
 
     def end(self) -> Step:
@@ -240,18 +240,18 @@ class CustomEngine(EngineBase):
             kind = type(info).__name__
             self._fail(TypeError(f"start returned {kind}: return an EngineInfo, such as setup.info()"))
             raise EngineDied(str(self._failure))
-        made: EngineInfo = info
-        if "handoff" in self.capabilities and not made.pairs_with:
-            made = made._replace(pairs_with=f"{self.name}/{made.model}")
-        if "image_generation" in self.capabilities and made.image_generation is None:
+        engine_info: EngineInfo = info
+        if "handoff" in self.capabilities and not engine_info.pairs_with:
+            engine_info = engine_info._replace(pairs_with=f"{self.name}/{engine_info.model}")
+        if "image_generation" in self.capabilities and engine_info.image_generation is None:
             self._fail(TypeError("start says nothing of its images: return setup.info(image_generation=...)"))
             raise EngineDied(str(self._failure))
-        if "video_generation" in self.capabilities and made.video_generation is None:
+        if "video_generation" in self.capabilities and engine_info.video_generation is None:
             self._fail(TypeError("start says nothing of its videos: return setup.info(video_generation=...)"))
             raise EngineDied(str(self._failure))
-        if "embed" in self.capabilities and not made.tasks:
-            made = made._replace(tasks=("embed",))
-        return made
+        if "embed" in self.capabilities and not engine_info.tasks:
+            engine_info = engine_info._replace(tasks=("embed",))
+        return engine_info
 
     def submit(self, request: GenerateRequest, emit: Emit, transfer: Transfer | None = None) -> None:
         """See `Engine.submit`."""
@@ -371,8 +371,8 @@ class CustomEngine(EngineBase):
             else:
                 return EngineLoad(*load)
         size, total = self._info.block_size, self._info.total_blocks
-        running = [one for one in self._requests.values() if one.started]
-        used = sum(-(-(len(one.request.tokens) + one.produced) // size) for one in running)
+        running = [active for active in self._requests.values() if active.started]
+        used = sum(-(-(len(active.request.tokens) + active.produced) // size) for active in running)
         return EngineLoad(
             len(running), len(self._requests) - len(running), min(max(used, len(self._held)), total), total
         )
@@ -544,10 +544,10 @@ class CustomLauncher(EngineLauncher[Any]):
             options,
         )
         try:
-            made = kind()
+            engine = kind()
         except TypeError as error:
             raise EngineUnavailable(
                 f"{self.entry.name}: {kind.__name__} is created without arguments: {error}; "
                 "what it needs comes with `start`, as setup.options"
             ) from error
-        return CustomEngine(self.entry.name, made, setup)
+        return CustomEngine(self.entry.name, engine, setup)

@@ -157,7 +157,7 @@ class LoadedPipeline:
 
     def arguments(self, request: FileRequest, seed: int, on_step: OnStep) -> dict[str, Any]:
         """The arguments of a call for one image, or one video."""
-        found: dict[str, Any] = {
+        arguments: dict[str, Any] = {
             "prompt": request.prompt,
             "width": request.width,
             "height": request.height,
@@ -167,20 +167,20 @@ class LoadedPipeline:
             "callback_on_step_end": on_step,
         }
         if request.negative_prompt:
-            found["negative_prompt"] = request.negative_prompt
+            arguments["negative_prompt"] = request.negative_prompt
         if request.guidance is not None:
-            found["guidance_scale"] = request.guidance
-        return found
+            arguments["guidance_scale"] = request.guidance
+        return arguments
 
     @contextmanager
-    def failures(self, what: str) -> Iterator[None]:
+    def failures(self, media_kind: str) -> Iterator[None]:
         """Ends quietly when the generation was stopped. Raises `EngineError` without memory for it."""
         try:
             yield
         except GenerationStopped:
             return
         except self.torch.OutOfMemoryError as error:
-            raise EngineError(f"the device has too little memory for this {what}: {error}") from error
+            raise EngineError(f"the device has too little memory for this {media_kind}: {error}") from error
 
     def _number(self, *names: str) -> int:
         """The first of these attributes of the pipeline, 0 if it has none."""
@@ -218,8 +218,8 @@ class EditPipelines:
     def __init__(self, loaded: LoadedPipeline) -> None:
         self._loaded = loaded
         # Some pipelines generate without an image, and change one that they are given.
-        own = loaded.pipe if "image" in loaded.parameters else None
-        self.edit = own or _made(loaded.pipe, "AutoPipelineForImage2Image", NEEDED_OF_EDITS)
+        edit_pipe = loaded.pipe if "image" in loaded.parameters else None
+        self.edit = edit_pipe or _made(loaded.pipe, "AutoPipelineForImage2Image", NEEDED_OF_EDITS)
         self.inpaint = _made(loaded.pipe, "AutoPipelineForInpainting", (*NEEDED_OF_EDITS, MASK))
 
     def call(self, request: ImageRequest, arguments: dict[str, Any]) -> EditCall:
@@ -228,11 +228,11 @@ class EditPipelines:
         if pipe is None:
             raise RequestRejected("this model changes no part of an image alone", param="mask")
         parameters = inspect.signature(pipe.__call__).parameters
-        found = {name: value for name, value in arguments.items() if name in parameters}
-        found["image"] = source = _picture(request.images[0], request)
+        accepted = {name: value for name, value in arguments.items() if name in parameters}
+        accepted["image"] = source = _picture(request.images[0], request)
         mask = None
         if request.mask is not None:
-            found[MASK] = mask = _picture(request.mask, request)
+            accepted[MASK] = mask = _picture(request.mask, request)
         if request.strength is not None and "strength" not in parameters:
             raise RequestRejected("this model takes no strength", param="strength")
         if "strength" in parameters:
@@ -242,8 +242,8 @@ class EditPipelines:
                     f"strength {strength:g} of {request.steps} steps is less than one step: raise one of them",
                     param="strength",
                 )
-            found["strength"] = strength
-        return EditCall(pipe, found, source, mask)
+            accepted["strength"] = strength
+        return EditCall(pipe, accepted, source, mask)
 
 
 def _made(pipe: Any, kind: str, needed: tuple[str, ...]) -> Any:
@@ -252,14 +252,14 @@ def _made(pipe: Any, kind: str, needed: tuple[str, ...]) -> Any:
 
     library: Any = diffusers
     try:
-        made = getattr(library, kind).from_pipe(pipe)
+        pipeline = getattr(library, kind).from_pipe(pipe)
     except (ValueError, TypeError, AttributeError):
         return None
-    parameters = inspect.signature(made.__call__).parameters
+    parameters = inspect.signature(pipeline.__call__).parameters
     if any(name not in parameters for name in needed):
         return None
-    made.set_progress_bar_config(disable=True)
-    return made
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline
 
 
 def _picture(item: PromptMedia, request: ImageRequest) -> Any:
@@ -272,8 +272,8 @@ def _picture(item: PromptMedia, request: ImageRequest) -> Any:
     size = (request.width, request.height)
     if channels == 1:
         # Partly transparent is changed too.
-        whole = Image.frombytes("L", (width, height), item.data).resize(size, Image.Resampling.BOX)
-        return whole.point(lambda value: 255 if value else 0)
+        mask = Image.frombytes("L", (width, height), item.data).resize(size, Image.Resampling.BOX)
+        return mask.point(lambda value: 255 if value else 0)
     return Image.frombytes("RGB", (width, height), item.data).resize(size, Image.Resampling.LANCZOS)
 
 

@@ -35,25 +35,25 @@ CPU_ENVIRONMENT: Final[Mapping[str, str]] = {
 
 def mode_of(role: Role, native: Mapping[str, Any]) -> Mode | None:
     """The mode of an engine whose worker has this role, None for whole requests. Raises `EngineUnavailable`."""
-    given = native.get("disaggregation_mode")
+    native_mode = native.get("disaggregation_mode")
     # An encode worker has no KV.
-    wanted: Mode | None = None if role == "both" or role == "encode" else role
-    if given is not None and given != (wanted or "null"):
+    mode: Mode | None = None if role == "both" or role == "encode" else role
+    if native_mode is not None and native_mode != (mode or "null"):
         raise EngineUnavailable(
-            f"--role {role} and, among SGLang's own arguments, --disaggregation-mode {given} disagree: omit the latter"
+            f"--role {role} and, among SGLang's own arguments, --disaggregation-mode {native_mode} disagree: omit the latter"
         )
-    if wanted is not None and int(native.get("dp_size") or 1) > 1:
+    if mode is not None and int(native.get("dp_size") or 1) > 1:
         raise EngineUnavailable(
             f"--role {role} with --dp-size {native['dp_size']} is not implemented: start one worker for each rank"
         )
-    return wanted
+    return mode
 
 
 def disaggregation_arguments(mode: Mode | None, host: str, port: int, *, cpu: bool) -> dict[str, Any]:
     """Arguments of an engine that prefills or decodes. `host` is where other workers reach it."""
     if mode is None:
         return {}
-    found: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "disaggregation_mode": mode,
         "disaggregation_transfer_backend": "nixl",
         "host": host,
@@ -61,8 +61,8 @@ def disaggregation_arguments(mode: Mode | None, host: str, port: int, *, cpu: bo
     }
     if cpu and mode == "decode":
         # Where requests go that are retracted for lack of memory; its default needs CUDA.
-        found["disaggregation_decode_retraction_backup"] = "cpu_tensor"
-    return found
+        arguments["disaggregation_decode_retraction_backup"] = "cpu_tensor"
+    return arguments
 
 
 def environment(host: str, *, cpu: bool) -> dict[str, str]:
@@ -139,24 +139,24 @@ def host_of(settings: SglangSettings) -> str:
 
 
 def keyword_arguments(
-    settings: SglangSettings, given: Mapping[str, Any], events: str, replay: str, *, cpu: bool
+    settings: SglangSettings, native_options: Mapping[str, Any], events: str, replay: str, *, cpu: bool
 ) -> dict[str, Any]:
-    """All arguments of `Engine`. `given` are the parsed native ones; `events` and `replay` the sockets for KV events.
+    """All arguments of `Engine`. `native_options` are the parsed native ones; `events` and `replay` the sockets for KV events.
 
     Raises `EngineUnavailable` naming the invalid argument.
     """
-    _reject_owned(given)
+    _reject_owned(native_options)
     worker, options = settings.worker, settings.options
     native_arguments.check_agreement(
         "SGLang",
-        given,
+        native_options,
         {
             "--block-size": (worker.block_size, "page_size"),
             "--max-model-len": (worker.max_model_len, "context_length"),
         },
     )
-    _check_nodes(worker.role, given)
-    mode = mode_of(worker.role, given)
+    _check_nodes(worker.role, native_options)
+    mode = mode_of(worker.role, native_options)
     arguments: dict[str, Any] = {"page_size": PAGE_SIZE, **(CPU if cpu else {})}
     arguments |= {
         "log_level": logs.level(),
@@ -183,37 +183,37 @@ def keyword_arguments(
         arguments |= {"enable_trace": True, "otlp_traces_endpoint": endpoint}
     if options.logits_processors:
         arguments["enable_custom_logit_processor"] = True
-    if given.get("enable_priority_scheduling"):
+    if native_options.get("enable_priority_scheduling"):
         # As in vLLM and in the API: a lower number is more urgent.
         arguments["schedule_low_priority_values_first"] = True
-    if given.get("enable_memory_saver"):
+    if native_options.get("enable_memory_saver"):
         # Without it the weights of an engine that slept are zeros, and no error says so.
         arguments["enable_weights_cpu_backup"] = True
     return (
         arguments
-        | dict(given)
-        | {"model_path": worker.model, "kv_events_config": _kv_events(given, events, replay)}
+        | dict(native_options)
+        | {"model_path": worker.model, "kv_events_config": _kv_events(native_options, events, replay)}
     )
 
 
-def _reject_owned(given: Mapping[str, Any]) -> None:
+def _reject_owned(native_options: Mapping[str, Any]) -> None:
     for name, reason in OWNED.items():
-        if name in given:
+        if name in native_options:
             raise EngineUnavailable(f"--{name.replace('_', '-')} is not supported here: {reason}; omit it")
 
 
-def _check_nodes(role: Role, given: Mapping[str, Any]) -> None:
+def _check_nodes(role: Role, native_options: Mapping[str, Any]) -> None:
     """Raise for what an engine of several nodes cannot do here."""
-    nodes = int(given.get("nnodes") or 1)
+    nodes = int(native_options.get("nnodes") or 1)
     if nodes == 1:
         return
-    if not given.get("dist_init_addr"):
+    if not native_options.get("dist_init_addr"):
         raise EngineUnavailable(
             f"--nnodes {nodes} without --dist-init-addr: give all nodes HOST:PORT of the first one, with a free port"
         )
-    if int(given.get("dp_size") or 1) > 1:
+    if int(native_options.get("dp_size") or 1) > 1:
         raise EngineUnavailable(
-            f"--dp-size {given['dp_size']} with --nnodes {nodes} is not implemented, since each rank publishes its KV events "
+            f"--dp-size {native_options['dp_size']} with --nnodes {nodes} is not implemented, since each rank publishes its KV events "
             "on its own node: start one worker for each rank"
         )
     if role != "both":
@@ -222,9 +222,9 @@ def _check_nodes(role: Role, given: Mapping[str, Any]) -> None:
         )
 
 
-def _kv_events(given: Mapping[str, Any], events: str, replay: str) -> str:
+def _kv_events(native_options: Mapping[str, Any], events: str, replay: str) -> str:
     """The configuration of KV events: the default, or a native one that publishes them."""
-    text = given.get("kv_events_config")
+    text = native_options.get("kv_events_config")
     if not text:
         return json.dumps(
             {"publisher": "zmq", "endpoint": events, "replay_endpoint": replay, "topic": "kv-events"}
@@ -253,38 +253,38 @@ def capabilities(
 
     SGLang has no allowed tokens and no bad words.
     """
-    found: set[Capability] = {"pause", "profile"}
+    supported: set[Capability] = {"pause", "profile"}
     if generates:
-        found |= {"generate", "logprobs", "prompt_logprobs"}
+        supported |= {"generate", "logprobs", "prompt_logprobs"}
         # A grammar is compiled for the tokenizer's vocabulary.
         if not config.get("skip_tokenizer_init") and config.get("grammar_backend") not in (None, "none"):
-            found.add("guide")
+            supported.add("guide")
         if not config.get("speculative_algorithm"):
-            found.add("logit_bias")
+            supported.add("logit_bias")
             if processors:
-                found.add("processors")
+                supported.add("processors")
         # Other requests are sampled without seeds.
         if config.get("enable_deterministic_inference"):
-            found.add("seed")
+            supported.add("seed")
         if config.get("enable_strict_thinking") and signatures.has("GenerateReqInput", "max_thinking_tokens"):
-            found.add("thinking_budget")
+            supported.add("thinking_budget")
         if all(signatures.has(kind, "cache_salt") for kind in ("GenerateReqInput", "BlockStored")):
-            found.add("cache_salt")
+            supported.add("cache_salt")
     else:
-        found.add("embed")
+        supported.add("embed")
     if not config.get("disable_radix_cache"):
-        found |= {"kv_events", "kv_dump", "clear_kv"}
+        supported |= {"kv_events", "kv_dump", "clear_kv"}
     if config.get("enable_priority_scheduling"):
-        found.add("priority")
+        supported.add("priority")
     # Adapters share block hashes in events that do not name them: what one stored would count for another.
     named = signatures.has("BlockStored", "lora_name")
     if config.get("enable_lora") and int(config.get("dp_size") or 1) == 1 and named:
-        found.add("lora")
+        supported.add("lora")
     if config.get("enable_memory_saver"):
-        found.add("sleep")
+        supported.add("sleep")
     if config.get("disaggregation_mode") in ("prefill", "decode"):
-        found |= {"handoff", "split_only"}
-    return frozenset(found)
+        supported |= {"handoff", "split_only"}
+    return frozenset(supported)
 
 
 # SGLang's own arguments: words of a command line, parsed by SGLang's parser.

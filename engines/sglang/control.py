@@ -80,16 +80,16 @@ class SglangLoras:
             # From this table it would load the adapter again for a request.
             getattr(self._manager, "lora_ref_cache", {}).pop(name, None)
 
-    async def _done(self, method: Any, request: Any, what: str) -> None:
+    async def _done(self, method: Any, request: Any, failure: str) -> None:
         """SGLang reports most failures in its answer, not by an exception."""
         try:
             result = await self._call(method(request, None))
         except EngineDied:
             raise
         except Exception as error:  # after any exception of SGLang the adapter is not loaded
-            raise EngineError(f"SGLang {what}: {error}") from error
+            raise EngineError(f"SGLang {failure}: {error}") from error
         if not result.success:
-            raise EngineError(f"SGLang {what}: {result.error_message}")
+            raise EngineError(f"SGLang {failure}: {result.error_message}")
 
 
 def _check_fused(adapter: LoraAdapter) -> None:
@@ -171,20 +171,22 @@ class SglangControl(RankedEngineBase[SglangRank, SglangLoras]):
         else:
             for pair in zip(prompts, media, strict=True):
                 self._media.check(*pair)
-        given: dict[str, Any] = {"lora_path": request.lora_name} if request.lora_name else {}
+        request_fields: dict[str, Any] = {"lora_path": request.lora_name} if request.lora_name else {}
         if request.dimensions:
-            given["dimensions"] = request.dimensions
-        given |= self._trace_fields(request)
-        given = self._signatures.keep("EmbeddingReqInput", given)
+            request_fields["dimensions"] = request.dimensions
+        request_fields |= self._trace_fields(request)
+        request_fields = self._signatures.keep("EmbeddingReqInput", request_fields)
 
         async def one(tokens: list[int], items: tuple[PromptMedia, ...]) -> bytes:
-            made = EmbeddingReqInput(rid=uuid4().hex, input_ids=tokens, sampling_params={}, **given)
+            embedding_request = EmbeddingReqInput(
+                rid=uuid4().hex, input_ids=tokens, sampling_params={}, **request_fields
+            )
             if items and self._media is not None:
                 # The ids of items are no field of it, but are read from it as of a GenerateReqInput.
                 for name, value in (await self._media.prepare(items)).items():
-                    setattr(made, name, value)
+                    setattr(embedding_request, name, value)
             vector = None
-            async for chunk in self._manager.generate_request(made, None):
+            async for chunk in self._manager.generate_request(embedding_request, None):
                 finish, detail = finish_of(chunk["meta_info"].get("finish_reason"))
                 if finish not in ("", "stop", "length"):
                     raise EngineError(f"SGLang returned no vector: {detail or finish}")
@@ -305,8 +307,8 @@ class SglangControl(RankedEngineBase[SglangRank, SglangLoras]):
     async def clear_kv(self) -> None:
         """See `Engine.clear_kv`. SGLang clears all or nothing: rejected while a request uses a block."""
         self._require("clear_kv")
-        given = self._signatures.keep("TokenizerManager.flush_cache", {"timeout_s": FLUSH_S})
+        arguments = self._signatures.keep("TokenizerManager.flush_cache", {"timeout_s": FLUSH_S})
         async with self._clearing():
-            result = await self._call(self._manager.flush_cache(**given))
+            result = await self._call(self._manager.flush_cache(**arguments))
             if not result.success:
                 raise EngineError("requests use blocks, and SGLang clears all or nothing: drain it first")

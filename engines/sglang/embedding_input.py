@@ -107,39 +107,43 @@ class SglangEmbeddings(EmbeddingInput):
         encoded = self.encoded
         bare = PromptMedia("image", GIVEN_ID, probe.start, probe.tokens, probe.shape)
         fields = (await prepare([probe], None))["image_data"][0]
-        given = GivenEmbedding(tensor, {name: value[0].tolist() for name, value in fields_in(fields).items()})
+        embedding = GivenEmbedding(
+            tensor, {name: value[0].tolist() for name, value in fields_in(fields).items()}
+        )
         try:
-            image = encoded_image(tensor, msgspec.json.encode(given.fields))
+            image = encoded_image(tensor, msgspec.json.encode(embedding.fields))
             self.form = ModelEmbeddings(
-                int(tensor.shape[1]), image.dtype, patches_per_token(bare, given.fields)
+                int(tensor.shape[1]), image.dtype, patches_per_token(bare, embedding.fields)
             )
             self.form.check(bare, image)
-            found = await _scores(manager, prompt, await prepare([bare], [given]), more())
+            scores = await _scores(manager, prompt, await prepare([bare], [embedding]), more())
         except (EngineError, ValueError, TypeError) as error:
             raise EngineUnavailable(f"this SGLang does not take an image's embedding: {error}") from error
         if self.encoded != encoded:
             raise EngineUnavailable(
                 "this SGLang encodes an image again although it was given its embedding: it cannot use encode workers"
             )
-        if not _agree(expected, found):
+        if not _agree(expected, scores):
             raise EngineUnavailable(
                 "this SGLang answers otherwise with an image's embedding than with its pixels: it cannot use encode workers"
             )
 
 
-def request_data(kind: PromptMediaKind, given: Sequence[GivenEmbedding]) -> dict[str, Any]:
+def request_data(kind: PromptMediaKind, embeddings: Sequence[GivenEmbedding]) -> dict[str, Any]:
     """All items of a kind of a request, as SGLang takes them processed."""
     import torch
 
-    names = given[0].fields
-    made: dict[str, Any] = {name: torch.tensor([one.fields[name] for one in given]) for name in names}
+    names = embeddings[0].fields
+    tensors: dict[str, Any] = {
+        name: torch.tensor([embedding.fields[name] for embedding in embeddings]) for name in names
+    }
     # Left out, SGLang would hash the numbers; ours is set later.
     return {
         "format": "processor_output",
         "modality": kind.upper(),
         "hash": 0,
-        FEATURE: torch.cat([one.tensor for one in given]),
-        **made,
+        FEATURE: torch.cat([embedding.tensor for embedding in embeddings]),
+        **tensors,
     }
 
 
@@ -155,15 +159,15 @@ def separate(item: Any) -> Iterator[Any]:
         return
     row = 0
     for place, (start, end) in enumerate(item.offsets):
-        one = copy.copy(item)
-        one.offsets = [(start, end)]
+        single = copy.copy(item)
+        single.offsets = [(start, end)]
         rows = end - start + 1
-        one.precomputed_embeddings = item.precomputed_embeddings[row : row + rows]
-        one.model_specific_data = {
+        single.precomputed_embeddings = item.precomputed_embeddings[row : row + rows]
+        single.model_specific_data = {
             name: value[place : place + 1] for name, value in item.model_specific_data.items()
         }
         row += rows
-        yield one
+        yield single
 
 
 async def _scores(
@@ -182,15 +186,15 @@ async def _scores(
         **fields,
         **more,
     )
-    found: list[float] = []
+    scores: list[float] = []
     async for output in manager.generate_request(request, None):
         places = output["meta_info"].get("output_token_ids_logprobs") or []
-        found = [float(score) for score, *_ in places[0]] if places else found
-    return found
+        scores = [float(score) for score, *_ in places[0]] if places else scores
+    return scores
 
 
-def _agree(expected: Sequence[float], found: Sequence[float]) -> bool:
+def _agree(expected: Sequence[float], actual: Sequence[float]) -> bool:
     """A prefill worker reports no scores: that it encoded nothing is the proof there."""
-    return len(expected) == len(found) and all(
-        abs(one - other) <= SCORE_TOLERANCE for one, other in zip(expected, found, strict=True)
+    return len(expected) == len(actual) and all(
+        abs(score - other) <= SCORE_TOLERANCE for score, other in zip(expected, actual, strict=True)
     )

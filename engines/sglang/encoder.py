@@ -87,27 +87,27 @@ class SglangEncoder(ImageEncoder):
         version, settings = sglang_config.installed(), self._settings
         with interruptible():
             cpu = import_sglang()
-        given = sglang_config.parse(settings.options.native)
-        check_parts(given)
-        arguments = keyword_arguments(settings, given, "", "", cpu=cpu)
+        native_options = sglang_config.parse(settings.options.native)
+        check_parts(native_options)
+        arguments = keyword_arguments(settings, native_options, "", "", cpu=cpu)
         del arguments["kv_events_config"]
         arguments["encoder_only"] = True
         try:
             with interruptible():
                 self._encoder = _load(arguments)
-            found = {size: self._encode("image", black_image(*size)) for size in PROBES}
+            encoded = {size: self._encode("image", black_image(*size)) for size in PROBES}
         except EngineInterrupted:
             raise
         except Exception as error:  # whatever SGLang raises while it starts, it did not start
-            what = f"SGLang cannot encode the images of {settings.worker.model} apart from it: {type(error).__name__}"
-            raise start_failure(what, error) from error
+            failure = f"SGLang cannot encode the images of {settings.worker.model} apart from it: {type(error).__name__}"
+            raise start_failure(failure, error) from error
         model = self._encoder.model_config
         support = fitting_rule(
             model.hf_config,
             self._encoder.preprocessor.image_processor,
             placeholder=placeholder_of(model.hf_config) or 0,
             limit=PER_PROMPT,
-            found={size: len(image.values) for size, image in found.items()},
+            found={size: len(image.values) for size, image in encoded.items()},
         )
         if support is None:
             raise EngineUnavailable(
@@ -117,7 +117,7 @@ class SglangEncoder(ImageEncoder):
         self._support = MediaSupport(support, videos)
         if videos is not None:
             self.capabilities |= {"videos"}
-        row_bytes = found[PROBES[0]].values[0].nbytes
+        row_bytes = encoded[PROBES[0]].values[0].nbytes
         page_size = int(arguments["page_size"])
         self._open_cache(page_size, (settings.worker.embeddings_mib << 20) // (row_bytes * page_size))
         freeze_heap()
@@ -208,13 +208,13 @@ class SglangEncoder(ImageEncoder):
         self._thread.shutdown(wait=False, cancel_futures=True)
 
 
-def check_parts(given: Mapping[str, Any]) -> None:
+def check_parts(native_options: Mapping[str, Any]) -> None:
     """Raises `EngineUnavailable` for arguments that an encoder in one process cannot follow."""
     for name in ("tp_size", "dp_size", "pp_size", "nnodes"):
-        if int(given.get(name) or 1) > 1:
+        if int(native_options.get(name) or 1) > 1:
             flag = name.replace("_", "-")
             raise EngineUnavailable(
-                f"--role encode with --{flag} {given[name]} is not implemented: start several encode workers"
+                f"--role encode with --{flag} {native_options[name]} is not implemented: start several encode workers"
             )
 
 
@@ -226,10 +226,10 @@ def _load(arguments: Mapping[str, Any]) -> Any:
     from sglang.srt.server_args import ServerArgs
 
     load_plugins()
-    given = ServerArgs(**arguments)
+    server_args = ServerArgs(**arguments)
     logs.follow("sglang")
-    publish(given, role="encoder")
-    return MMEncoder(given, dist_init_method=f"tcp://{host_port(HOST, sglang_config.free_port(HOST))}")
+    publish(server_args, role="encoder")
+    return MMEncoder(server_args, dist_init_method=f"tcp://{host_port(HOST, sglang_config.free_port(HOST))}")
 
 
 def _is_lasting(error: Exception) -> bool:

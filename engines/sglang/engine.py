@@ -198,25 +198,25 @@ class SglangEngine(SglangControl):
         self._signatures = signatures.of_release(version)
         # No other user can listen in it.
         folder = self._folder = engine_process.take("engine")
-        given = sglang_config.parse(self._settings.options.native)
-        own = self._settings.worker
-        context_max, transcribes = own.max_model_len, is_whisper(own.model)
+        native_options = sglang_config.parse(self._settings.options.native)
+        worker_settings = self._settings.worker
+        context_max, transcribes = worker_settings.max_model_len, is_whisper(worker_settings.model)
         if transcribes:
-            self._settings, given = speech_settings(self._settings, given)
-        mode = sglang_config.mode_of(own.role, given)
+            self._settings, native_options = speech_settings(self._settings, native_options)
+        mode = sglang_config.mode_of(worker_settings.role, native_options)
         if mode is not None:
             self._meet(mode, cpu=cpu)
-        arguments = keyword_arguments(self._settings, given, *kv_socket.in_folder(folder), cpu=cpu)
+        arguments = keyword_arguments(self._settings, native_options, *kv_socket.in_folder(folder), cpu=cpu)
         process = self._start_process(arguments, folder)
         self._manager = process.manager
         config = _resolved(process.engine.server_args)
-        found = process.engine._scheduler_init_result.scheduler_infos[0]
-        page_size, tokens = int(config["page_size"]), int(found["max_total_num_tokens"])
-        self._model = own.model
-        self._input_max = int(found["max_req_input_len"])
+        scheduler_info = process.engine._scheduler_init_result.scheduler_infos[0]
+        page_size, tokens = int(config["page_size"]), int(scheduler_info["max_total_num_tokens"])
+        self._model = worker_settings.model
+        self._input_max = int(scheduler_info["max_req_input_len"])
         self._context_length = min(int(self._manager.context_len), self._input_max + INPUT_MARGIN)
         self._deterministic = bool(config.get("enable_deterministic_inference"))
-        self._traces = own.traces if config.get("enable_trace") else None
+        self._traces = worker_settings.traces if config.get("enable_trace") else None
         self._keeps_weights = bool(config.get("enable_weights_cpu_backup"))
         events = json.loads(arguments["kv_events_config"])
         reader = getattr(self._manager, "load_snapshot_reader", None)
@@ -292,17 +292,17 @@ class SglangEngine(SglangControl):
             raise EngineDied(f"SGLang died: {self._process.failure}")
         self._check_supported(request)
         tokens = hashing.unpack_tokens(request.tokens).tolist()
-        wanted = request.sampling
-        check_length(len(tokens), wanted.max_tokens, self._context_length)
+        request_sampling = request.sampling
+        check_length(len(tokens), request_sampling.max_tokens, self._context_length)
         if len(tokens) >= self._input_max:
             raise RequestRejected(f"{len(tokens)} prompt tokens; at most {self._input_max - 1} are possible")
-        check_processors(wanted.processors, self._settings.options.logits_processors)
+        check_processors(request_sampling.processors, self._settings.options.logits_processors)
         self._loras.check(request.lora_name)
         if self._speech is not None:
             self._speech.check(request.media)
         elif self._media is not None:
             self._media.check(tokens, request.media)
-        given = self._embeddings.given(request.media) if self._embeddings is not None else None
+        embeddings = self._embeddings.given(request.media) if self._embeddings is not None else None
         # SGLang aborts by prefix: of ids of one length none is a prefix of another.
         stream = Stream(request, uuid4().hex, emit)
         try:
@@ -312,9 +312,9 @@ class SglangEngine(SglangControl):
                 emit, Step((), "error", detail=f"the hand-off is invalid: {error}")
             )
             return
-        made = self._made(request, stream.rid, tokens, rank, meeting)
+        generate_request = self._made(request, stream.rid, tokens, rank, meeting)
         task = asyncio.get_running_loop().create_task(
-            self._generate(made, stream, given), name=f"generate {request.request}"
+            self._generate(generate_request, stream, embeddings), name=f"generate {request.request}"
         )
         self._tasks[request.request] = task
         self._streams[request.request] = stream
@@ -386,34 +386,38 @@ class SglangEngine(SglangControl):
         """SGLang's GenerateReqInput. Raises `RequestRejected`."""
         from sglang.srt.managers.io_struct import GenerateReqInput
 
-        wanted = request.sampling
+        request_sampling = request.sampling
         if request.leg == "prefill":
             # SGLang hands this token over as the answer's first, so it is sampled as all others are.
-            wanted = msgspec.structs.replace(wanted, max_tokens=1, min_tokens=min(1, wanted.min_tokens))
-        given: dict[str, Any] = {
-            "sampling_params": sampling.answer(wanted, random_seed=_seed if self._deterministic else None),
-            **sampling.scores(wanted),
+            request_sampling = msgspec.structs.replace(
+                request_sampling, max_tokens=1, min_tokens=min(1, request_sampling.min_tokens)
+            )
+        fields: dict[str, Any] = {
+            "sampling_params": sampling.answer(
+                request_sampling, random_seed=_seed if self._deterministic else None
+            ),
+            **sampling.scores(request_sampling),
             **meeting,
         }
-        for name in wanted.processors:
-            given["custom_logit_processor"] = self._processors[name]
+        for name in request_sampling.processors:
+            fields["custom_logit_processor"] = self._processors[name]
         if request.cache_salt:
-            given["cache_salt"] = request.cache_salt
+            fields["cache_salt"] = request.cache_salt
         if request.lora_name:
-            given["lora_path"] = request.lora_name
+            fields["lora_path"] = request.lora_name
         # Other scheduling policies reject priorities.
         if "priority" in self.capabilities:
-            given["priority"] = request.priority
-        if wanted.thinking_budget is not None:
-            given["max_thinking_tokens"] = wanted.thinking_budget
+            fields["priority"] = request.priority
+        if request_sampling.thinking_budget is not None:
+            fields["max_thinking_tokens"] = request_sampling.thinking_budget
         if self.ranks > 1:
-            given["routed_dp_rank"] = rank
-        given |= self._trace_fields(request)
-        kept = self._signatures.keep("GenerateReqInput", given)
-        return GenerateReqInput(rid=rid, input_ids=tokens, stream=True, **kept)
+            fields["routed_dp_rank"] = rank
+        fields |= self._trace_fields(request)
+        supported_fields = self._signatures.keep("GenerateReqInput", fields)
+        return GenerateReqInput(rid=rid, input_ids=tokens, stream=True, **supported_fields)
 
     async def _generate(
-        self, made: Any, stream: Stream, given: Sequence[GivenEmbedding] | None = None
+        self, generate_request: Any, stream: Stream, embeddings: Sequence[GivenEmbedding] | None = None
     ) -> None:
         media = stream.request.media
         try:
@@ -421,10 +425,10 @@ class SglangEngine(SglangControl):
             if self._speech is not None:
                 fields = await self._speech.prepare(media)
             elif media and self._media is not None:
-                fields = await self._media.prepare(media, given)
+                fields = await self._media.prepare(media, embeddings)
             for name, value in fields.items():
-                setattr(made, name, value)
-            async with aclosing(self._manager.generate_request(made, None)) as chunks:
+                setattr(generate_request, name, value)
+            async with aclosing(self._manager.generate_request(generate_request, None)) as chunks:
                 async for chunk in chunks:
                     stream.take(chunk)
                     if stream.ended:
@@ -486,8 +490,8 @@ class SglangEngine(SglangControl):
         if self._process is not None:
             process, self._process = self._process, None
             await process.stop()
-        for one in self._ranks:
-            one.socket.close()
+        for rank in self._ranks:
+            rank.socket.close()
         for part in (self._media, self._speech):
             if part is not None:
                 part.close()
@@ -499,21 +503,21 @@ class SglangEngine(SglangControl):
 
 def _resolved(arguments: Any) -> dict[str, Any]:
     """SGLang's arguments as it uses them; before 0.5.18 they are the attributes themselves."""
-    found: dict[str, Any] = (
+    resolved: dict[str, Any] = (
         arguments.resolved_dict() if hasattr(arguments, "resolved_dict") else vars(arguments)
     )
-    return found
+    return resolved
 
 
 def _pickled(processors: Any) -> dict[str, str]:
     """SGLang's form of each logits processor. Raises `EngineUnavailable` naming the one at fault."""
-    made: dict[str, str] = {}
+    pickles: dict[str, str] = {}
     for name, place in processors.items():
         try:
-            made[name] = sampling.pickled(place)
+            pickles[name] = sampling.pickled(place)
         except (ImportError, AttributeError) as error:
             raise EngineUnavailable(f"--logits-processors {name}={place}: {error}") from error
-    return made
+    return pickles
 
 
 def _seed() -> int:

@@ -92,14 +92,16 @@ def follow(settings: SglangSettings) -> None:
     from headwater.engines.sglang.process import import_sglang, launch
 
     cpu = import_sglang()
-    given = config.parse(settings.options.native)
+    native_options = config.parse(settings.options.native)
     folder = engine_process.take("engine")
     failure = engine_process.prepare(folder)
     # Else the constructor returns when the schedulers have ended.
     os.environ[BLOCK] = "0"
     try:
         with interruptible():
-            launch(keyword_arguments(settings, given, *kv_socket.in_folder(folder), cpu=cpu), failure)
+            launch(
+                keyword_arguments(settings, native_options, *kv_socket.in_folder(folder), cpu=cpu), failure
+            )
             _watch(multiprocessing.active_children(), failure)
     finally:
         # Those of this process only: the first node notices that its peer is gone.

@@ -81,9 +81,9 @@ def media_settings(config: Mapping[str, Any]) -> str:
 
     `config` are its resolved arguments.
     """
-    given = config.get("mm_process_config") or {}
-    own = {kind: without_sampling(settings) for kind, settings in given.items()}
-    used = {kind: settings for kind, settings in own.items() if settings}
+    process_config = config.get("mm_process_config") or {}
+    processor_settings = {kind: without_sampling(settings) for kind, settings in process_config.items()}
+    used = {kind: settings for kind, settings in processor_settings.items() if settings}
     return json.dumps(used, sort_keys=True, default=str) if used else ""
 
 
@@ -117,7 +117,7 @@ class SglangMedia:
         return replace(probe_image(images), start=self.probe_prompt.index(images.placeholder))
 
     async def prepare(
-        self, media: Sequence[PromptMedia], given: Sequence[GivenEmbedding] | None = None
+        self, media: Sequence[PromptMedia], given_embeddings: Sequence[GivenEmbedding] | None = None
     ) -> dict[str, Any]:
         """The fields of SGLang's GenerateReqInput for these items, with the embeddings that are given in the place of the pixels of all.
 
@@ -126,9 +126,13 @@ class SglangMedia:
         kinds = {kind: [item for item in media if item.kind == kind] for kind in FIELDS}
         embeddings = (
             {}
-            if given is None
+            if given_embeddings is None
             else {
-                kind: [one for item, one in zip(media, given, strict=True) if item.kind == kind]
+                kind: [
+                    embedding
+                    for item, embedding in zip(media, given_embeddings, strict=True)
+                    if item.kind == kind
+                ]
                 for kind in FIELDS
             }
         )
@@ -163,23 +167,23 @@ class SglangMedia:
         }
 
     def _processed(self, kind: PromptMediaKind, items: Sequence[PromptMedia]) -> dict[str, Any]:
-        own = self._own.processor
+        own_processor = self._own.processor
         if kind == "image":
             settings = self._processor.image_config or {}
             images = [image_of(item) for item in items]
-            found = own.image_processor(images=images, return_tensors="pt", **settings)
+            fields = own_processor.image_processor(images=images, return_tensors="pt", **settings)
         else:
             values = [values_of(item) for item in items]
-            found = processed(self._processor, kind, self.support.placeholders[kind], values, own)
-        return {"format": "processor_output", **found}
+            fields = processed(self._processor, kind, self.support.placeholders[kind], values, own_processor)
+        return {"format": "processor_output", **fields}
 
 
 def processed(
-    processor: Any, kind: PromptMediaKind, placeholder: int, values: Sequence[Any], own: Any = None
+    processor: Any, kind: PromptMediaKind, placeholder: int, values: Sequence[Any], own_processor: Any = None
 ) -> dict[str, Any]:
     """Return what SGLang's processor makes of videos or audio, in arrays as `PromptMedia` has them, next to a prompt of one placeholder for each.
 
-    `own` is a copy of the model's processor. The prompt's tokens are `input_ids`, with as many of an item as the model makes of it.
+    `own_processor` is a copy of the model's processor. The prompt's tokens are `input_ids`, with as many of an item as the model makes of it.
     """
     text = processor._tokenizer.convert_ids_to_tokens(placeholder) * len(values)
     settings: dict[str, Any] = {}
@@ -188,8 +192,10 @@ def processed(
     else:
         features = processor._processor.feature_extractor
         settings["audio_kwargs"] = {"sampling_rate": features.sampling_rate}
-    made = processor.process_mm_data(text, processor=own, **{ARGUMENTS[kind]: list(values)}, **settings)
-    return dict(made)
+    outputs = processor.process_mm_data(
+        text, processor=own_processor, **{ARGUMENTS[kind]: list(values)}, **settings
+    )
+    return dict(outputs)
 
 
 async def tokens_of(processor: Any, prompt: str | list[int], **fields: Any) -> list[int]:
@@ -219,7 +225,7 @@ def _check_and_name_items(processor: Any) -> None:
         output = await process(*arguments, request_obj=request_obj, **named)
         if not hashes:
             return output
-        items = [one for item in output.mm_items for one in single_items(item)]
+        items = [single for item in output.mm_items for single in single_items(item)]
         tokens = list(output.input_ids)
         if (
             tokens != request_obj.input_ids
@@ -257,15 +263,15 @@ def single_items(item: Any) -> Iterator[Any]:
         return
     row = 0
     for place, offset in enumerate(item.offsets):
-        one = copy.copy(item)
+        single = copy.copy(item)
         rows = int(grids[place].prod())
-        one.offsets = [offset]
-        one.feature = item.feature[row : row + rows]
-        one.model_specific_data = {
+        single.offsets = [offset]
+        single.feature = item.feature[row : row + rows]
+        single.model_specific_data = {
             name: value[place : place + 1] for name, value in item.model_specific_data.items()
         }
         row += rows
-        yield one
+        yield single
 
 
 def share_lengths(items: Sequence[Any]) -> None:
@@ -286,8 +292,8 @@ def _numbers(id_: str) -> tuple[int, ...]:
 
     item = MultimodalDataItem(modality=Modality.IMAGE)
     item.set_hash(int(id_[:ID_DIGITS], 16))
-    found: tuple[int, ...] = tuple(item.padding_values())
-    return found
+    padding_values: tuple[int, ...] = tuple(item.padding_values())
+    return padding_values
 
 
 # How a model takes media: learned from SGLang's own processor, and rehearsed with a request's items.
@@ -321,15 +327,15 @@ async def learn_media(
     if processor is None or any(map(config.get, WITHOUT_ENCODER)):
         return None
     learner = _Learner(manager.model_config.hf_config, processor, config, signatures)
-    found = MediaSupport(
+    support = MediaSupport(
         images=await learner.learn("image", learner.image_rule),
         videos=await learner.learn("video", learner.video_rule),
         audio=await learner.learn("audio", learner.audio_rule),
     )
-    if not found.capabilities:
+    if not support.capabilities:
         return None
-    media = SglangMedia(processor, found, sentinels, learner.image_prompts.get(PROBES[0], ()))
-    for kind in found.placeholders:
+    media = SglangMedia(processor, support, sentinels, learner.image_prompts.get(PROBES[0], ()))
+    for kind in support.placeholders:
         if not await learner.rehearsed(media, kind):
             media.support = media.support._replace(**{SUPPORT_FIELDS[kind]: None})
     if not media.support.capabilities:
@@ -359,12 +365,12 @@ class _Learner:
         if not self._exact:
             return self._without(kind, TOO_OLD)
         try:
-            found = await rule(placeholder, limit)
+            learned = await rule(placeholder, limit)
         except (
             Exception
         ) as error:  # other models' processors fail in any way: such a model serves what remains
             return self._without(kind, error)
-        return found if found is not None else self._without(kind, "its tokens follow no known rule")
+        return learned if learned is not None else self._without(kind, "its tokens follow no known rule")
 
     async def image_rule(self, placeholder: int, limit: int) -> ImageSupport | None:
         """The rule of images' tokens."""

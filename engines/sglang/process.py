@@ -79,16 +79,16 @@ def counting(embed: Callable[..., Any], folder: Path) -> Callable[..., Any]:
     def embed_and_count(*arguments: Any, data_embedding_func: Any, **named: Any) -> Any:
         @functools.wraps(data_embedding_func)
         def encode(items: list[Any]) -> Any:
-            found = data_embedding_func(items)
+            embeddings = data_embedding_func(items)
             # A count that cannot be written must not end the engine.
             with contextlib.suppress(OSError):
                 for item in items:
                     embedding_files.count(folder, embedding_files.ENCODED)
                     if len(items) == 1 and item.hash == int(PROBE_ID[:ID_DIGITS], 16):
-                        tensor = found[0] if isinstance(found, list) else found
+                        tensor = embeddings[0] if isinstance(embeddings, list) else embeddings
                         tensor = tensor.reshape(-1, tensor.shape[-1])
                         embedding_files.write(folder, PROBE_ID, tensor.detach().cpu())
-            return found
+            return embeddings
 
         # SGLang looks at the owner of the function.
         owner = getattr(data_embedding_func, "__self__", None)
@@ -206,8 +206,8 @@ class SglangProcess:
     def _watched(self) -> Sequence[Any]:
         """The processes that SGLang itself watches."""
         watchdog = getattr(self.manager, "_subprocess_watchdog", None)
-        found: Sequence[Any] = getattr(watchdog, "_processes", ())
-        return found
+        processes: Sequence[Any] = getattr(watchdog, "_processes", ())
+        return processes
 
     def _fail(self, reason: str) -> None:
         if not self.failure:
@@ -249,9 +249,9 @@ class SglangProcess:
     def _release(self) -> None:
         """Release what its Python objects hold: sockets, and the files of those."""
         for name in ("recv_from_detokenizer", "send_to_scheduler"):
-            found = getattr(self.manager, name, None)
-            if found is not None:
-                found.close(linger=0)
+            channel = getattr(self.manager, name, None)
+            if channel is not None:
+                channel.close(linger=0)
         rpc = getattr(self.engine, "send_to_rpc", None)
         if rpc is not None:
             rpc.close(linger=0)
@@ -318,11 +318,11 @@ def _tree(pids: list[int]) -> list[int]:
     """These processes and all below them."""
     import psutil
 
-    found = list(pids)
+    all_pids = list(pids)
     for pid in pids:
         with contextlib.suppress(psutil.Error):
-            found += [child.pid for child in psutil.Process(pid).children(recursive=True)]
-    return found
+            all_pids += [child.pid for child in psutil.Process(pid).children(recursive=True)]
+    return all_pids
 
 
 def _title(pid: int) -> str:

@@ -50,7 +50,7 @@ def answer(sampling: Sampling, *, random_seed: Callable[[], int] | None = None) 
     `random_seed` is given where SGLang samples by seeds: it then uses one and the same for all requests without one.
     Raises `RequestRejected` for an invalid guide, and for more than one logits processor.
     """
-    made: dict[str, Any] = {
+    params: dict[str, Any] = {
         "max_new_tokens": sampling.max_tokens,
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
@@ -64,22 +64,22 @@ def answer(sampling: Sampling, *, random_seed: Callable[[], int] | None = None) 
         "ignore_eos": sampling.ignore_eos,
     }
     if sampling.stop_token_ids:
-        made["stop_token_ids"] = list(sampling.stop_token_ids)
+        params["stop_token_ids"] = list(sampling.stop_token_ids)
     bias = dict(sampling.logit_bias)
     for token in sampling.allowed_token_ids or ():
         # SGLang has no allowed tokens. Their order among themselves stays.
         bias[token] = bias.get(token, 0.0) + ALLOWED_BIAS
     if bias:
-        made["logit_bias"] = {str(token): value for token, value in bias.items()}
+        params["logit_bias"] = {str(token): value for token, value in bias.items()}
     if random_seed is not None:
-        made["sampling_seed"] = random_seed() if sampling.seed is None else sampling.seed
+        params["sampling_seed"] = random_seed() if sampling.seed is None else sampling.seed
     if sampling.guide is not None:
-        made |= _guided(sampling.guide)
+        params |= _guided(sampling.guide)
     if len(sampling.processors) > 1:
         raise RequestRejected("SGLang applies one logits processor to a request, not several")
-    for given in sampling.processors.values():
-        made["custom_params"] = {ARGUMENTS: json.dumps(given)}
-    return made
+    for processor_arguments in sampling.processors.values():
+        params["custom_params"] = {ARGUMENTS: json.dumps(processor_arguments)}
+    return params
 
 
 def scores(sampling: Sampling) -> dict[str, Any]:
@@ -122,8 +122,8 @@ def pickled(place: str) -> str:
 def arguments(params: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the request's arguments in one entry of `custom_param_list`; for authors of logits processors."""
     text = (params or {}).get(ARGUMENTS)
-    found: dict[str, Any] = json.loads(text) if text else {}
-    return found
+    decoded: dict[str, Any] = json.loads(text) if text else {}
+    return decoded
 
 
 Pair = Sequence[Any]
@@ -152,8 +152,8 @@ def prompt_logprobs(
     )
 
 
-def _likeliest(given: Sequence[Pair] | None, count: int) -> tuple[tuple[int, float], ...]:
-    return tuple((int(pair[1]), float(pair[0])) for pair in (given or ())[:count])
+def _likeliest(pairs: Sequence[Pair] | None, count: int) -> tuple[tuple[int, float], ...]:
+    return tuple((int(pair[1]), float(pair[0])) for pair in (pairs or ())[:count])
 
 
 # The chunks of one request, as SGLang streams them, as steps.
@@ -190,26 +190,26 @@ class Stream(AnswerStream):
         at = next((place for place, token in enumerate(tokens) if token in self._stops), None)
         if at is not None:
             tokens, finish = tokens[: at + 1], "stop"
-        wanted = self.request.sampling
+        sampling = self.request.sampling
         cached = -1
         if not self._reported_cached and "cached_tokens" in meta:
             self._reported_cached, cached = True, int(meta["cached_tokens"])
         chosen: tuple[TokenLogprob, ...] = ()
-        if wanted.logprobs is not None:
+        if sampling.logprobs is not None:
             chosen = logprobs(
                 meta.get("output_token_logprobs") or (),
                 meta.get("output_top_logprobs") or (),
-                wanted.logprobs,
+                sampling.logprobs,
             )
         prompt: tuple[TokenLogprob | None, ...] = ()
         if (
-            wanted.prompt_logprobs is not None
+            sampling.prompt_logprobs is not None
             and not self._reported_prompt
             and meta.get("input_token_logprobs")
         ):
             self._reported_prompt = True
             prompt = prompt_logprobs(
-                meta["input_token_logprobs"], meta.get("input_top_logprobs") or (), wanted.prompt_logprobs
+                meta["input_token_logprobs"], meta.get("input_top_logprobs") or (), sampling.prompt_logprobs
             )
         self.send(Step(tokens, finish, cached, chosen[: len(tokens)], detail, None, "", prompt))
 
@@ -258,23 +258,23 @@ def is_whisper(folder: str) -> bool:
 
 
 def speech_settings(
-    settings: SglangSettings, given: Mapping[str, Any]
+    settings: SglangSettings, native_options: Mapping[str, Any]
 ) -> tuple[SglangSettings, dict[str, Any]]:
     """The settings, and the native arguments, that SGLang needs for a Whisper. Raises `EngineUnavailable` for others that would end it.
 
-    `given` are the parsed native arguments. SGLang's context has the recording's places, too: the prompt's bound is the model's own.
+    `native_options` are the parsed native arguments. SGLang's context has the recording's places, too: the prompt's bound is the model's own.
     """
     worker = settings.worker
     if worker.block_size not in (0, PAGE_SIZE):
         raise EngineUnavailable(
             f"--block-size {worker.block_size}: SGLang loses count of its memory with a Whisper model unless it is {PAGE_SIZE}"
         )
-    if int(given.get(CHUNKS) or NO_CHUNKS) != NO_CHUNKS:
+    if int(native_options.get(CHUNKS) or NO_CHUNKS) != NO_CHUNKS:
         raise EngineUnavailable(
-            f"--chunked-prefill-size {given[CHUNKS]}: SGLang ends where it cuts a recording into chunks; leave it out"
+            f"--chunked-prefill-size {native_options[CHUNKS]}: SGLang ends where it cuts a recording into chunks; leave it out"
         )
     worker = worker._replace(block_size=PAGE_SIZE, max_model_len=0)
-    return settings._replace(worker=worker), {BATCH: BATCH_TOKENS, **given, CHUNKS: NO_CHUNKS}
+    return settings._replace(worker=worker), {BATCH: BATCH_TOKENS, **native_options, CHUNKS: NO_CHUNKS}
 
 
 class SglangSpeech:
@@ -298,9 +298,9 @@ class SglangSpeech:
         self._threads = ThreadPoolExecutor(1, "recordings")
         self._processor.process_mm_data_async = _keep_prompt
 
-    def capabilities(self, found: frozenset[Capability]) -> frozenset[Capability]:
+    def capabilities(self, supported: frozenset[Capability]) -> frozenset[Capability]:
         """Return what it can do, of what SGLang can. Languages are detected among allowed tokens."""
-        return (found & KEPT) | {"transcription", "allowed_tokens"}
+        return (supported & KEPT) | {"transcription", "allowed_tokens"}
 
     def check(self, media: Sequence[PromptMedia]) -> None:
         """See `check_recording`."""
@@ -320,13 +320,13 @@ class SglangSpeech:
 
     def _features(self, item: PromptMedia) -> Any:
         extractor = self._processor._processor.feature_extractor
-        found = extractor(
+        extracted = extractor(
             samples_of(item),
             sampling_rate=self.support.rate_hz,
             padding="max_length",
             return_tensors="pt",
         )
-        return found["input_features"][0]
+        return extracted["input_features"][0]
 
 
 async def _keep_prompt(*_: Any, request_obj: Any, **__: Any) -> Any:
@@ -378,27 +378,27 @@ class ModelPooling(NamedTuple):
 
     def finish(self, values: Sequence[float] | float) -> NDArray[np.float32]:
         """The answer for what SGLang returns, one-dimensional. Of classes it returns logits, and of one class a number."""
-        found = np.asarray(values, np.float32).reshape(-1)
+        scores = np.asarray(values, np.float32).reshape(-1)
         if self.form == "softmax":
-            powers = np.exp(found - found.max())
+            powers = np.exp(scores - scores.max())
             return np.asarray(powers / powers.sum(), np.float32)
         if self.form == "sigmoid":
-            return np.asarray(1 / (1 + np.exp(-found)), np.float32)
-        return found
+            return np.asarray(1 / (1 + np.exp(-scores)), np.float32)
+        return scores
 
 
 def check_mode(folder: Path) -> None:
     """Raises `EngineUnavailable` for a model whose vectors SGLang would compute differently from what it is made for."""
     config, pooling = _json(folder / "config.json"), _json(folder / POOLING_FILE)
-    found = FIRST_TOKEN.intersection(config.get("architectures") or ())
-    if not pooling or not found:
+    architectures = FIRST_TOKEN.intersection(config.get("architectures") or ())
+    if not pooling or not architectures:
         return
     modes = [name for name, used in pooling.items() if name.startswith("pooling_mode_") and used is True]
     named = pooling.get("pooling_mode")
     if (named == "cls") if named else (modes == ["pooling_mode_cls_token"]):
         return
     raise EngineUnavailable(
-        f"{folder.name} pools by {named or ' and '.join(modes)}, and SGLang takes the first token's state of {min(found)}, so "
+        f"{folder.name} pools by {named or ' and '.join(modes)}, and SGLang takes the first token's state of {min(architectures)}, so "
         "its vectors would be wrong: serve the model with vLLM"
     )
 

@@ -97,21 +97,21 @@ class Signatures:
         """Does this call have this parameter?"""
         return parameter not in self._lacks.get(call, ())
 
-    def keep(self, call: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    def keep(self, call: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments that this call has."""
         lacks = self._lacks.get(call, frozenset())
-        return {name: value for name, value in given.items() if name not in lacks}
+        return {name: value for name, value in arguments.items() if name not in lacks}
 
 
 def of_release(version: str) -> Signatures:
     """The signatures of the installed release. Raises `EngineUnavailable` for one without a required parameter."""
-    known = LACKS.get(version)
-    lacks = inspected() if known is None else known
-    if known is None:
-        missing = {name: found for name, found in lacks.items() if found}
+    recorded = LACKS.get(version)
+    lacks = inspected() if recorded is None else recorded
+    if recorded is None:
+        missing = {name: parameters for name, parameters in lacks.items() if parameters}
         _log.warning("sglang_version_unknown", version=version, recorded=newest(LACKS), missing=missing)
-    for name, found in lacks.items():
-        absent = sorted(set(found) & set(USED[name].required))
+    for name, parameters in lacks.items():
+        absent = sorted(set(parameters) & set(USED[name].required))
         if absent:
             raise EngineUnavailable(
                 f"SGLang {version} has no {absent[0]!r} in {name}, which this adapter needs: install "
@@ -132,9 +132,9 @@ def inspected() -> dict[str, tuple[str, ...]]:
     return {name: missing(used, parameters(_installed(name))) for name, used in USED.items()}
 
 
-def missing(used: Used, there: Iterable[str]) -> tuple[str, ...]:
+def missing(used: Used, available: Iterable[str]) -> tuple[str, ...]:
     """Return what is used and is not there."""
-    present = frozenset(there)
+    present = frozenset(available)
     return tuple(name for name in (*used.required, *used.optional) if name not in present)
 
 
@@ -156,5 +156,5 @@ def _installed(name: str) -> Any:
     from importlib import import_module
 
     owner, _, method = name.partition(".")
-    found = getattr(import_module(MODULES[owner]), owner, None)
-    return getattr(found, method, None) if method else found
+    owner_class = getattr(import_module(MODULES[owner]), owner, None)
+    return getattr(owner_class, method, None) if method else owner_class

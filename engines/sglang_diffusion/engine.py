@@ -110,14 +110,14 @@ class SglangDiffusionEngine(FileEngine):
         if "T2V" in model.supported_task_types:
             videos = _video_support(defaults, options)
             self.capabilities = self.capabilities | {"video_generation"}
-        elif made := {
+        elif image_capabilities := {
             capability
             for task, capabilities in IMAGE_TASKS.items()
             if task in model.supported_task_types
             for capability in capabilities
         }:
-            images = _image_support(defaults, options, edits="image_edits" in made)
-            self.capabilities = self.capabilities | made
+            images = _image_support(defaults, options, edits="image_edits" in image_capabilities)
+            self.capabilities = self.capabilities | image_capabilities
         else:
             tasks = ", ".join(model.supported_task_types) or "none"
             raise EngineUnavailable(
@@ -159,15 +159,15 @@ class SglangDiffusionEngine(FileEngine):
         self, request: FileRequest, emit: EmitFile, work: Callable[[EmitFile], Awaitable[None]]
     ) -> None:
         """Run `work` when it is this request's turn, and to its end: also if its client has left."""
-        wanted = True
+        active = True
 
         def report(step: FileStep) -> None:
-            if wanted:
+            if active:
                 emit(step)
 
         async def run() -> None:
             async with self._turns.turn(request.priority):
-                if wanted:
+                if active:
                     await work(report)
 
         task = asyncio.create_task(run(), name=f"SGLang {request.request}")
@@ -176,7 +176,7 @@ class SglangDiffusionEngine(FileEngine):
         try:
             await asyncio.shield(task)
         except asyncio.CancelledError:
-            wanted = False
+            active = False
             task.add_done_callback(_look_at)
             raise
 

@@ -142,8 +142,8 @@ def read_step_time(text: str) -> StepTime:
 
 def write_step_time(value: StepTime) -> str:
     """Text that `read_step_time` reads."""
-    for name, known in NAMED.items():
-        if value == known:
+    for name, step_time in NAMED.items():
+        if value == step_time:
             return name
     return ",".join(str(number) for part in value for number in part)
 

@@ -201,11 +201,9 @@ class ImageStore:
         """Add an embedding of `tokens` tokens, computed here or given with its `content`. False: there is no room for it."""
         now_s = self._now()
         until_s = now_s + self._linger_s if content != COMPUTED_HERE else 0.0
-        known = self._held.get(image)
-        if known is not None:
-            self._set(
-                image, _HeldImage(known.tokens, max(known.content, content), max(known.until_s, until_s))
-            )
+        held = self._held.get(image)
+        if held is not None:
+            self._set(image, _HeldImage(held.tokens, max(held.content, content), max(held.until_s, until_s)))
             return True
         self._make_room(tokens, now_s)
         if self.tokens + tokens > self._tokens_max:

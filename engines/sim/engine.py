@@ -175,7 +175,7 @@ class SimEngine(EngineBase):
 
     def _contents(self, media: tuple[PromptMedia, ...]) -> list[int]:
         """Return what the media of a prompt show: of their values, or of images' embeddings if these were put here."""
-        found = []
+        contents = []
         for item in media:
             content = content_of(embedding_of(item)) if item.data else self._images.content(item.id)
             if content is None or content < 0:
@@ -183,8 +183,8 @@ class SimEngine(EngineBase):
                 raise RequestRejected(
                     f"{item.kind} {item.id} came without its data, and its embedding is not here"
                 )
-            found.append(content)
-        return found
+            contents.append(content)
+        return contents
 
     def holds_embedding(self, item: PromptMedia) -> bool:
         """See `Engine.holds_embedding`. Those that it computed itself do not count: nothing says for how long they are there."""

@@ -73,8 +73,8 @@ def _token(text: str) -> int:
 
 def script(files: ModelFiles | None = None) -> tuple[int, ...]:
     """Token ids of the text that the simulated engine repeats, in the vocabulary of a model's files or its own."""
-    made = byte_tokenizer() if files is None else Tokenizer.from_buffer(files.tokenizer)
-    return tuple(made.encode(SENTENCES, add_special_tokens=False).ids)
+    tokenizer = byte_tokenizer() if files is None else Tokenizer.from_buffer(files.tokenizer)
+    return tuple(tokenizer.encode(SENTENCES, add_special_tokens=False).ids)
 
 
 FORM = ModelEmbeddings(EMBEDDING_WIDTH, "float32")

@@ -227,7 +227,7 @@ class SimScheduler(Generic[SequenceT]):
 
     def _encodes(self, chunks: list[tuple[SequenceT, int]]) -> tuple[int, ...]:
         """Tokens of the media whose embeddings these chunks need and that are not at hand."""
-        found: list[int] = []
+        token_counts: list[int] = []
         for sequence, count in chunks:
             end = sequence.computed + count
             while sequence.encoded < len(sequence.media):
@@ -237,8 +237,8 @@ class SimScheduler(Generic[SequenceT]):
                 sequence.encoded += 1
                 # With cached KV up to its last token an item is not looked at.
                 if item.start + item.tokens > sequence.computed and not self._at_hand(item):
-                    found.append(item.tokens)
-        return tuple(found)
+                    token_counts.append(item.tokens)
+        return tuple(token_counts)
 
     def _at_hand(self, item: MediaSpan) -> bool:
         if self._images is None:

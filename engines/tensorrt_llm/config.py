@@ -240,7 +240,7 @@ _log = structlog.get_logger("headwater.tensorrt_llm")
 def accepted(function: Callable[..., Any], arguments: dict[str, Any]) -> dict[str, Any]:
     """The arguments that an installed release takes; each other one is logged and left out."""
     parameters = inspect.signature(function).parameters
-    if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return arguments
     for name in sorted(arguments.keys() - parameters.keys()):
         _log.warning("engine_argument_unknown", argument=name, function=function.__qualname__)
@@ -282,7 +282,7 @@ def arguments(settings: TensorRtSettings) -> dict[str, Any]:
 
 
 def _defaults(settings: TensorRtSettings) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "backend": "pytorch",
         # Tokens in, tokens out: only guided decoding needs a tokenizer.
         "skip_tokenizer_init": True,
@@ -296,13 +296,13 @@ def _defaults(settings: TensorRtSettings) -> dict[str, Any]:
         },
     }
     if endpoint := settings.worker.traces.announced("tensorrt_llm", settings.worker.name).endpoint:
-        found["otlp_traces_endpoint"] = endpoint
+        defaults["otlp_traces_endpoint"] = endpoint
     if settings.worker.role != "both":
-        found["cache_transceiver_config"] = {
+        defaults["cache_transceiver_config"] = {
             "backend": "DEFAULT",
             "kv_transfer_timeout_ms": TRANSFER_TIMEOUT_MS,
         }
-    return found
+    return defaults
 
 
 def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
@@ -325,39 +325,39 @@ def _read(path: str) -> dict[str, Any]:
     return document
 
 
-def _check_known(given: Mapping[str, Any], where: str) -> None:
-    for key, value in given.items():
+def _check_known(engine_arguments: Mapping[str, Any], where: str) -> None:
+    for key, value in engine_arguments.items():
         _check_key(key, LLM_ARGUMENTS, "", where)
         if key in NESTED_ARGUMENTS and isinstance(value, Mapping):
             for inner in value:
                 _check_key(inner, NESTED_ARGUMENTS[key], f"{key}.", where)
 
 
-def _check_key(key: str, known: frozenset[str], prefix: str, where: str) -> None:
-    if key not in known:
-        near = difflib.get_close_matches(str(key), known, n=1)
+def _check_key(key: str, argument_names: frozenset[str], prefix: str, where: str) -> None:
+    if key not in argument_names:
+        near = difflib.get_close_matches(str(key), argument_names, n=1)
         hint = f"did you mean {prefix}{near[0]}?" if near else "see the documentation of its LLM class"
         raise EngineUnavailable(f"{where}: TensorRT-LLM has no argument {prefix}{key}: {hint}")
 
 
 def _collisions(file: Mapping[str, Any], above: Mapping[str, Any], prefix: str = "") -> list[str]:
-    found: list[str] = []
+    collisions: list[str] = []
     for key, value in above.items():
         if key not in file or file[key] == value:
             continue
         if isinstance(value, Mapping) and isinstance(file[key], Mapping):
-            found += _collisions(file[key], value, f"{prefix}{key}.")
+            collisions += _collisions(file[key], value, f"{prefix}{key}.")
         else:
-            found.append(f"{prefix}{key}")
-    return found
+            collisions.append(f"{prefix}{key}")
+    return collisions
 
 
 def _set_own(arguments: dict[str, Any], key: str, value: Any) -> None:
     """A setting of ours. It may not contradict the other layers."""
-    given = arguments.get(key)
-    if given not in (None, value) and not (key == "tokens_per_block" and given == BLOCK_SIZE):
+    existing = arguments.get(key)
+    if existing not in (None, value) and not (key == "tokens_per_block" and existing == BLOCK_SIZE):
         raise EngineUnavailable(
-            f"{key} is {given} among TensorRT-LLM's arguments, and {value} among ours: leave one out"
+            f"{key} is {existing} among TensorRT-LLM's arguments, and {value} among ours: leave one out"
         )
     arguments[key] = value
 

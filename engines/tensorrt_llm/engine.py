@@ -121,35 +121,37 @@ class TensorRtEngine(TensorRtControl):
                 raise start_failure(
                     f"TensorRT-LLM cannot start with {self._settings.worker.model}", error
                 ) from error
-        given = self._arguments
+        engine_arguments = self._arguments
         # How the legs of a request with images are joined depends on the model: only whole requests may have some.
         own = self._settings.worker
         self._images = image_handling(self._llm, own.model) if own.role == "both" else None
-        self.capabilities = capabilities(self._settings, given, self._llm, images=self._images is not None)
-        self._traces = bool(given.get("otlp_traces_endpoint")) and takes(
+        self.capabilities = capabilities(
+            self._settings, engine_arguments, self._llm, images=self._images is not None
+        )
+        self._traces = bool(engine_arguments.get("otlp_traces_endpoint")) and takes(
             self._llm.generate_async, "trace_headers"
         )
         self._metrics = LibraryMetrics(self._settings.files.name)
         if "bad_words" in self.capabilities:
             self._tokenizer = Tokenizer.from_buffer(self._settings.files.tokenizer)
-        slots = int(given.get("max_batch_size") or 2048)
-        size = int(given["kv_cache_config"]["tokens_per_block"])
+        slots = int(engine_arguments.get("max_batch_size") or 2048)
+        size = int(engine_arguments["kv_cache_config"]["tokens_per_block"])
         self._ranks = [RankState(number, size, slots, self._images) for number in range(self.ranks)]
         self._watchdog = Watchdog(self._llm, self._clock)
         self._watchdog.start()
         await self._first_answer()
         self._tasks += [
-            asyncio.create_task(self._poll(*one), name=f"TensorRT-LLM {one[0]}") for one in self._polls()
+            asyncio.create_task(self._poll(*poll), name=f"TensorRT-LLM {poll[0]}") for poll in self._polls()
         ]
-        lora = given.get("lora_config") or {}
+        lora = engine_arguments.get("lora_config") or {}
         self._info = EngineInfo(
             self._settings.files.name,
             size,
             self._ranks[0].total_blocks,
             slots,
-            int(given.get("max_seq_len") or self._settings.files.context_length),
+            int(engine_arguments.get("max_seq_len") or self._settings.files.context_length),
             version=str(api.version),
-            pairs_with=f"tensorrt_llm/{api.version}/{self._settings.files.name}/{given.get('dtype') or 'auto'}"
+            pairs_with=f"tensorrt_llm/{api.version}/{self._settings.files.name}/{engine_arguments.get('dtype') or 'auto'}"
             if "handoff" in self.capabilities
             else "",
             lora_slots=int(lora.get("max_loras") or 0),
@@ -174,14 +176,14 @@ class TensorRtEngine(TensorRtControl):
             rank.total_blocks = rank.total_blocks or self._ranks[0].total_blocks
 
     def _stats(self) -> AsyncIterator[dict[str, Any]]:
-        found: AsyncIterator[dict[str, Any]] = self._llm.get_stats_async(timeout=polling.STATS_TIMEOUT_S)
-        return found
+        stats: AsyncIterator[dict[str, Any]] = self._llm.get_stats_async(timeout=polling.STATS_TIMEOUT_S)
+        return stats
 
     def _events(self) -> AsyncIterator[dict[str, Any]]:
-        found: AsyncIterator[dict[str, Any]] = self._llm.get_kv_cache_events_async(
+        events: AsyncIterator[dict[str, Any]] = self._llm.get_kv_cache_events_async(
             timeout=polling.EVENTS_TIMEOUT_S
         )
-        return found
+        return events
 
     def _take_stats(self, stats: dict[str, Any]) -> None:
         self._ranks[self._rank_of(stats, "attentionDpRank")].take_stats(stats)
@@ -195,20 +197,20 @@ class TensorRtEngine(TensorRtControl):
         return number if number < len(self._ranks) else 0
 
     def _polls(self) -> list[tuple[str, polling.Fetch, polling.Take, tuple[float, float]]]:
-        found: list[tuple[str, polling.Fetch, polling.Take, tuple[float, float]]] = [
+        polls: list[tuple[str, polling.Fetch, polling.Take, tuple[float, float]]] = [
             ("statistics", self._stats, self._take_stats, polling.STATS_PAUSE_S)
         ]
         if "kv_events" in self.capabilities:
-            found.append(("KV events", self._events, self._take_event, polling.EVENTS_PAUSE_S))
-        return found
+            polls.append(("KV events", self._events, self._take_event, polling.EVENTS_PAUSE_S))
+        return polls
 
     async def _poll(
-        self, what: str, fetch: polling.Fetch, take: polling.Take, pause_s: tuple[float, float]
+        self, source_name: str, fetch: polling.Fetch, take: polling.Take, pause_s: tuple[float, float]
     ) -> None:
         try:
             await polling.poll(fetch, take, pause_s, self._clock)
         except Exception as error:
-            self._fail(f"its {what} cannot be read: {type(error).__name__}: {error}")
+            self._fail(f"its {source_name} cannot be read: {type(error).__name__}: {error}")
 
     def submit(
         self, request: GenerateRequest, emit: Emit, transfer: Transfer | None = None, *, rank: int = 0
@@ -270,27 +272,31 @@ class TensorRtEngine(TensorRtControl):
 
     def _begin(self, leg: Leg, inputs: Any, params: Any) -> Any:
         request, api = leg.request, self._api
-        given: dict[str, Any] = {
+        engine_arguments: dict[str, Any] = {
             "sampling_params": params,
             "streaming": request.leg != "prefill",
             "lora_request": self._loras.get(request.lora_name),
             "disaggregated_params": self._disaggregated(leg),
         }
         if self._traces:
-            given["trace_headers"] = self._settings.worker.traces.headers(request.request, request.trace)
+            engine_arguments["trace_headers"] = self._settings.worker.traces.headers(
+                request.request, request.trace
+            )
         if self.ranks > 1:
-            given["scheduling_params"] = api.SchedulingParams(
+            engine_arguments["scheduling_params"] = api.SchedulingParams(
                 attention_dp_rank=leg.rank, attention_dp_relax=False
             )
         if leg.scores_prompt:
-            given["cache_salt"] = secrets.token_hex(16) if "cache_salt" in self.capabilities else None
+            engine_arguments["cache_salt"] = (
+                secrets.token_hex(16) if "cache_salt" in self.capabilities else None
+            )
         elif request.cache_salt:
-            given["cache_salt"] = request.cache_salt
+            engine_arguments["cache_salt"] = request.cache_salt
         if "priority" in self.capabilities:
             # A canary, which no edge sent, passes all others: it measures the engine, not the queue.
-            given["priority"] = 1.0 if not request.edge else _priority(request.priority)
+            engine_arguments["priority"] = 1.0 if not request.edge else _priority(request.priority)
         return self._llm.generate_async(
-            inputs, **{name: one for name, one in given.items() if one is not None}
+            inputs, **{name: argument for name, argument in engine_arguments.items() if argument is not None}
         )
 
     def _disaggregated(self, leg: Leg) -> Any:
@@ -298,12 +304,12 @@ class TensorRtEngine(TensorRtControl):
         request, mode = leg.request, self._settings.options.handoff
         if request.leg == "prefill":
             number = operations.new_request_id()
-            made = operations.for_prefill(self._api, mode, number)
+            prefill_params = operations.for_prefill(self._api, mode, number)
             if mode == "generation-first":
                 endpoint = (getattr(self._llm, "disaggregated_params", None) or {}).get("ctx_info_endpoint")
                 params = operations.pack_meeting(request, number, endpoint, leg.rank)
                 leg.pin(params, self._transfer_s)
-            return made
+            return prefill_params
         if leg.transfer is None:
             return None
         params_of = operations.unpack(request, leg.transfer)
@@ -361,10 +367,14 @@ class TensorRtEngine(TensorRtControl):
     def load(self, *, rank: int = 0) -> EngineLoad:
         """See `Engine.load`."""
         state = self._ranks[rank]
-        mine = [leg for leg in self._legs.values() if leg.rank == rank]
-        running = sum(leg.handle is not None for leg in mine)
-        used = max(state.used_blocks if running else 0, sum(leg.blocks(state.block_size) for leg in mine))
-        return EngineLoad(running, len(mine) - running, min(used, state.total_blocks), state.total_blocks)
+        rank_legs = [leg for leg in self._legs.values() if leg.rank == rank]
+        running = sum(leg.handle is not None for leg in rank_legs)
+        used = max(
+            state.used_blocks if running else 0, sum(leg.blocks(state.block_size) for leg in rank_legs)
+        )
+        return EngineLoad(
+            running, len(rank_legs) - running, min(used, state.total_blocks), state.total_blocks
+        )
 
     async def clear_kv(self) -> None:
         """See `Engine.clear_kv`. TensorRT-LLM has no call for it."""
@@ -425,9 +435,9 @@ class TensorRtEngine(TensorRtControl):
         return sum(leg.handle is not None or self._open.is_set() for leg in self._legs.values())
 
 
-def _priority(ours: int) -> float:
+def _priority(priority: int) -> float:
     """Ours: lower is sooner, 0 is normal. TensorRT-LLM's: 0 to 1, higher is sooner, 0.5 is normal."""
-    return min(max(0.5 - ours / 200, 0.0), 0.99)
+    return min(max(0.5 - priority / 200, 0.0), 0.99)
 
 
 def _shut_down(llm: Any, ended: threading.Event) -> None:

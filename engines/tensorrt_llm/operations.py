@@ -66,16 +66,16 @@ def new_request_id() -> int:
     return GLOBAL_ID_MIN | secrets.randbits(62)
 
 
-def pack(request: GenerateRequest, given: Any) -> bytes:
+def pack(request: GenerateRequest, disaggregated_params: Any) -> bytes:
     """The parameters that a finished prefill leg returned."""
     params = HandoffParams(
-        list(given.first_gen_tokens or ()),
-        given.ctx_request_id,
-        given.opaque_state,
-        given.draft_tokens,
-        given.disagg_request_id,
-        given.ctx_dp_rank,
-        given.ctx_info_endpoint,
+        list(disaggregated_params.first_gen_tokens or ()),
+        disaggregated_params.ctx_request_id,
+        disaggregated_params.opaque_state,
+        disaggregated_params.draft_tokens,
+        disaggregated_params.disagg_request_id,
+        disaggregated_params.ctx_dp_rank,
+        disaggregated_params.ctx_info_endpoint,
     )
     return seal(msgspec.msgpack.encode(params), request)
 
@@ -300,16 +300,16 @@ class Leg(AnswerStream):
         self.done = bool(getattr(result, "finished", False) or reason)
         cached = getattr(result, "cached_tokens", None)
         # Of a decode leg it counts its own cache, and not what it fetched.
-        known = -1 if self.sent or cached is None or self.transfer is not None else int(cached)
+        cached_tokens = -1 if self.sent or cached is None or self.transfer is not None else int(cached)
         if self.is_prefill:
             if self.done:
-                self.send(self._prefilled(output, keep_s, known, as_opaque=as_opaque))
+                self.send(self._prefilled(output, keep_s, cached_tokens, as_opaque=as_opaque))
             return
         tokens = tuple(output.token_ids[self.sent :])
         count = self.request.sampling.logprobs
         logprobs = () if count is None else token_logprobs(tokens, output.logprobs[self.sent :], count)
         self.sent += len(tokens)
-        step = Step(tokens, "", known, logprobs, prompt_logprobs=self._prompt_logprobs)
+        step = Step(tokens, "", cached_tokens, logprobs, prompt_logprobs=self._prompt_logprobs)
         if tokens:
             self._prompt_logprobs = ()
         if self.done:

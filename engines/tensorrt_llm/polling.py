@@ -57,26 +57,26 @@ class EventTranslator:
 
     def translate(self, event: dict[str, Any]) -> list[KvEvent]:
         """Our events for one of its."""
-        found: list[KvEvent] = []
+        events: list[KvEvent] = []
         number = int(event["event_id"])
         if self._expected is not None and number != self._expected:
-            found += self._lost(number - self._expected)
+            events += self._lost(number - self._expected)
         self._expected = number + 1
         window = int(event.get("window_size") or 0)
         data = event["data"]
         if data["type"] == "created":
             self._window = max(self._window, window)
-            return found
+            return events
         if window and self._window and window != self._window:
-            return found
+            return events
         match data["type"]:
             case "stored":
-                found += self._stored(data)
+                events += self._stored(data)
             case "removed":
-                found += self._removed(data["block_hashes"])
+                events += self._removed(data["block_hashes"])
             case "updated":
-                found += self._updated(data)
-        return found
+                events += self._updated(data)
+        return events
 
     def held(self) -> list[BlocksStored]:
         """All blocks, parents before children."""
@@ -101,7 +101,7 @@ class EventTranslator:
         else:
             # It follows a block from before a gap, or one that is not full.
             return []
-        found: list[KvEvent] = []
+        events: list[KvEvent] = []
         run: list[int] = []
         first, tier = parent, GPU
         for block in data["blocks"]:
@@ -109,11 +109,11 @@ class EventTranslator:
             if len(tokens) < self._size:
                 self._partial.add(block["block_hash"])
                 break
-            known = self._blocks.get(block["block_hash"])
-            if known is not None:
+            earlier = self._blocks.get(block["block_hash"])
+            if earlier is not None:
                 # Stored a second time: the run so far ends here.
-                found += [_stored(first, run, tier)] if run else []
-                parent = first = known.hash
+                events += [_stored(first, run, tier)] if run else []
+                parent = first = earlier.hash
                 run = []
                 continue
             named = self._resolve(tokens, block)
@@ -131,7 +131,7 @@ class EventTranslator:
             self._blocks[block["block_hash"]] = _Block(number, parent, tier)
             run.append(number)
             parent = number
-        return found + ([_stored(first, run, tier)] if run else [])
+        return events + ([_stored(first, run, tier)] if run else [])
 
     def _resolve(self, tokens: list[int], block: dict[str, Any]) -> BlockImages | None:
         """A block's tokens and images as the edge names them; None for images that this engine has no request of."""
@@ -141,15 +141,15 @@ class EventTranslator:
         return self._images.resolve(tokens, keys) if self._images is not None else None
 
     def _removed(self, hashes: list[int]) -> list[KvEvent]:
-        found: list[KvEvent] = []
-        for one in hashes:
-            if one in self._partial:
-                self._partial.discard(one)
+        events: list[KvEvent] = []
+        for block_hash in hashes:
+            if block_hash in self._partial:
+                self._partial.discard(block_hash)
                 continue
-            block = self._blocks.pop(one, None)
+            block = self._blocks.pop(block_hash, None)
             if block is not None:
-                found.append(BlocksRemoved(_packed([block.hash]), block.tier))
-        return found
+                events.append(BlocksRemoved(_packed([block.hash]), block.tier))
+        return events
 
     def _updated(self, data: dict[str, Any]) -> list[KvEvent]:
         block = self._blocks.get(data["block_hash"])
@@ -345,8 +345,8 @@ class LibraryMetrics:
 def _collector(model: str) -> Any:
     """Return the collector of this process, whose metrics may be registered once. None without the class."""
     try:
-        made = importlib.import_module("tensorrt_llm.metrics").MetricsCollector
-        return made({"model_name": model, **LABELS})
+        collector_class = importlib.import_module("tensorrt_llm.metrics").MetricsCollector
+        return collector_class({"model_name": model, **LABELS})
     except (ImportError, AttributeError, TypeError, ValueError) as error:
         _log.warning(
             "engine_metrics_failed", method="MetricsCollector", reason=f"{type(error).__name__}: {error}"
@@ -371,10 +371,10 @@ NAMES: Final = {
 
 def not_installed(reason: str) -> str:
     """Return what to do about an import that failed for this reason."""
-    here = f"{sys.version_info.major}.{sys.version_info.minor}"
+    python_version = f"{sys.version_info.major}.{sys.version_info.minor}"
     return (
         f"TensorRT-LLM cannot be imported ({reason}): install headwater's `trtllm` extra on Python {PYTHONS[-1]} "
-        f"(it has wheels for {' and '.join(PYTHONS)}; this is {here})"
+        f"(it has wheels for {' and '.join(PYTHONS)}; this is {python_version})"
     )
 
 
@@ -385,12 +385,12 @@ def load_library() -> Any:
     """
     if logs.is_configured():
         os.environ.setdefault(LOG_LEVEL, logs.level().upper())
-    found: dict[str, Any] = {}
+    classes: dict[str, Any] = {}
     for name, module in NAMES.items():
         try:
-            found[name.strip("_")] = getattr(importlib.import_module(module), name)
+            classes[name.strip("_")] = getattr(importlib.import_module(module), name)
         except ImportError as error:
             raise EngineUnavailable(not_installed(str(error))) from error
         except AttributeError as error:
             raise EngineUnavailable(f"this release of TensorRT-LLM has no {module}.{name}") from error
-    return SimpleNamespace(**found)
+    return SimpleNamespace(**classes)

@@ -95,13 +95,13 @@ class BannedSequences:
 
 def banned_sequences(words: Sequence[str], tokenizer: Any) -> list[list[int]]:
     """The tokens of each word, at the beginning of a text and inside of one. `tokenizer` is of `tokenizers`."""
-    found: list[list[int]] = []
+    sequences: list[list[int]] = []
     for word in words:
         for text in (word, f" {word.lstrip()}"):
             tokens = tokenizer.encode(text, add_special_tokens=False).ids
-            if tokens and tokens not in found:
-                found.append(tokens)
-    return found
+            if tokens and tokens not in sequences:
+                sequences.append(tokens)
+    return sequences
 
 
 # Sampling parameters, and log probabilities.
@@ -128,7 +128,7 @@ def sampling_params(
     stops = [*sampling.stop_token_ids]
     if not sampling.ignore_eos:
         stops += [token for token in eos[1:] if token not in stops]
-    wanted: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "max_tokens": 1 if prefill else sampling.max_tokens,
         "end_id": eos[0] if eos else -1,
         "pad_id": eos[0] if eos else -1,
@@ -146,37 +146,40 @@ def sampling_params(
         "frequency_penalty": sampling.frequency_penalty,
         "stop_token_ids": stops,
     }
-    wanted |= {
+    arguments |= {
         name: value for name, value in optional.items() if value and not (prefill and name == "min_tokens")
     }
     if sampling.repetition_penalty != 1.0:
-        wanted["repetition_penalty"] = sampling.repetition_penalty
+        arguments["repetition_penalty"] = sampling.repetition_penalty
     if sampling.seed is not None:
         # A 64-bit seed would overflow its signed field.
-        wanted["seed"] = sampling.seed & (2**63 - 1)
+        arguments["seed"] = sampling.seed & (2**63 - 1)
     if sampling.logprobs is not None:
-        wanted["logprobs"] = sampling.logprobs
+        arguments["logprobs"] = sampling.logprobs
     if sampling.guide is not None:
-        wanted["guided_decoding"] = api.GuidedDecodingParams(**_guided(sampling.guide))
+        arguments["guided_decoding"] = api.GuidedDecodingParams(**_guided(sampling.guide))
     if sampling.prompt_logprobs is not None and sampling.prompt_logprobs >= 0:
         # Its own `prompt_logprobs` may lack the token that is in the prompt.
-        wanted["return_context_logits"] = True
+        arguments["return_context_logits"] = True
     bias = bias_of(sampling, settings.files.vocabulary)
     if bias is not None:
-        wanted["embedding_bias"] = api.from_numpy(bias)
-    applied = [_processor(name, given, processors) for name, given in sampling.processors.items()]
+        arguments["embedding_bias"] = api.from_numpy(bias)
+    applied = [
+        _processor(name, processor_arguments, processors)
+        for name, processor_arguments in sampling.processors.items()
+    ]
     if sampling.bad_words:
         applied.append(BannedSequences(banned_sequences(sampling.bad_words, tokenizer), prompt))
     if applied:
-        wanted["logits_processor"] = applied
-    return api.SamplingParams(**accepted(api.SamplingParams, wanted))
+        arguments["logits_processor"] = applied
+    return api.SamplingParams(**accepted(api.SamplingParams, arguments))
 
 
-def _processor(name: str, arguments: dict[str, Any], known: Mapping[str, str]) -> Any:
-    module, _, attribute = known[name].partition(":")
-    made = getattr(importlib.import_module(module), attribute)
+def _processor(name: str, arguments: dict[str, Any], available: Mapping[str, str]) -> Any:
+    module, _, attribute = available[name].partition(":")
+    processor_class = getattr(importlib.import_module(module), attribute)
     try:
-        return made(**arguments)
+        return processor_class(**arguments)
     except TypeError as error:
         raise RequestRejected(f"logits processor {name!r}: {error}", param="logits_processors") from error
 
@@ -189,7 +192,7 @@ def _guided(guide: Guide) -> dict[str, Any]:
             return {"json": decode_guide(guide, dict[str, Any])}
         case "choice":
             choices = guide_choices(guide)
-            return {"regex": "|".join(f"({re.escape(one)})" for one in choices)}
+            return {"regex": "|".join(f"({re.escape(choice)})" for choice in choices)}
         case "regex" | "grammar":
             return {guide.kind: guide_text(guide)}
 
@@ -206,7 +209,7 @@ def prompt_logprobs(tokens: Sequence[int], logits: Any, count: int) -> tuple[Tok
         raise EngineError(
             f"TensorRT-LLM returned the logits of {logits.shape[0]} of {len(tokens)} prompt tokens"
         )
-    found: list[TokenLogprob | None] = [None]
+    logprobs: list[TokenLogprob | None] = [None]
     for at in range(0, rows, PROMPT_ROWS):
         part = logits[at : min(at + PROMPT_ROWS, rows)].float().cpu().numpy()
         shifted = part - part.max(axis=-1, keepdims=True)
@@ -214,20 +217,20 @@ def prompt_logprobs(tokens: Sequence[int], logits: Any, count: int) -> tuple[Tok
         likeliest = np.argsort(-scores, axis=-1, kind="stable")[:, :count]
         for row, (values, top) in enumerate(zip(scores, likeliest, strict=True)):
             chosen = float(values[tokens[at + row + 1]])
-            found.append(TokenLogprob(chosen, tuple((int(one), float(values[one])) for one in top)))
-    return tuple(found)
+            logprobs.append(TokenLogprob(chosen, tuple((int(token), float(values[token])) for token in top)))
+    return tuple(logprobs)
 
 
 def token_logprobs(tokens: Sequence[int], entries: Sequence[Any], count: int) -> tuple[TokenLogprob, ...]:
     """Log probabilities of these tokens, each with the `count` likeliest; TensorRT-LLM adds the chosen one to those."""
-    found = []
+    logprobs = []
     for token, by_id in zip(tokens, entries, strict=False):
         ranked = sorted(by_id.items(), key=lambda item: (-item[1].logprob, item[0]))
         top = tuple((number, entry.logprob) for number, entry in ranked)
         if len(top) > count:
             top = tuple(pair for pair in top if pair[0] != token or pair in top[:count])[:count]
-        found.append(TokenLogprob(by_id[token].logprob, top))
-    return tuple(found)
+        logprobs.append(TokenLogprob(by_id[token].logprob, top))
+    return tuple(logprobs)
 
 
 # Images: how a model takes them, and requests' images in prompts and in KV events.
@@ -272,7 +275,7 @@ class TensorRtImages:
 
     def resolve(self, tokens: Sequence[int], keys: Iterable[dict[str, Any]]) -> BlockImages | None:
         """A block of an event. None if one of its images is of no request of this engine: then its tokens are unknown."""
-        found = list(tokens)
+        block_tokens = list(tokens)
         images: list[tuple[str, int, int]] = []
         at = 0
         for key in keys:
@@ -282,14 +285,16 @@ class TensorRtImages:
             start = -int(key["start_offset"])
             if not start:
                 # It begins in this block, where the first token that stands for an image and is no earlier one's is.
-                start = next((n for n in range(at, len(found)) if found[n] == self._feature), -1)
+                start = next(
+                    (n for n in range(at, len(block_tokens)) if block_tokens[n] == self._feature), -1
+                )
                 if start < 0:
                     return None
-            end = min(start + count, len(found))
-            found[max(start, 0) : end] = [self.support.placeholder] * (end - max(start, 0))
+            end = min(start + count, len(block_tokens))
+            block_tokens[max(start, 0) : end] = [self.support.placeholder] * (end - max(start, 0))
             images.append((str(key["hash"]), start, count))
             at = end
-        return BlockImages(found, images)
+        return BlockImages(block_tokens, images)
 
 
 def image_handling(llm: Any, model: str) -> TensorRtImages | None:
@@ -307,16 +312,16 @@ def image_handling(llm: Any, model: str) -> TensorRtImages | None:
         return None
 
     def learn() -> TensorRtImages | None:
-        found = {
+        token_counts = {
             size: int(processor.get_num_tokens_per_image(image=black_image(*size)))  # type: ignore[union-attr]
             for size in PROBES
         }
-        tokens = next(iter(found.values()))
+        tokens = next(iter(token_counts.values()))
         expanded = processor.expand_prompt_token_ids_for_mm([placeholder], [tokens])  # type: ignore[union-attr]
         # Newer releases return what else they made of it as well.
         expanded = expanded[0] if isinstance(expanded, tuple) else expanded
         inner = getattr(processor.processor, "image_processor", None)  # type: ignore[union-attr]
-        support = fitting_rule(config, inner, placeholder=placeholder, limit=IMAGES_MAX, found=found)
+        support = fitting_rule(config, inner, placeholder=placeholder, limit=IMAGES_MAX, found=token_counts)
         if support is None or len(expanded) != tokens or len(set(expanded)) != 1:
             return None
         return TensorRtImages(support, int(expanded[0]))

@@ -103,12 +103,12 @@ class NixlAgent:
 
         Between processes of one host this does the whole read: it returns when the bytes have been copied.
         """
-        ours = [(self._memory.address + offset, nbytes, self._memory.device)]
-        theirs = [(place.address, nbytes, place.device)]
+        local_regions = [(self._memory.address + offset, nbytes, self._memory.device)]
+        remote_regions = [(place.address, nbytes, place.device)]
         handle = None
         with self._errors(place.agent):
-            into = self._agent.get_xfer_descs(ours, self._memory.kind)
-            source = self._agent.get_xfer_descs(theirs, place.memory)
+            into = self._agent.get_xfer_descs(local_regions, self._memory.kind)
+            source = self._agent.get_xfer_descs(remote_regions, place.memory)
             handle = self._agent.initialize_xfer("READ", into, source, place.agent)
             try:
                 self._agent.transfer(handle)
@@ -381,9 +381,9 @@ class NixlThread:
         if isinstance(error, PeerGone):
             # NIXL reports each of them separately and later; fail them all now.
             ended += [other for other in self._readings if other.place.agent == peer and other is not reading]
-        for one in ended:
-            self._give_up(one, agent)
-            self._post(one.future, error)
+        for failed in ended:
+            self._give_up(failed, agent)
+            self._post(failed.future, error)
         if isinstance(error, PeerGone):
             agent.forget(peer)
 

@@ -217,11 +217,11 @@ class HostMemory:
     def put(self, offset: int, array: Any) -> int:
         """See `Memory.put`. Numpy arrays, of any strides and byte order."""
         native = array.dtype.newbyteorder("=")
-        there = self.view(offset, array.nbytes)
+        region = self.view(offset, array.nbytes)
         if array.flags.c_contiguous and array.dtype == native:
-            return copy_checked(there, array.reshape(-1).view(np.uint8))
-        np.copyto(there.view(native).reshape(array.shape), array)
-        return checksum(there)
+            return copy_checked(region, array.reshape(-1).view(np.uint8))
+        np.copyto(region.view(native).reshape(array.shape), array)
+        return checksum(region)
 
     def get(self, offset: int, offer: Offer) -> tuple[Any, int]:
         """See `Memory.get`. bfloat16, which numpy lacks, as the uint16 of its bits."""
@@ -230,8 +230,8 @@ class HostMemory:
 
     def lend(self, offset: int, offer: Offer) -> tuple[Any, int]:
         """See `Memory.lend`."""
-        there = self.view(offset, offer.nbytes)
-        return there.view(_numpy_type(offer)).reshape(offer.shape), checksum(there)
+        region = self.view(offset, offer.nbytes)
+        return region.view(_numpy_type(offer)).reshape(offer.shape), checksum(region)
 
     def view(self, offset: int, nbytes: int) -> Bytes:
         """See `Memory.view`."""
@@ -260,10 +260,10 @@ class TensorMemory:
         """See `Memory.put`. Torch tensors of any device and strides, and numpy arrays."""
         source = array if isinstance(array, self._torch.Tensor) else self._torch.from_numpy(array)
         flat = source.contiguous().reshape(-1).view(self._torch.uint8)
-        there = self._tensor[offset : offset + flat.numel()]
-        there.copy_(flat)
+        region = self._tensor[offset : offset + flat.numel()]
+        region.copy_(flat)
         # `cpu` waits for the preceding copy, so the buffer is complete when its offer is sent.
-        return checksum(there.cpu().numpy())
+        return checksum(region.cpu().numpy())
 
     def get(self, offset: int, offer: Offer) -> tuple[Any, int]:
         """See `Memory.get`. A tensor on the slab's device."""
@@ -279,9 +279,9 @@ class TensorMemory:
             raise BufferError("GPU memory cannot be viewed from the host")
         return cast(Bytes, self._tensor[offset : offset + nbytes].numpy())
 
-    def _tensor_of(self, there: Any, offer: Offer) -> tuple[Any, int]:
-        tensor = there.view(getattr(self._torch, offer.dtype)).reshape(offer.shape)
-        return tensor, checksum(there.cpu().numpy())
+    def _tensor_of(self, region: Any, offer: Offer) -> tuple[Any, int]:
+        tensor = region.view(getattr(self._torch, offer.dtype)).reshape(offer.shape)
+        return tensor, checksum(region.cpu().numpy())
 
 
 def _numpy_type(offer: Offer) -> str:

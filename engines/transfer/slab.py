@@ -99,16 +99,16 @@ class Slab:
         """Allocate at least `nbytes`, in the first sufficient gap. Raises `SlabFull`; ValueError below one byte."""
         if nbytes < 1:
             raise ValueError(f"a block has at least one byte, got {nbytes}")
-        wanted = -(-nbytes // self._alignment) * self._alignment
-        index = next((at for at, gap in enumerate(self._free) if gap.nbytes >= wanted), None)
+        needed = -(-nbytes // self._alignment) * self._alignment
+        index = next((at for at, gap in enumerate(self._free) if gap.nbytes >= needed), None)
         if index is None:
             raise SlabFull(
                 f"no space for {nbytes} bytes: of {self.capacity} {self.free_bytes} are free, "
                 f"{self.largest_free} in one piece. Use a larger slab, or shorter leases"
             )
         gap = self._free[index]
-        block = Block(gap.offset, wanted)
-        rest = Block(gap.offset + wanted, gap.nbytes - wanted)
+        block = Block(gap.offset, needed)
+        rest = Block(gap.offset + needed, gap.nbytes - needed)
         self._free[index : index + 1] = [rest] if rest.nbytes else []
         self._used.add(block)
         return block

@@ -103,11 +103,11 @@ def keyword_arguments(settings: VllmSettings, events: str, replay: str, *, cpu: 
 
     Raises `EngineUnavailable` naming the invalid argument.
     """
-    given = parse(settings.options.native)
+    native_options = parse(settings.options.native)
     worker = settings.worker
     check_agreement(
         "vLLM",
-        given,
+        native_options,
         {
             "--block-size": (worker.block_size, "block_size"),
             "--max-model-len": (worker.max_model_len, "max_model_len"),
@@ -131,10 +131,10 @@ def keyword_arguments(settings: VllmSettings, events: str, replay: str, *, cpu: 
         arguments["kv_transfer_config"] = KVTransferConfig(**transfer)
     return (
         arguments
-        | given
+        | native_options
         | {
             "model": worker.model,
-            "kv_events_config": _kv_events(given.get("kv_events_config"), events, replay),
+            "kv_events_config": _kv_events(native_options.get("kv_events_config"), events, replay),
         }
     )
 
@@ -156,22 +156,22 @@ def shared_arguments(settings: VllmSettings, *, cpu: bool) -> dict[str, Any]:
     return arguments
 
 
-def _kv_events(theirs: Any, events: str, replay: str) -> Any:
+def _kv_events(native_config: Any, events: str, replay: str) -> Any:
     """The configuration of KV events: the default, or a native one that publishes them."""
     from vllm.config.kv_events import KVEventsConfig
 
-    if theirs is None:
+    if native_config is None:
         return KVEventsConfig(
             enable_kv_cache_events=True, publisher="zmq", endpoint=events, replay_endpoint=replay
         )
-    if not theirs.enable_kv_cache_events or theirs.publisher != "zmq":
+    if not native_config.enable_kv_cache_events or native_config.publisher != "zmq":
         raise EngineUnavailable(
             '--kv-events-config disables KV events, which routing requires: set "enable_kv_cache_events": true '
             'and "publisher": "zmq", or omit it'
         )
-    if theirs.replay_endpoint is None:
-        theirs.replay_endpoint = replay
-    return theirs
+    if native_config.replay_endpoint is None:
+        native_config.replay_endpoint = replay
+    return native_config
 
 
 # Pooling models: their tasks, and the parameters that they need.
@@ -210,12 +210,12 @@ def pooling_of(tasks: Sequence[str], config: Any) -> VllmPooling:
 
     A classifier with one class scores pairs: the task that vLLM had for it is `classify` since.
     """
-    found = [task for task in POOLING if task in tasks]
+    supported = [task for task in POOLING if task in tasks]
     score_task = "score" if "score" in tasks else "classify"
-    if "score" not in found and "classify" in found and getattr(config, "num_labels", 0) == 1:
-        found.append("score")
+    if "score" not in supported and "classify" in supported and getattr(config, "num_labels", 0) == 1:
+        supported.append("score")
     segmented = int(getattr(config, "type_vocab_size", 0) or 0) > 1
-    return VllmPooling(tuple(found), score_task, segmented)
+    return VllmPooling(tuple(supported), score_task, segmented)
 
 
 # Capabilities of a started vLLM, from its actual configuration.
@@ -232,78 +232,82 @@ def capabilities(
     config: Any, tasks: tuple[str, ...], processors: Mapping[str, str], engine: Any
 ) -> frozenset[Capability]:
     """Capabilities of an AsyncLLM `engine` with this VllmConfig and these supported tasks."""
-    found: set[Capability] = set()
+    supported: set[Capability] = set()
     if "generate" in tasks:
-        found |= GENERATES
+        supported |= GENERATES
         # With speculative decoding vLLM ignores biases and logits processors.
         if getattr(config, "speculative_config", None) is None:
-            found.add("logit_bias")
+            supported.add("logit_bias")
             if processors:
-                found.add("processors")
+                supported.add("processors")
         # A grammar is compiled for the tokenizer's vocabulary.
         if not getattr(config.model_config, "skip_tokenizer_init", False):
-            found |= {"guide", "bad_words"}
+            supported |= {"guide", "bad_words"}
         if getattr(getattr(config, "reasoning_config", None), "enabled", False):
-            found.add("thinking_budget")
+            supported.add("thinking_budget")
         if can_hand_over(config):
-            found.add("handoff")
+            supported.add("handoff")
     if "transcription" in tasks and config.model_config.hf_config.model_type == "whisper":
-        found |= {"transcription", "logprobs", "allowed_tokens", "seed", "cache_salt"}
+        supported |= {"transcription", "logprobs", "allowed_tokens", "seed", "cache_salt"}
     if any(task in POOLING for task in tasks):
-        found |= {"embed", "cache_salt"}
+        supported |= {"embed", "cache_salt"}
     events = config.kv_events_config
     if config.cache_config.enable_prefix_caching and events and events.enable_kv_cache_events:
-        found |= {"kv_events", "kv_dump", "clear_kv"}
+        supported |= {"kv_events", "kv_dump", "clear_kv"}
     if config.scheduler_config.policy == "priority":
-        found.add("priority")
+        supported.add("priority")
     if config.lora_config is not None:
-        found.add("lora")
+        supported.add("lora")
     if config.model_config.enable_sleep_mode:
-        found.add("sleep")
+        supported.add("sleep")
     if hasattr(engine, "pause_generation"):
-        found.add("pause")
+        supported.add("pause")
     profiler = getattr(config, "profiler_config", None)
     if profiler and profiler.profiler:
-        found.add("profile")
-    return frozenset(found)
+        supported.add("profile")
+    return frozenset(supported)
 
 
 # Validation before anything is loaded. Every error names the flag and the fix. Pure.
 
 
-def role(wanted: Role, connector: str, words: Sequence[str]) -> tuple[str, ...]:
+def role(worker_role: Role, connector: str, words: Sequence[str]) -> tuple[str, ...]:
     """The connectors of a worker with this role, from `--connector` and its native arguments.
 
     A prefill or decode worker of vLLM without any gets NIXL.
     """
-    if wanted == "encode":
+    if worker_role == "encode":
         # It has no KV.
         return ()
     chosen = handoff.names(connector)
     explicit = has(words, "kv_transfer_config")
     headless = is_follower(words)
-    if headless and wanted != "both":
+    if headless and worker_role != "both":
         raise EngineUnavailable(
-            f"--role {wanted} with {headless}: such a process accepts no requests and has no role; give the role to "
+            f"--role {worker_role} with {headless}: such a process accepts no requests and has no role; give the role to "
             "its leader"
         )
     if connector and explicit:
         raise EngineUnavailable(
             f"--connector {connector} and --kv-transfer-config both set the connectors: use one of them"
         )
-    if explicit and wanted != "both" and not handoff.may_hand_over(value(words, "kv_transfer_config") or ""):
+    if (
+        explicit
+        and worker_role != "both"
+        and not handoff.may_hand_over(value(words, "kv_transfer_config") or "")
+    ):
         raise EngineUnavailable(
-            f"--role {wanted} with a --kv-transfer-config whose connectors do not hand KV over from prefill to decode: name "
+            f"--role {worker_role} with a --kv-transfer-config whose connectors do not hand KV over from prefill to decode: name "
             f"{' or '.join(sorted(handoff.PULLING))} in it, or leave it out for nixl"
         )
-    if wanted == "both" or explicit:
+    if worker_role == "both" or explicit:
         return chosen
     if not connector:
         return ("nixl",)
     if not handoff.hands_over(chosen):
         able = ", ".join(name for name, entry in handoff.CONNECTORS.items() if entry.hands_over)
         raise EngineUnavailable(
-            f"--role {wanted} with --connector {connector}: none of these hands KV over from prefill to decode; "
+            f"--role {worker_role} with --connector {connector}: none of these hands KV over from prefill to decode; "
             f"add one of {able}, or omit --connector for nixl"
         )
     return chosen
@@ -342,17 +346,17 @@ def kv_event_ports(owner: str, endpoint: str, ranks: int, flag: str) -> list[Por
 
 
 def versions(
-    wanted: Role, version: str, model: str, cards: Iterable[ModelCard], live: set[str], *, allow: bool
+    worker_role: Role, version: str, model: str, cards: Iterable[ModelCard], live: set[str], *, allow: bool
 ) -> None:
     """Reject a prefill or decode worker whose vLLM version differs from that of its pool's workers."""
-    if wanted == "both" or allow or not version:
+    if worker_role == "both" or allow or not version:
         return
     for card in cards:
         if card.pool != pool_name(model, card.block_size) or card.pool not in live or card.engine != "vllm":
             continue
         if card.engine_version and card.engine_version != version:
             raise EngineUnavailable(
-                f"--role {wanted}: vLLM {version} here, {card.engine_version} in pool {card.pool}, and KV moves "
+                f"--role {worker_role}: vLLM {version} here, {card.engine_version} in pool {card.pool}, and KV moves "
                 f"between equal versions only; install vllm=={card.engine_version}, or start with "
                 "--allow mixed-versions and the other role's workers of this version next"
             )
@@ -402,5 +406,5 @@ def on_cpu() -> bool:
 
 def reloads_weights_with_lora() -> bool:
     """Does this release read its weights again where layers have LoRA adapters? 0.24 does not find them (measured on a GPU)."""
-    found = release(installed())
-    return found is None or found >= RELOADS_WITH_LORA
+    installed_release = release(installed())
+    return installed_release is None or installed_release >= RELOADS_WITH_LORA

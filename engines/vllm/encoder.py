@@ -209,7 +209,7 @@ class VllmEmbeddings(EmbeddingInput):
             )
 
 
-def form_of(probe: PromptMedia, tensor: Any, taken: EmbeddingSupport | None) -> ModelEmbeddings:
+def form_of(probe: PromptMedia, tensor: Any, support: EmbeddingSupport | None) -> ModelEmbeddings:
     """Return the form of the model's embeddings, from that of the probe item and what is known of its grid.
 
     Raises `EngineUnavailable` unless it has as many rows as the item has tokens.
@@ -219,7 +219,7 @@ def form_of(probe: PromptMedia, tensor: Any, taken: EmbeddingSupport | None) -> 
         raise EngineUnavailable(
             f"this model's embedding of an item with {probe.tokens} tokens has the shape {tuple(tensor.shape)}: it cannot use encode workers"
         )
-    return ModelEmbeddings(int(tensor.shape[-1]), image.dtype, taken.merge**2 if taken is not None else 0)
+    return ModelEmbeddings(int(tensor.shape[-1]), image.dtype, support.merge**2 if support is not None else 0)
 
 
 async def _generate_one(engine: Any, support: MediaSupport, item: PromptMedia) -> None:

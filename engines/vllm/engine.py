@@ -127,16 +127,16 @@ class VllmEngine(VllmControl):
         """See `Engine.start`. Loads for seconds to minutes on this thread, on which nothing else runs yet."""
         # No other user can listen in it.
         self._folder = process.take("engine")
-        own, processors = self._settings.worker, self._settings.options.logits_processors
-        if own.reads_embeddings:
-            self._embeddings = VllmEmbeddings(own.embeddings_mib)
+        worker_settings, processors = self._settings.worker, self._settings.options.logits_processors
+        if worker_settings.reads_embeddings:
+            self._embeddings = VllmEmbeddings(worker_settings.embeddings_mib)
         with interruptible():
             version = import_vllm(self._folder)
-            loggers = stat_loggers(self._record, prometheus=own.exports_metrics)
+            loggers = stat_loggers(self._record, prometheus=worker_settings.exports_metrics)
             self._engine, self._failure_file = launch(self._settings, self._folder, self._complete, loggers)
         config = self._engine.vllm_config
         if config.observability_config.otlp_traces_endpoint is not None:
-            self._traces = own.traces
+            self._traces = worker_settings.traces
         self._ranks = of_engine(self._engine, self.ranks)
         self._context_length = int(config.model_config.max_model_len)
         tasks = await self._engine.get_supported_tasks()
@@ -218,9 +218,9 @@ class VllmEngine(VllmControl):
         check_alive(self._engine, self._failure_file)
         self._check_supported(request)
         tokens = hashing.unpack_tokens(request.tokens)
-        wanted = request.sampling
-        check_length(len(tokens), wanted.max_tokens, self._context_length)
-        check_processors(wanted.processors, self._settings.options.logits_processors)
+        request_sampling = request.sampling
+        check_length(len(tokens), request_sampling.max_tokens, self._context_length)
+        check_processors(request_sampling.processors, self._settings.options.logits_processors)
         prompt = self._prompt(request, tokens.tolist())
         lora = self._loras.request(request.lora_name)
         stream = AnswerStream(request, emit)
@@ -278,8 +278,8 @@ class VllmEngine(VllmControl):
     def _made_params(self, request: GenerateRequest, transfer: Transfer | None, rank: int) -> Any:
         cold = self._ranks[rank].translator.cold
         if self._handoffs is not None and request.leg == "prefill":
-            wanted = request.sampling.prompt_logprobs
-            return sampling.prefill(dict(handoff.PREFILL), prompt_logprobs=wanted, report_hits=cold)
+            prompt_logprobs = request.sampling.prompt_logprobs
+            return sampling.prefill(dict(handoff.PREFILL), prompt_logprobs=prompt_logprobs, report_hits=cold)
         fetch = None
         if self._handoffs is not None and request.leg == "decode" and transfer is not None:
             fetch = self._handoffs.fetch(unseal(transfer.params, request))
@@ -360,8 +360,8 @@ class VllmEngine(VllmControl):
     async def stop(self) -> None:
         """See `Engine.stop`."""
         await self._cancel_requests()
-        for one in self._ranks:
-            one.socket.close()
+        for rank in self._ranks:
+            rank.socket.close()
         if self._engine is not None:
             engine, self._engine = self._engine, None
             shut_down(engine)

@@ -82,19 +82,19 @@ _FIELDS = frozenset(
 
 def names(text: str) -> tuple[str, ...]:
     """The connectors in a comma-separated list; `none` for none. Raises `EngineUnavailable`."""
-    found = tuple(name.strip() for name in text.split(",") if name.strip())
-    for name in found:
+    connectors = tuple(name.strip() for name in text.split(",") if name.strip())
+    for name in connectors:
         if name in NOT_SUPPORTED:
             raise EngineUnavailable(f"--connector {name} is not supported: {NOT_SUPPORTED[name]}")
         if name != "none" and name not in CONNECTORS:
             raise EngineUnavailable(
                 f"--connector {name}: unknown; known are {', '.join(CONNECTORS)} and none"
             )
-    if "none" in found and len(found) > 1:
+    if "none" in connectors and len(connectors) > 1:
         raise EngineUnavailable(f"--connector {text}: none together with others; omit one or the other")
-    if len(set(found)) != len(found):
+    if len(set(connectors)) != len(connectors):
         raise EngineUnavailable(f"--connector {text}: name each connector once")
-    return () if found == ("none",) else found
+    return () if connectors == ("none",) else connectors
 
 
 def hands_over(chosen: Sequence[str]) -> bool:
@@ -153,13 +153,13 @@ def _config(name: str, options: Mapping[str, Any], *, cpu: bool) -> dict[str, An
 def may_hand_over(text: str) -> bool:
     """Does a KV transfer configuration, as JSON, name a connector that hands over? What is no JSON, the engine's parser judges."""
     try:
-        found = json.loads(text)
-        inner = (found.get("kv_connector_extra_config") or {}).get("connectors") or ()
-        names = [found.get("kv_connector"), *(one.get("kv_connector") for one in inner)]
+        transfer_config = json.loads(text)
+        inner = (transfer_config.get("kv_connector_extra_config") or {}).get("connectors") or ()
+        names = [transfer_config.get("kv_connector"), *(connector.get("kv_connector") for connector in inner)]
     except (ValueError, AttributeError, TypeError):
         return True
     # One of another package is loaded from its own module: what it can shows when it is started.
-    return bool(found.get("kv_connector_module_path")) or any(name in PULLING for name in names)
+    return bool(transfer_config.get("kv_connector_module_path")) or any(name in PULLING for name in names)
 
 
 def can_hand_over(config: Any) -> bool:
@@ -178,8 +178,8 @@ def handoff_options(config: Any) -> dict[str, Any] | None:
     if transfer.kv_connector == "MultiConnector":
         for inner in extra.get("connectors", ()):
             if inner.get("kv_connector") in PULLING:
-                found: dict[str, Any] = inner.get("kv_connector_extra_config") or {}
-                return found
+                options: dict[str, Any] = inner.get("kv_connector_extra_config") or {}
+                return options
     return None
 
 
@@ -228,19 +228,21 @@ class VllmHandoffs:
             return None
         params = msgspec.json.encode(returned)
         try:
-            made = _checked(params)
+            checked_params = _checked(params)
         except Unusable:
             return None
-        return Pinned(params, self.lease_s, place=host_port(made.remote_host, made.remote_port))
+        return Pinned(
+            params, self.lease_s, place=host_port(checked_params.remote_host, checked_params.remote_port)
+        )
 
     def fetch(self, params: bytes) -> dict[str, Any]:
         """Parameters of the decode leg. Raises `Unusable`: incomplete, or used before."""
         checked = _checked(params)
         self._used.use((checked.remote_engine_id, checked.remote_request_id))
-        whole: dict[str, Any] = msgspec.json.decode(params)
+        transfer_params: dict[str, Any] = msgspec.json.decode(params)
         # With it vLLM reports the prefill's cached tokens as the decode's own, which were all fetched.
-        whole.pop("remote_prefill_cached_tokens", None)
-        return whole
+        transfer_params.pop("remote_prefill_cached_tokens", None)
+        return transfer_params
 
 
 def _checked(params: bytes) -> Fetch:

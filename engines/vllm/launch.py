@@ -81,8 +81,8 @@ def launch(
 
 def _put_sockets_in(folder: Path) -> None:
     """Set the folder of vLLM's own sockets, unless the operator has set one: vLLM removes none of them, even if it ends orderly."""
-    given = os.environ.get(SOCKETS)
-    if given and not engine_process.is_private(Path(given)):
+    socket_folder = os.environ.get(SOCKETS)
+    if socket_folder and not engine_process.is_private(Path(socket_folder)):
         return
     if len(str(folder)) <= SOCKETS_FOLDER_LENGTH_MAX:
         os.environ[SOCKETS] = str(folder)
@@ -154,15 +154,15 @@ def of_engine(engine: Any, count: int) -> list[VllmRank]:
     # The actual endpoints in newer releases: a port may have been 0.
     sources = engine.get_kv_event_sources() if hasattr(engine, "get_kv_event_sources") else {}
     native, offset = config.kv_events_config, ZmqEventPublisher.offset_endpoint_port
-    made: list[VllmRank] = []
+    ranks: list[VllmRank] = []
     for number in numbers:
         source = sources.get(number)
         if source is not None:
             endpoints = source.endpoint, source.replay_endpoint
         else:
             endpoints = offset(native.endpoint, number), offset(native.replay_endpoint, number)
-        made.append(VllmRank(number, endpoints, KvTranslator(block_size), total))
-    return made
+        ranks.append(VllmRank(number, endpoints, KvTranslator(block_size), total))
+    return ranks
 
 
 # vLLM processes without requests of their own: data-parallel ranks (`--headless`) and further nodes of an engine.
@@ -171,15 +171,15 @@ def of_engine(engine: Any, count: int) -> list[VllmRank]:
 def words(settings: VllmSettings, transfer: str = "", *, cpu: bool = False) -> tuple[str, ...]:
     """All arguments as words of vLLM's command line, Headwater's first. `transfer` is KVTransferConfig in JSON."""
     native = settings.options.native
-    made: dict[str, Any] = {"model": settings.worker.model}
+    arguments: dict[str, Any] = {"model": settings.worker.model}
     for name, value in shared_arguments(settings, cpu=cpu).items():
         if not native_arguments.has(native, name):
-            made[name] = value
+            arguments[name] = value
     if transfer:
-        made["kv_transfer_config"] = transfer
+        arguments["kv_transfer_config"] = transfer
     rest = native_arguments.without(native, "headless", takes_value=False)
     rest = native_arguments.without(rest, "model", takes_value=True)
-    return (*native_arguments.tokens_of(made, "settings"), "--headless", *rest)
+    return (*native_arguments.tokens_of(arguments, "settings"), "--headless", *rest)
 
 
 def run(settings: VllmSettings) -> None:

@@ -94,8 +94,10 @@ class VllmLauncher(EngineLauncher[VllmOptions]):
         """See `EngineLauncher.follower`: the data-parallel ranks of a leader on another machine, or a further node."""
         if not config.is_follower(self.options.native):
             return None
-        given = (value(self.options.native, f"data_parallel_{which}") for which in ("rank", "start_rank"))
-        rank = next((rank for rank in given if rank), "0")
+        rank_options = (
+            value(self.options.native, f"data_parallel_{which}") for which in ("rank", "start_rank")
+        )
+        rank = next((rank for rank in rank_options if rank), "0")
         # Ranks meet theirs while they start only.
         is_node = number(self.options.native, "node_rank", 0) > 0
         return Follower("headless", rank, config.leader(self.options.native), ends_with_it=is_node)

@@ -87,9 +87,9 @@ def media_support(config: Any) -> MediaSupport:
 
 def media_settings(config: Any) -> str:
     """The `--mm-processor-kwargs` of vLLM as JSON, "" without."""
-    given = getattr(config.model_config.multimodal_config, "mm_processor_kwargs", None) or {}
-    own = {name: value for name, value in given.items() if name != "device"}
-    return json.dumps(own, sort_keys=True, default=str) if own else ""
+    processor_kwargs = getattr(config.model_config.multimodal_config, "mm_processor_kwargs", None) or {}
+    without_device = {name: value for name, value in processor_kwargs.items() if name != "device"}
+    return json.dumps(without_device, sort_keys=True, default=str) if without_device else ""
 
 
 def media_tokens_max(engine: Any, support: MediaSupport) -> dict[PromptMediaKind, int]:
@@ -102,14 +102,16 @@ def media_tokens_max(engine: Any, support: MediaSupport) -> dict[PromptMediaKind
 
 
 def _image_rule(model: Any, processor: Any, placeholder: int, limit: int) -> ImageSupport | None:
-    found = {size: _expanded(processor, placeholder, "image", black_image(*size)) for size in PROBES}
+    token_counts = {size: _expanded(processor, placeholder, "image", black_image(*size)) for size in PROBES}
     image_processor = processor.info.get_image_processor()
-    return fitting_rule(model.hf_config, image_processor, placeholder=placeholder, limit=limit, found=found)
+    return fitting_rule(
+        model.hf_config, image_processor, placeholder=placeholder, limit=limit, found=token_counts
+    )
 
 
 def _video_rule(model: Any, processor: Any, placeholder: int, limit: int) -> VideoSupport | None:
-    own = getattr(model.multimodal_config, "media_io_kwargs", None) or {}
-    frames = int(own.get("video", {}).get("num_frames", SAMPLED_FRAMES))
+    io_kwargs = getattr(model.multimodal_config, "media_io_kwargs", None) or {}
+    frames = int(io_kwargs.get("video", {}).get("num_frames", SAMPLED_FRAMES))
     # Without a number vLLM would take all frames of a video.
     frames = frames if frames > 0 else SAMPLED_FRAMES
     return fitting_video_rule(
@@ -159,17 +161,17 @@ def media_prompt(
     prompt: dict[str, Any] = {"prompt_token_ids": collapse_placeholders(tokens, media)}
     if not media:
         return prompt
-    kinds = {item.kind: [one for one in media if one.kind == item.kind] for item in media}
+    kinds = {item.kind: [entry for entry in media if entry.kind == item.kind] for item in media}
     if fields:
         pairs = list(zip(media, fields, strict=True))
         prompt["multi_modal_data"] = {
-            kind: _stacked([one for item, one in pairs if item.kind == kind]) for kind in kinds
+            kind: _stacked([entry for item, entry in pairs if item.kind == kind]) for kind in kinds
         }
     else:
         prompt["multi_modal_data"] = {
-            kind: [item_value(one, support) for one in items] for kind, items in kinds.items()
+            kind: [item_value(entry, support) for entry in items] for kind, items in kinds.items()
         }
-    prompt["multi_modal_uuids"] = {kind: [one.id for one in items] for kind, items in kinds.items()}
+    prompt["multi_modal_uuids"] = {kind: [entry.id for entry in items] for kind, items in kinds.items()}
     return prompt
 
 
@@ -178,7 +180,9 @@ def _stacked(fields: Sequence[dict[str, Any]]) -> dict[str, Any]:
     import torch
 
     return {
-        name: torch.tensor([one[name][0] if name == TOKEN_COUNT else one[name] for one in fields])
+        name: torch.tensor(
+            [item_fields[name][0] if name == TOKEN_COUNT else item_fields[name] for item_fields in fields]
+        )
         for name in fields[0]
     }
 

@@ -80,26 +80,26 @@ class Loras:
             await self._clear()
         request = LoRARequest(adapter.name, number(adapter.name), adapter.folder)
         try:
-            taken = await self._engine.add_lora(request)
+            is_loaded = await self._engine.add_lora(request)
         except Exception as error:  # after any exception of vLLM the adapter is not loaded
             raise EngineError(f"vLLM cannot load adapter {adapter.name!r}: {error}") from error
         # In data parallel vLLM returns one result for all ranks, older releases none.
-        if taken is False:
+        if is_loaded is False:
             raise EngineError(f"vLLM rejected adapter {adapter.name!r} from {adapter.folder}")
         self._loaded[adapter.name] = LoadedLora(request, content)
         self._had[adapter.name] = content
 
     async def unload(self, name: str) -> None:
         """See `Engine.unload_lora`. Unknown names are fine."""
-        found = self._loaded.pop(name, None)
-        if found is not None:
-            await self._engine.remove_lora(found.request.lora_int_id)
+        adapter = self._loaded.pop(name, None)
+        if adapter is not None:
+            await self._engine.remove_lora(adapter.request.lora_int_id)
 
     async def load_again(self) -> None:
         """Load all of them again after their memory was released."""
-        for found in self._loaded.values():
-            await self._engine.remove_lora(found.request.lora_int_id)
-            await self._engine.add_lora(found.request)
+        for adapter in self._loaded.values():
+            await self._engine.remove_lora(adapter.request.lora_int_id)
+            await self._engine.add_lora(adapter.request)
 
 
 def _content(adapter: LoraAdapter) -> str:
@@ -172,15 +172,15 @@ class VllmControl(RankedEngineBase[VllmRank, Loras]):
         segments = request.segments or (0,) * len(request.prompts)
         params = [self._pooling.params(request.task, request.dimensions, one) for one in segments]
         lora = self._loras.request(request.lora_name)
-        found = [hashing.unpack_tokens(packed).tolist() for packed in request.prompts]
-        for tokens in found:
+        token_lists = [hashing.unpack_tokens(packed).tolist() for packed in request.prompts]
+        for tokens in token_lists:
             if not 0 < len(tokens) <= self._context_length:
                 raise RequestRejected(f"{len(tokens)} tokens; 1 to {self._context_length} are possible")
         salted = {"cache_salt": request.cache_salt} if request.cache_salt else {}
-        media = request.media or ((),) * len(found)
+        media = request.media or ((),) * len(token_lists)
         prompts = [
             media_prompt(tokens, items, self._media) | salted
-            for tokens, items in zip(found, media, strict=True)
+            for tokens, items in zip(token_lists, media, strict=True)
         ]
 
         async def one(number: int, prompt: dict[str, Any]) -> bytes:

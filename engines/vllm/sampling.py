@@ -115,9 +115,9 @@ def arguments(params: Any, name: str) -> dict[str, Any] | None:
 
     None if the request does not use it. See `VllmOptions.logits_processors`.
     """
-    given = (params.extra_args or {}).get(PROCESSORS, {})
-    found: dict[str, Any] | None = given.get(name)
-    return found
+    by_processor = (params.extra_args or {}).get(PROCESSORS, {})
+    own_arguments: dict[str, Any] | None = by_processor.get(name)
+    return own_arguments
 
 
 def logprobs(output: Any, count: int) -> tuple[TokenLogprob, ...]:
@@ -130,13 +130,15 @@ def logprobs(output: Any, count: int) -> tuple[TokenLogprob, ...]:
     )
 
 
-def prompt_logprobs(tokens: list[int], given: Any, count: int | None) -> tuple[TokenLogprob | None, ...]:
+def prompt_logprobs(
+    tokens: list[int], token_entries: Any, count: int | None
+) -> tuple[TokenLogprob | None, ...]:
     """The same of a prompt's tokens; the first has none. Empty if the request did not ask for them."""
-    if count is None or not given:
+    if count is None or not token_entries:
         return ()
     return tuple(
         _token_logprob(token, entries, count) if entries else None
-        for token, entries in zip(tokens, given, strict=True)
+        for token, entries in zip(tokens, token_entries, strict=True)
     )
 
 

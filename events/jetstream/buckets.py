@@ -118,14 +118,14 @@ class JetStreamTable:
         """See `Table.sizes`. Only headers are read."""
         where = f"{self._prefix}{prefix}.>"
         cursor = Cursor(self._client, self._stream, subjects=(where,), headers_only=True)
-        found: list[KeySize] = []
+        key_sizes: list[KeySize] = []
         opened = 0
         try:
             async with asyncio.timeout(SIZES_S):
                 async for batch in cursor.messages(0, newest_per_subject=True):
                     if cursor.opened != opened:
-                        opened, found = cursor.opened, []
-                    found += [
+                        opened, key_sizes = cursor.opened, []
+                    key_sizes += [
                         KeySize(raw.subject.removeprefix(self._prefix), int(raw.headers[_SIZE]), raw.position)
                         for raw in batch
                         if raw.headers is not None and not any(marker in raw.headers for marker in _MARKERS)
@@ -136,7 +136,7 @@ class JetStreamTable:
             raise LogUnavailable(f"{where}: no answer within {SIZES_S:g} s") from error
         finally:
             await cursor.aclose()
-        return found
+        return key_sizes
 
     async def watch(self) -> AsyncGenerator[list[TableEntry], None]:
         """See `Table.watch`. After a lost connection everything is read again and compared with what was yielded.
@@ -144,12 +144,12 @@ class JetStreamTable:
         Delete markers live for a second: a key that expired while disconnected may have left none. A deleted bucket
         is waited for; after it is re-created its revisions start at 1.
         """
-        known: dict[str, TableEntry] = {}
+        yielded: dict[str, TableEntry] = {}
         watched = _Watched(await self._created())
         while True:
             cursor = Cursor(self._client, self._stream, subjects=(self._prefix + ">",))
             try:
-                async for entries in self._follow(cursor, known, watched):
+                async for entries in self._follow(cursor, yielded, watched):
                     yield entries
             except StreamMissing as error:
                 _log.warning("bucket_missing", bucket=self._prefix, reason=str(error))
@@ -158,7 +158,7 @@ class JetStreamTable:
             await asyncio.sleep(MISSING_S)
 
     async def _follow(
-        self, cursor: Cursor, known: dict[str, TableEntry], watched: _Watched
+        self, cursor: Cursor, yielded: dict[str, TableEntry], watched: _Watched
     ) -> AsyncGenerator[list[TableEntry], None]:
         present: dict[str, TableEntry] | None = None
         opened = 0
@@ -167,7 +167,7 @@ class JetStreamTable:
             if cursor.opened != opened:
                 opened, present = cursor.opened, {}
             if present is None:
-                yield [entry for entry in entries if _is_newer(entry, known)]
+                yield [entry for entry in entries if _is_newer(entry, yielded)]
                 continue
             # Collect until this pass over all keys is complete.
             present.update((entry.key, entry) for entry in entries)
@@ -176,12 +176,12 @@ class JetStreamTable:
             held = {key: entry for key, entry in present.items() if entry.value is not None}
             is_other = watched.is_replaced(await self._created())
             lost = [
-                TableEntry(key, None, known[key].revision + 1, is_other)
-                for key in sorted(known.keys() - held.keys())
+                TableEntry(key, None, yielded[key].revision + 1, is_other)
+                for key in sorted(yielded.keys() - held.keys())
             ]
-            fresh = [entry for key, entry in held.items() if known.get(key) != entry]
-            known.clear()
-            known.update(held)
+            fresh = [entry for key, entry in held.items() if yielded.get(key) != entry]
+            yielded.clear()
+            yielded.update(held)
             present = None
             yield [*fresh, *lost]
 
@@ -198,14 +198,14 @@ class JetStreamTable:
         return TableEntry(raw.subject.removeprefix(self._prefix), None if gone else raw.data, raw.position)
 
 
-def _is_newer(entry: TableEntry, known: dict[str, TableEntry]) -> bool:
+def _is_newer(entry: TableEntry, yielded: dict[str, TableEntry]) -> bool:
     """Is it a change to what was yielded? Then record it: one batch may change a key several times."""
     if entry.value is None:
-        return known.pop(entry.key, None) is not None
-    before = known.get(entry.key)
+        return yielded.pop(entry.key, None) is not None
+    before = yielded.get(entry.key)
     if before is not None and entry.revision <= before.revision:
         return False
-    known[entry.key] = entry
+    yielded[entry.key] = entry
     return True
 
 
@@ -340,21 +340,21 @@ class JetStreamBlobs:
     async def names(self, prefix: str) -> list[str]:
         """See `Blobs.names`. Raises `LogRefused` if entries are deleted all the while."""
         for _ in range(LISTINGS_MAX):
-            found = await self._list_once()
-            if found is not None:
-                return sorted(name for name in found if name.startswith(prefix))
+            listed = await self._list_once()
+            if listed is not None:
+                return sorted(name for name in listed if name.startswith(prefix))
         raise LogRefused(f"bucket {self._bucket}: it changed during {LISTINGS_MAX} listings; list it again")
 
     async def _list_once(self) -> list[str] | None:
         """All names, None if the server announced entries that do not come: they were deleted while it sent the others."""
         cursor = Cursor(self._client, self._stream, subjects=(subjects.object_meta(self._bucket, ">"),))
         loop = asyncio.get_running_loop()
-        found: list[str] = []
+        names: list[str] = []
         try:
             async with asyncio.timeout(SILENCE_S) as limit:
                 async for batch in cursor.messages(0, newest_per_subject=True):
                     infos = [msgspec.json.decode(raw.data, type=_Info) for raw in batch]
-                    found += [info.name for info in infos if not info.deleted]
+                    names += [info.name for info in infos if not info.deleted]
                     if not batch or batch[-1].pending == 0:
                         break
                     limit.reschedule(loop.time() + SILENCE_S)
@@ -362,7 +362,7 @@ class JetStreamBlobs:
             return None
         finally:
             await cursor.aclose()
-        return found
+        return names
 
     async def delete(self, name: str) -> None:
         """See `Blobs.delete`.

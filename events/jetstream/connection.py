@@ -41,24 +41,24 @@ LOOK_UP_S: Final = 1.0
 
 def own_address_towards(host: str, port: int) -> str:
     """The address of this machine from which it reaches a server; empty if the server is on this machine. Nothing is sent. Raises `OSError`."""
-    family, _, _, _, there = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_DGRAM)[0]
+    family, _, _, _, server_address = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect(there)
-        own = str(probe.getsockname()[0])
-    return "" if own == there[0] or is_loopback(str(there[0])) else own
+        probe.connect(server_address)
+        own_address = str(probe.getsockname()[0])
+    return "" if own_address == server_address[0] or is_loopback(str(server_address[0])) else own_address
 
 
 def address_towards_any(urls: Iterable[str]) -> str:
     """`own_address_towards` all of these servers: empty if one of them is on this machine, or none can be looked up."""
-    own = ""
+    own_address = ""
     for url in urls:
         try:
-            own = _towards(url)
+            own_address = _towards(url)
         except (OSError, ValueError):
             continue  # whoever connects will say so
-        if not own:
+        if not own_address:
             break
-    return own
+    return own_address
 
 
 async def nearest_first(urls: list[str]) -> list[str]:
@@ -71,7 +71,7 @@ async def nearest_first(urls: list[str]) -> list[str]:
             near = await asyncio.gather(*(asyncio.to_thread(_is_here, url) for url in others))
     except TimeoutError:
         return others
-    return [url for _, url in sorted(zip(near, others, strict=True), key=lambda one: not one[0])]
+    return [url for _, url in sorted(zip(near, others, strict=True), key=lambda pair: not pair[0])]
 
 
 def _is_here(url: str) -> bool:
@@ -105,19 +105,19 @@ class Credentials(msgspec.Struct, frozen=True, kw_only=True):
 
     def options(self, url: str) -> dict[str, Any]:
         """Arguments for `Client.connect`. Raises `AccessDenied` naming the invalid setting."""
-        made: dict[str, Any] = {}
+        arguments: dict[str, Any] = {}
         if self.nkey_file and self.creds_file:
             raise AccessDenied("--nats-nkey-file and --nats-creds-file are two identities: set one")
         if self.nkey_file:
             _check_seed(self.nkey_file)
-            made["nkeys_seed"] = self.nkey_file
+            arguments["nkeys_seed"] = self.nkey_file
         if self.creds_file:
             _check_creds(self.creds_file)
-            made["user_credentials"] = self.creds_file
+            arguments["user_credentials"] = self.creds_file
         context = self._context(url)
         if context is not None:
-            made |= {"tls": context, "tls_handshake_first": self.tls_first}
-        return made
+            arguments |= {"tls": context, "tls_handshake_first": self.tls_first}
+        return arguments
 
     def _context(self, url: str) -> ssl.SSLContext | None:
         if bool(self.tls_cert) != bool(self.tls_key):
@@ -227,8 +227,8 @@ class Violations:
             scope.reschedule(now)
 
     def _reason(self, subject: str) -> str:
-        what = f"receiving replies on {self._inbox}.>" if self._inbox_denied else subject
-        return f"the server denies {what} to {self._connection!r}; {HINT}"
+        denied = f"receiving replies on {self._inbox}.>" if self._inbox_denied else subject
+        return f"the server denies {denied} to {self._connection!r}; {HINT}"
 
     def _log_once(self, action: str, subject: str) -> None:
         if (action, subject) in self._logged:
@@ -383,7 +383,7 @@ class Connection(Client):
         return UnparsedHeaders(headers[len(PLAIN_HEADERS) :], self._parse_header_lines)
 
     async def _process_err(self, err_msg: str) -> None:
-        if any(known in err_msg for known in (STALE_CONNECTION, PERMISSIONS_ERR)):
+        if any(fragment in err_msg for fragment in (STALE_CONNECTION, PERMISSIONS_ERR)):
             await super()._process_err(err_msg)
             return
         error = NatsError(f"nats: {err_msg}")
@@ -455,7 +455,7 @@ async def connect(
     reply subjects (see `subjects.inbox`); permissions depend on it. Raises `LogUnavailable`, with the URL, when no
     server answers within `wait_s`, and `AccessDenied` at once when authentication or TLS verification fails.
     """
-    servers = [one.strip() for one in url.split(",") if one.strip()]
+    servers = [server.strip() for server in url.split(",") if server.strip()]
     where = ", ".join(map(without_secret, servers))
     ready = False
 

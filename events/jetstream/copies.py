@@ -73,11 +73,15 @@ def status_of(info: Mapping[str, Any]) -> MirrorStatus | None:
     mirror = mirror_of(info["config"])
     if mirror is None:
         return None
-    told = info.get("mirror") or {}
-    active = int(told.get("active", -1))
-    error = (told.get("error") or {}).get("description", "")
+    reported = info.get("mirror") or {}
+    active = int(reported.get("active", -1))
+    error = (reported.get("error") or {}).get("description", "")
     return MirrorStatus(
-        mirror.site, mirror.kinds, int(told.get("lag", 0)), active / SECOND_NS if active >= 0 else -1.0, error
+        mirror.site,
+        mirror.kinds,
+        int(reported.get("lag", 0)),
+        active / SECOND_NS if active >= 0 else -1.0,
+        error,
     )
 
 
@@ -119,19 +123,19 @@ class SiteStream(msgspec.Struct, frozen=True):
 
 async def site_streams(client: Client, site: str) -> dict[str, SiteStream]:
     """All streams of a site by name. Raises `LogUnavailable` where the site does not answer."""
-    found: dict[str, SiteStream] = {}
+    streams: dict[str, SiteStream] = {}
     while True:
         try:
-            page = await api(client, "STREAM.LIST", {"offset": len(found)}, domain=site)
+            page = await api(client, "STREAM.LIST", {"offset": len(streams)}, domain=site)
         except LogUnavailable as error:
             raise LogUnavailable(
                 f"site {site} does not answer ({error}): its servers must be leaf nodes of these, with the JetStream domain {site}. "
                 f"`headwater nats-config --namespace {site} --hub HOST:PORT` writes their configuration"
             ) from error
         infos = page.get("streams") or ()
-        found |= {info["config"]["name"]: described(info) for info in infos}
-        if len(found) >= int(page.get("total", 0)) or not infos:
-            return found
+        streams |= {info["config"]["name"]: described(info) for info in infos}
+        if len(streams) >= int(page.get("total", 0)) or not infos:
+            return streams
 
 
 def described(info: Mapping[str, Any]) -> SiteStream:
@@ -152,7 +156,7 @@ def described(info: Mapping[str, Any]) -> SiteStream:
 
 def mirror_specs(
     ns: str,
-    there: Mapping[str, SiteStream],
+    streams_by_name: Mapping[str, SiteStream],
     mirror: Mirror,
     replicas: int,
     sizes: StreamSizes,
@@ -166,21 +170,21 @@ def mirror_specs(
     prefix = subjects.pool_stream_prefix(ns)
     pools = [
         pool_log_stream(ns, name.removeprefix(prefix), replicas, sizes)
-        for name, one in sorted(there.items())
-        if name.startswith(prefix) and all(subjects.in_namespace(ns, subject) for subject in one.subjects)
+        for name, stream in sorted(streams_by_name.items())
+        if name.startswith(prefix) and all(subjects.in_namespace(ns, subject) for subject in stream.subjects)
     ]
-    what = (
+    mirrored_kinds = (
         {"model cards", "leases"}
         | ({"request log"} if requests else set())
         | (set() if mirror.kinds else {"objects"})
     )
-    others = [spec for spec in namespace_streams(ns, replicas, sizes) if spec.what in what]
+    others = [spec for spec in namespace_streams(ns, replicas, sizes) if spec.what in mirrored_kinds]
     others.sort(key=lambda spec: spec.what == "leases")
-    return [*pools, *(spec for spec in others if spec.name in there)]
+    return [*pools, *(spec for spec in others if spec.name in streams_by_name)]
 
 
 async def ensure_mirror(
-    client: Client, origin: StreamSpec, mirror: Mirror, there: SiteStream, *, anew: bool = False
+    client: Client, origin: StreamSpec, mirror: Mirror, site_stream: SiteStream, *, anew: bool = False
 ) -> str:
     """Have these servers mirror a stream of a site; returns what was done: "created", "copied anew" or "".
 
@@ -188,32 +192,32 @@ async def ensure_mirror(
     """
     if not origin.pool:
         mirror = Mirror(mirror.site)
-    wanted = mirrored(origin, mirror)
+    spec = mirrored(origin, mirror)
     try:
-        info = await stream_info(client, wanted.name)
+        info = await stream_info(client, spec.name)
     except StreamMissing:
-        await api(client, f"STREAM.CREATE.{wanted.name}", wanted.config())
+        await api(client, f"STREAM.CREATE.{spec.name}", spec.config())
         return "created"
     has = mirror_of(info["config"])
     if has is None:
         raise LogRefused(
-            f"stream {wanted.name} of these servers is no mirror: processes of this namespace write to it. Give the site a namespace of its own"
+            f"stream {spec.name} of these servers is no mirror: processes of this namespace write to it. Give the site a namespace of its own"
         )
-    began_anew = there.last < int(info["state"]["last_seq"]) or there.created_ns > parse_time_ns(
+    began_anew = site_stream.last < int(info["state"]["last_seq"]) or site_stream.created_ns > parse_time_ns(
         info["created"]
     )
     if has == mirror and not began_anew and not anew:
         return ""
     state = info["state"]
-    lossless = not began_anew and (not int(state["messages"]) or there.first <= int(state["first_seq"]))
+    lossless = not began_anew and (not int(state["messages"]) or site_stream.first <= int(state["first_seq"]))
     if not (lossless or anew):
         reason = "began anew at the site" if began_anew else "is shorter at the site by now"
         raise LogRefused(
-            f"stream {wanted.name} {reason}, and its copy here has what the site has not: `headwater mirror {mirror.site} --anew` drops that "
+            f"stream {spec.name} {reason}, and its copy here has what the site has not: `headwater mirror {mirror.site} --anew` drops that "
             "and copies again"
         )
-    await api(client, f"STREAM.DELETE.{wanted.name}")
-    await api(client, f"STREAM.CREATE.{wanted.name}", wanted.config())
+    await api(client, f"STREAM.DELETE.{spec.name}")
+    await api(client, f"STREAM.CREATE.{spec.name}", spec.config())
     return "copied anew"
 
 

@@ -381,7 +381,7 @@ class JetStreamReader:
         """See `Log.scan_raw`."""
         async with aclosing(self._scan(after, until, subjects)) as runs:
             async for run in runs:
-                yield [_stored(one) for one in run]
+                yield [_stored(message) for message in run]
 
     async def _scan(
         self, after: int, until: int, subjects: Sequence[str]
@@ -391,12 +391,12 @@ class JetStreamReader:
         # and more than it takes to receive it (2.15, 3,000 subjects): then all are received, and the others dropped unread.
         only = subjects[0] if len(subjects) == 1 else ">"
         cursor = Cursor(self._client, self._stream, subjects=subjects if len(subjects) == 1 else ())
-        wanted = _Wanted(subjects)
+        selected = _Wanted(subjects)
         try:
             if after >= until:
                 return
             async for raw in cursor.messages(after, report_idle=True):
-                run = [message for message in raw if message.position <= until and wanted[message.subject]]
+                run = [message for message in raw if message.position <= until and selected[message.subject]]
                 if run:
                     yield run
                 after = raw[-1].position if raw else after
@@ -416,9 +416,9 @@ class JetStreamReader:
         low -= 1
         while low < high:
             middle = (low + high + 1) // 2
-            found = await next_message(self._client, self._stream, middle)
-            if found is not None and found.stored_ns <= wall_ns:
-                low = min(found.seq, high)
+            message = await next_message(self._client, self._stream, middle)
+            if message is not None and message.stored_ns <= wall_ns:
+                low = min(message.seq, high)
             else:
                 high = middle - 1
         return low
@@ -498,8 +498,10 @@ class _Wanted(dict[str, bool]):
         self._patterns = patterns
 
     def __missing__(self, subject: str) -> bool:
-        found = self[subject] = not self._patterns or any(matches(one, subject) for one in self._patterns)
-        return found
+        matched = self[subject] = not self._patterns or any(
+            matches(pattern, subject) for pattern in self._patterns
+        )
+        return matched
 
 
 def bounds_of(state: Mapping[str, Any]) -> Bounds:

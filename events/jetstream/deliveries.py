@@ -99,10 +99,10 @@ class DeliveryParser(Parser):
         at, size = 0, len(buffer)
         self._missing = 0
         with memoryview(buffer) as view:
-            while (found := _DELIVERY.match(view, at)) is not None:
-                subject, number, reply, header_bytes, bytes_ = found.groups()
+            while (match := _DELIVERY.match(view, at)) is not None:
+                subject, number, reply, header_bytes, bytes_ = match.groups()
                 reader = readers.get(int(number))
-                start = found.end()
+                start = match.end()
                 body = start + int(header_bytes or 0)
                 end = start + int(bytes_)
                 if reader is None or (body > start and not buffer.startswith(PLAIN_HEADERS, start)):

@@ -255,7 +255,9 @@ class JetStreamLog(JetStreamReader):
         """See `Log.append`. Raises `StreamMissing` when the stream was deleted."""
         check_count("an append", len(entries))
         touched = sorted({entry.subject for entry in entries})
-        return await self._until_known(touched, deadline_s, lambda left: self._append_once(entries, left))
+        return await self._until_known(
+            touched, deadline_s, lambda remaining_s: self._append_once(entries, remaining_s)
+        )
 
     async def ingest(
         self, subject: str, *messages: Sealed, fence: str, deadline_s: float = 5.0
@@ -263,7 +265,9 @@ class JetStreamLog(JetStreamReader):
         """See `Log.ingest`. Raises `StreamMissing` when the stream was deleted."""
         check_count("an ingest", len(messages))
         return await self._until_known(
-            [subject], deadline_s, lambda left: self._ingest_once(subject, messages, fence, left)
+            [subject],
+            deadline_s,
+            lambda remaining_s: self._ingest_once(subject, messages, fence, remaining_s),
         )
 
     async def _until_known(
@@ -281,9 +285,9 @@ class JetStreamLog(JetStreamReader):
                         await held.enter_async_context(self._locks[subject])
             except TimeoutError:
                 return Unknown("the previous append has not finished")
-            while (left := deadline - loop.time()) > 0:
+            while (remaining_s := deadline - loop.time()) > 0:
                 try:
-                    return await attempt(min(TRY_S, left))
+                    return await attempt(min(TRY_S, remaining_s))
                 except LogFull:
                     raise
                 except (LogUnavailable, _Stale) as error:
@@ -301,14 +305,14 @@ class JetStreamLog(JetStreamReader):
     async def _append_once(self, entries: tuple[Entry, ...], deadline_s: float) -> AppendResult:
         parts: list[Part] = []
         fresh: list[Entry] = []
-        there = 0
+        stored_position = 0
         written: set[str] = set()
         for subject, message in entries:
             newest = await self._known(subject, deadline_s)
             if newest.epoch > message.epoch:
                 return Fenced(newest.epoch)
             if newest.has(message):
-                there = newest.position
+                stored_position = newest.position
                 continue
             fresh.append(Entry(subject, message))
             headers = {"Nats-Msg-Id": _name(subject, message)}
@@ -317,7 +321,7 @@ class JetStreamLog(JetStreamReader):
                 written.add(subject)
             parts.append(Part(subject, message.data, headers))
         if not fresh:
-            return Stored(there, again=True)
+            return Stored(stored_position, again=True)
         ack = await publish_together(self._client, parts, deadline_s)
         if ack.duplicate:
             raise _Stale("an earlier attempt was stored")
@@ -339,7 +343,7 @@ class JetStreamLog(JetStreamReader):
             return Stored(newest.position, again=True)
 
         fenced = {EXPECTED: str(guard.position), f"{EXPECTED}-Subject": fence}
-        parts = [Part(subject, one.data, {"Nats-Msg-Id": _name(subject, one)}) for one in fresh]
+        parts = [Part(subject, sealed.data, {"Nats-Msg-Id": _name(subject, sealed)}) for sealed in fresh]
         try:
             position = await self._send(parts, fenced, deadline_s)
         except (LogRefused, _Stale):

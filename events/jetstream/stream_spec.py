@@ -74,9 +74,9 @@ class StreamSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     def config(self) -> dict[str, Any]:
         """The body of STREAM.CREATE, without values that are the server's defaults."""
-        given = msgspec.structs.asdict(self)
-        del given["what"], given["pool"], given["mirror"]
-        body = {key: value for key, value in given.items() if value not in (0, False, UNLIMITED)}
+        fields = msgspec.structs.asdict(self)
+        del fields["what"], fields["pool"], fields["mirror"]
+        body = {key: value for key, value in fields.items() if value not in (0, False, UNLIMITED)}
         body |= {"retention": "limits", "storage": "file"}
         if self.mirror is None:
             return body | {"subjects": list(self.subjects)}
@@ -214,12 +214,14 @@ def _mirror_config(spec: StreamSpec, mirror: Mirror) -> dict[str, Any]:
 
 def mirror_of(config: Mapping[str, Any]) -> Mirror | None:
     """What a stream with this configuration mirrors; None for no mirror. An operator's own mirror may be within one domain: "" then."""
-    given = config.get("mirror")
-    if not given:
+    mirror_config = config.get("mirror")
+    if not mirror_config:
         return None
-    prefix = (given.get("external") or {}).get("api", "")
+    prefix = (mirror_config.get("external") or {}).get("api", "")
     site = prefix.removeprefix("$JS.").removesuffix(".API") if prefix else ""
-    kinds = tuple(one["src"].split(".")[-2] for one in given.get("subject_transforms") or ())
+    kinds = tuple(
+        transform["src"].split(".")[-2] for transform in mirror_config.get("subject_transforms") or ()
+    )
     return Mirror(site, kinds)
 
 
@@ -251,23 +253,25 @@ _PER_SUBJECT = "max_msgs_per_subject"
 _WRITERS = ("duplicate_window", "subject_delete_marker_ttl")
 
 
-def compare(wanted: StreamSpec, info: Mapping[str, Any]) -> list[StreamDifference]:
-    """Every difference between `wanted` and the stream in a STREAM.INFO reply."""
+def compare(spec: StreamSpec, info: Mapping[str, Any]) -> list[StreamDifference]:
+    """Every difference between `spec` and the stream in a STREAM.INFO reply."""
     config, state = info["config"], info["state"]
-    found = [
+    differences = [
         *_kind(config),
-        *_origin(wanted, config),
-        *_subjects(wanted, config),
-        *_limits(wanted, config, state, info.get("ts", "")),
-        *_flags(wanted, config),
+        *_origin(spec, config),
+        *_subjects(spec, config),
+        *_limits(spec, config, state, info.get("ts", "")),
+        *_flags(spec, config),
     ]
-    return [_as_the_server_takes_it(one, config) for one in found]
+    return [_as_the_server_takes_it(difference, config) for difference in differences]
 
 
 def repairable(differences: list[StreamDifference], *, limits: bool = True) -> list[StreamDifference]:
     """The differences that are altered automatically: without loss, and not set by an operator."""
     return [
-        one for one in differences if one.cost == "safe" and not one.operators and (limits or not one.limit)
+        difference
+        for difference in differences
+        if difference.cost == "safe" and not difference.operators and (limits or not difference.limit)
     ]
 
 
@@ -289,51 +293,55 @@ def _kind(config: Mapping[str, Any]) -> Iterator[StreamDifference]:
         yield StreamDifference("allow_msg_counter", True, False, "cannot")
 
 
-def _origin(wanted: StreamSpec, config: Mapping[str, Any]) -> Iterator[StreamDifference]:
+def _origin(spec: StreamSpec, config: Mapping[str, Any]) -> Iterator[StreamDifference]:
     """A mirror's configuration can be removed, and not altered otherwise."""
     has = mirror_of(config)
-    if has != wanted.mirror:
+    if has != spec.mirror:
         name = (config.get("mirror") or {}).get("name", "")
-        yield StreamDifference("mirror", name, "", "cannot" if wanted.mirror else "promotes")
+        yield StreamDifference("mirror", name, "", "cannot" if spec.mirror else "promotes")
 
 
-def _subjects(wanted: StreamSpec, config: Mapping[str, Any]) -> Iterator[StreamDifference]:
+def _subjects(spec: StreamSpec, config: Mapping[str, Any]) -> Iterator[StreamDifference]:
     if config.get("mirror"):
         # It has those of its origin, and is given its own when it stops being a mirror.
         return
     has = list(config.get("subjects") or [])
-    missing = [subject for subject in wanted.subjects if not any(covers(other, subject) for other in has)]
+    missing = [subject for subject in spec.subjects if not any(covers(other, subject) for other in has)]
     if missing:
         # The server rejects overlapping subjects: a narrower one is replaced by ours.
-        kept = [other for other in has if not any(covers(subject, other) for subject in missing)]
-        yield StreamDifference("subjects", has, kept + missing, "safe")
-    elif set(has) != set(wanted.subjects):
-        yield StreamDifference("subjects", has, list(wanted.subjects), "safe", operators=True)
+        remaining = [other for other in has if not any(covers(subject, other) for subject in missing)]
+        yield StreamDifference("subjects", has, remaining + missing, "safe")
+    elif set(has) != set(spec.subjects):
+        yield StreamDifference("subjects", has, list(spec.subjects), "safe", operators=True)
 
 
 def covers(pattern: str, subject: str) -> bool:
     """Does every subject that `subject` matches also match `pattern`? Both may have wildcards."""
-    ours, theirs = pattern.split("."), subject.split(".")
-    for at, token in enumerate(ours):
+    pattern_tokens, subject_tokens = pattern.split("."), subject.split(".")
+    for at, token in enumerate(pattern_tokens):
         if token == ">":
-            return len(theirs) > at
-        if at >= len(theirs) or theirs[at] == ">" or (token != "*" and token != theirs[at]):
+            return len(subject_tokens) > at
+        if (
+            at >= len(subject_tokens)
+            or subject_tokens[at] == ">"
+            or (token != "*" and token != subject_tokens[at])
+        ):
             return False
-    return len(ours) == len(theirs)
+    return len(pattern_tokens) == len(subject_tokens)
 
 
 def _limits(
-    wanted: StreamSpec, config: Mapping[str, Any], state: Mapping[str, Any], now: str
+    spec: StreamSpec, config: Mapping[str, Any], state: Mapping[str, Any], now: str
 ) -> Iterator[StreamDifference]:
     replicas = int(config.get("num_replicas", 1))
-    if replicas != wanted.num_replicas:
-        more = replicas > wanted.num_replicas
-        yield StreamDifference("num_replicas", replicas, wanted.num_replicas, "safe", operators=more)
+    if replicas != spec.num_replicas:
+        more = replicas > spec.num_replicas
+        yield StreamDifference("num_replicas", replicas, spec.num_replicas, "safe", operators=more)
     for field, limit in (
-        ("max_age", wanted.max_age),
-        ("max_bytes", wanted.max_bytes),
+        ("max_age", spec.max_age),
+        ("max_bytes", spec.max_bytes),
         ("max_msgs", UNLIMITED),
-        (_PER_SUBJECT, wanted.max_msgs_per_subject),
+        (_PER_SUBJECT, spec.max_msgs_per_subject),
         ("max_msg_size", UNLIMITED),
         ("max_consumers", UNLIMITED),
     ):
@@ -347,13 +355,13 @@ def _limits(
         # A table has one value per key: with a longer history old values could reappear.
         yield StreamDifference(field, has, limit, cost, operators=field != _PER_SUBJECT, limit=True)
     window = int(config.get("duplicate_window", 0))
-    if wanted.duplicate_window and window != wanted.duplicate_window:
-        more = window > wanted.duplicate_window
+    if spec.duplicate_window and window != spec.duplicate_window:
+        more = window > spec.duplicate_window
         yield StreamDifference(
-            "duplicate_window", window, wanted.duplicate_window, "safe", operators=more, limit=True
+            "duplicate_window", window, spec.duplicate_window, "safe", operators=more, limit=True
         )
-    if config.get("discard") != wanted.discard:
-        yield StreamDifference("discard", config.get("discard"), wanted.discard, "safe", limit=True)
+    if config.get("discard") != spec.discard:
+        yield StreamDifference("discard", config.get("discard"), spec.discard, "safe", limit=True)
 
 
 def _size(limit: int) -> float:
@@ -376,36 +384,38 @@ def _drops(field: str, limit: int, state: Mapping[str, Any], now: str) -> bool:
             return False
 
 
-def _flags(wanted: StreamSpec, config: Mapping[str, Any]) -> Iterator[StreamDifference]:
+def _flags(spec: StreamSpec, config: Mapping[str, Any]) -> Iterator[StreamDifference]:
     for field in CAPABILITIES:
-        want, has = bool(getattr(wanted, field)), bool(config.get(field))
+        want, has = bool(getattr(spec, field)), bool(config.get(field))
         if want != has:
             yield StreamDifference(field, has, want, "safe", operators=has)
     for field in FORBIDDEN:
         if config.get(field):
             yield StreamDifference(field, True, False, "safe")
     ttl = int(config.get("subject_delete_marker_ttl", 0))
-    if wanted.subject_delete_marker_ttl and ttl != wanted.subject_delete_marker_ttl:
-        yield StreamDifference("subject_delete_marker_ttl", ttl, wanted.subject_delete_marker_ttl, "safe")
-    if bool(config.get("deny_delete")) != wanted.deny_delete:
+    if spec.subject_delete_marker_ttl and ttl != spec.subject_delete_marker_ttl:
+        yield StreamDifference("subject_delete_marker_ttl", ttl, spec.subject_delete_marker_ttl, "safe")
+    if bool(config.get("deny_delete")) != spec.deny_delete:
         # It cannot be unset; Headwater deletes no single messages.
         yield StreamDifference(
             "deny_delete",
-            not wanted.deny_delete,
-            wanted.deny_delete,
-            "safe" if wanted.deny_delete else "cannot",
-            operators=not wanted.deny_delete,
+            not spec.deny_delete,
+            spec.deny_delete,
+            "safe" if spec.deny_delete else "cannot",
+            operators=not spec.deny_delete,
         )
     if config.get("deny_purge"):
         # Replacing a value of a table or an object purges the old one; a log is never purged.
-        yield StreamDifference("deny_purge", True, False, "cannot", operators=not wanted.allow_rollup_hdrs)
+        yield StreamDifference("deny_purge", True, False, "cannot", operators=not spec.allow_rollup_hdrs)
 
 
-def _as_the_server_takes_it(one: StreamDifference, config: Mapping[str, Any]) -> StreamDifference:
+def _as_the_server_takes_it(difference: StreamDifference, config: Mapping[str, Any]) -> StreamDifference:
     """Alterations that are rejected on a stream with these settings."""
-    purged = one.field in ("allow_rollup_hdrs", "subject_delete_marker_ttl") and config.get("deny_purge")
-    unsynced = one.field == "allow_atomic" and config.get("persist_mode") == "async"
-    mirrored = one.field in ("allow_atomic", "allow_batched", *_WRITERS) and config.get("mirror")
-    if one.cost == "safe" and not one.operators and (purged or unsynced or mirrored):
-        return msgspec.structs.replace(one, cost="cannot")
-    return one
+    purged = difference.field in ("allow_rollup_hdrs", "subject_delete_marker_ttl") and config.get(
+        "deny_purge"
+    )
+    unsynced = difference.field == "allow_atomic" and config.get("persist_mode") == "async"
+    mirrored = difference.field in ("allow_atomic", "allow_batched", *_WRITERS) and config.get("mirror")
+    if difference.cost == "safe" and not difference.operators and (purged or unsynced or mirrored):
+        return msgspec.structs.replace(difference, cost="cannot")
+    return difference

@@ -77,7 +77,7 @@ class RepairResult(msgspec.Struct, frozen=True):
 
 
 async def repair(
-    client: Client, wanted: StreamSpec, *, limits: bool = True, alter: bool = True
+    client: Client, spec: StreamSpec, *, limits: bool = True, alter: bool = True
 ) -> RepairResult:
     """Create the stream, or alter what loses no messages; without `limits` limits are not changed.
 
@@ -87,61 +87,65 @@ async def repair(
     server does not answer.
     """
     try:
-        info = await stream_info(client, wanted.name)
+        info = await stream_info(client, spec.name)
     except StreamMissing:
-        if await _create(client, wanted):
-            return RepairResult(wanted.name, created=True)
-        info = await stream_info(client, wanted.name)
+        if await _create(client, spec):
+            return RepairResult(spec.name, created=True)
+        info = await stream_info(client, spec.name)
     altered: list[StreamDifference] = []
     refusals: list[str] = []
     config: dict[str, Any] = info["config"]
-    to_alter = repairable(compare(wanted, info), limits=limits)
+    to_alter = repairable(compare(spec, info), limits=limits)
     if to_alter and not alter:
         refusals.append(
-            f"{', '.join(one.field for one in to_alter)} should be altered, and only the operator may: "
+            f"{', '.join(difference.field for difference in to_alter)} should be altered, and only the operator may: "
             "run `headwater streams --repair` with the operator's key"
         )
     for group in _groups(to_alter if alter else []):
-        change = {one.field: one.wanted for one in group}
+        change = {difference.field: difference.wanted for difference in group}
         try:
-            config = (await api(client, f"STREAM.UPDATE.{wanted.name}", config | change))["config"]
+            config = (await api(client, f"STREAM.UPDATE.{spec.name}", config | change))["config"]
         except LogRefused as error:
             refusals.append(f"the server rejected {', '.join(sorted(change))}: {error}")
         else:
             altered += group
-    left = tuple(one for one in compare(wanted, {**info, "config": config}) if not one.operators)
-    refusals += [_refusal(wanted, one) for one in left if one.cost != "safe"]
-    return RepairResult(wanted.name, False, tuple(altered), left, "; ".join(refusals))
+    unrepaired = tuple(
+        difference for difference in compare(spec, {**info, "config": config}) if not difference.operators
+    )
+    refusals += [_refusal(spec, difference) for difference in unrepaired if difference.cost != "safe"]
+    return RepairResult(spec.name, False, tuple(altered), unrepaired, "; ".join(refusals))
 
 
-async def ensure(client: Client, wanted: StreamSpec, *, alter: bool = True) -> None:
+async def ensure(client: Client, spec: StreamSpec, *, alter: bool = True) -> None:
     """Create a missing stream, add missing capabilities and replicas; every process does this at its start.
 
     Limits are not changed. What cannot be altered is logged and does not prevent the start, as the stream may work
     nevertheless. Raises as `repair` does.
     """
-    done = await repair(client, wanted, limits=False, alter=alter)
+    done = await repair(client, spec, limits=False, alter=alter)
     if done.altered:
-        _log.info("stream_altered", stream=wanted.name, fields=[one.field for one in done.altered])
+        _log.info(
+            "stream_altered", stream=spec.name, fields=[difference.field for difference in done.altered]
+        )
     if done.refusal:
-        _log.warning("stream_differs", stream=wanted.name, reason=done.refusal)
+        _log.warning("stream_differs", stream=spec.name, reason=done.refusal)
 
 
 def _groups(differences: list[StreamDifference]) -> list[list[StreamDifference]]:
     """Groups of alterations: the rejection of one group must not prevent the others."""
     kinds: dict[int, list[StreamDifference]] = {0: [], 1: [], 2: []}
-    for one in differences:
-        kinds[2 if one.field == "num_replicas" else int(one.limit)].append(one)
+    for difference in differences:
+        kinds[2 if difference.field == "num_replicas" else int(difference.limit)].append(difference)
     return [group for group in kinds.values() if group]
 
 
-async def _create(client: Client, wanted: StreamSpec) -> bool:
+async def _create(client: Client, spec: StreamSpec) -> bool:
     """Create the stream. False when another process just created it with other settings."""
     try:
-        await api(client, f"STREAM.CREATE.{wanted.name}", wanted.config())
+        await api(client, f"STREAM.CREATE.{spec.name}", spec.config())
     except AccessDenied as error:
         raise StreamMissing(
-            f"stream {wanted.name} does not exist, and only the operator may create it: "
+            f"stream {spec.name} does not exist, and only the operator may create it: "
             "run `headwater pools` with the operator's key"
         ) from error
     except LogRefused as error:
@@ -153,30 +157,30 @@ async def _create(client: Client, wanted: StreamSpec) -> bool:
     except LogFull as error:
         # No space will be freed while a process starts: what is reserved has to be less.
         raise LogRefused(
-            f"stream {wanted.name} reserves {max(wanted.max_bytes, 0)} bytes, which the NATS server's store does not have: {error}. Give "
+            f"stream {spec.name} reserves {max(spec.max_bytes, 0)} bytes, which the NATS server's store does not have: {error}. Give "
             "smaller --stream-sizes, or the server a larger store"
         ) from error
     except LogUnavailable as error:
-        raise LogUnavailable(f"stream {wanted.name} could not be created: {error}") from error
+        raise LogUnavailable(f"stream {spec.name} could not be created: {error}") from error
     return True
 
 
-def _refusal(wanted: StreamSpec, one: StreamDifference) -> str:
-    what = f"{one.field} is {one.has} and should be {one.wanted}"
-    if one.cost == "would lose":
+def _refusal(spec: StreamSpec, difference: StreamDifference) -> str:
+    mismatch = f"{difference.field} is {difference.has} and should be {difference.wanted}"
+    if difference.cost == "would lose":
         return (
-            f"{what}: altering it now would delete stored messages. If that is meant, "
-            f"`nats stream edit {wanted.name}` does it"
+            f"{mismatch}: altering it now would delete stored messages. If that is meant, "
+            f"`nats stream edit {spec.name}` does it"
         )
-    if one.cost == "promotes":
+    if difference.cost == "promotes":
         return (
-            f"stream {wanted.name} is a mirror of {one.has}, and takes no writes: if its original is lost for good, "
+            f"stream {spec.name} is a mirror of {difference.has}, and takes no writes: if its original is lost for good, "
             "`headwater streams --promote` makes it the original"
         )
     return (
-        f"{what}: no server alters that on an existing stream. Stop the fleet, back it up "
-        f"(`nats stream backup {wanted.name} FOLDER`), delete it (`nats stream rm {wanted.name}`) and start again; "
-        f"what is lost with it: {_HOLDS[wanted.what]}"
+        f"{mismatch}: no server alters that on an existing stream. Stop the fleet, back it up "
+        f"(`nats stream backup {spec.name} FOLDER`), delete it (`nats stream rm {spec.name}`) and start again; "
+        f"what is lost with it: {_HOLDS[spec.what]}"
     )
 
 
@@ -248,13 +252,13 @@ async def exists(client: Client, name: str) -> bool:
 
 async def stream_names(client: Client, prefix: str) -> list[str]:
     """Names of the streams that start with `prefix`, sorted."""
-    found: list[str] = []
+    names: list[str] = []
     while True:
-        answer = await api(client, "STREAM.NAMES", {"offset": len(found)})
+        answer = await api(client, "STREAM.NAMES", {"offset": len(names)})
         page = answer.get("streams") or []
-        found += page
-        if len(found) >= int(answer.get("total", 0)) or not page:
-            return sorted(name for name in found if name.startswith(prefix))
+        names += page
+        if len(names) >= int(answer.get("total", 0)) or not page:
+            return sorted(name for name in names if name.startswith(prefix))
 
 
 # Probing a stream by appending to it: the stream's information does not show a frozen store.
@@ -346,7 +350,7 @@ class StreamStatus(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def to_repair(self) -> tuple[StreamDifference, ...]:
         """Differences that are not operators' settings."""
-        return tuple(one for one in self.differences if not one.operators)
+        return tuple(difference for difference in self.differences if not difference.operators)
 
 
 async def wanted_streams(
@@ -385,8 +389,8 @@ async def survey(
     """The status of every wanted stream; of a mirrored namespace those that there are. Raises `LogUnavailable` when the server does not answer at all."""
     specs = await wanted_streams(client, ns, replicas, sizes)
     site = await site_of(client, ns)
-    found = [await _status_of(client, ns, spec, site) for spec in specs]
-    return [one for one in found if not (site and one.trouble == MISSING)]
+    statuses = [await _status_of(client, ns, spec, site) for spec in specs]
+    return [status for status in statuses if not (site and status.trouble == MISSING)]
 
 
 MISSING: Final = "missing"
@@ -438,7 +442,8 @@ def _read(spec: StreamSpec, info: dict[str, Any]) -> StreamStatus:
         last=bounds.last,
         consumers=int(state.get("consumer_count", 0)),
         replicas=int(info["config"]["num_replicas"]),
-        current_replicas=1 + sum(bool(one.get("current")) and not one.get("offline") for one in followers),
+        current_replicas=1
+        + sum(bool(follower.get("current")) and not follower.get("offline") for follower in followers),
         leader=cluster.get("leader", ""),
         differences=tuple(compare(spec, info)),
     )

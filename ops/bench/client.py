@@ -138,8 +138,8 @@ class StreamedAnswer:
 
 def message_of(error: object) -> str:
     """The message of an error object of OpenAI's API."""
-    found = error.get("message", error) if isinstance(error, dict) else error
-    return str(found)[:CAUSE_MAX]
+    message = error.get("message", error) if isinstance(error, dict) else error
+    return str(message)[:CAUSE_MAX]
 
 
 class _Connection(asyncio.Protocol):
@@ -206,8 +206,8 @@ class _Connection(asyncio.Protocol):
         """End the request if it is not answered."""
         self.open = False
         began = bool(self._answer.came_s or self._answer.done)
-        what = "truncated stream" if began else "connection lost"
-        self._lose(Failure(what, str(exc or "the server closed the connection")))
+        cause = "truncated stream" if began else "connection lost"
+        self._lose(Failure(cause, str(exc or "the server closed the connection")))
 
     def _lose(self, failure: Failure) -> None:
         if self.answered is not None and not self.answered.done():
@@ -223,9 +223,9 @@ class _Connection(asyncio.Protocol):
 
 def _body_message(body: bytes) -> str:
     try:
-        found = msgspec.json.decode(body)
+        decoded = msgspec.json.decode(body)
         return message_of(
-            found.get("error", found.get("detail", found)) if isinstance(found, dict) else found
+            decoded.get("error", decoded.get("detail", decoded)) if isinstance(decoded, dict) else decoded
         )
     except msgspec.DecodeError:
         return body[:CAUSE_MAX].decode(errors="replace")
@@ -240,15 +240,15 @@ class Address(NamedTuple):
     prefix: str
 
 
-def address_of(url: str, what: str) -> Address:
-    """The parts of a URL, with or without /v1 at its end. `what` names it in the `ConfigError` for one that is none."""
+def address_of(url: str, label: str) -> Address:
+    """The parts of a URL, with or without /v1 at its end. `label` names it in the `ConfigError` for one that is none."""
     parts = urlsplit(url)
     try:
         port = parts.port
     except ValueError:
         port = -1
     if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
-        raise ConfigError(f"{what} {url}: write it as http://HOST:PORT")
+        raise ConfigError(f"{label} {url}: write it as http://HOST:PORT")
     secure = parts.scheme == "https"
     prefix = parts.path.rstrip("/").removesuffix("/v1")
     return Address(parts.hostname, port or (443 if secure else 80), secure, prefix)
@@ -281,7 +281,7 @@ class LoadClient:
         if answer.failure is not None and not answer.data:
             raise ConfigError(f"{self._host} is out of reach: {' '.join(answer.failure)}")
         try:
-            names = [str(one["id"]) for one in msgspec.json.decode(answer.data, type=ModelList).data]
+            names = [str(model["id"]) for model in msgspec.json.decode(answer.data, type=ModelList).data]
         except (msgspec.DecodeError, KeyError) as error:
             raise ConfigError(f"{self._host}: {path} is no list of models: {error}") from error
         if not names:
@@ -307,10 +307,10 @@ class LoadClient:
         try:
             async with asyncio.timeout(self._timeout_s):
                 while True:
-                    kept = self._kept()
-                    connection = kept or await self._connect()
+                    kept_alive = self._kept()
+                    connection = kept_alive or await self._connect()
                     await connection.send(data, answer)
-                    if kept is None or connection.received or connection.open:
+                    if kept_alive is None or connection.received or connection.open:
                         break
                     # The server had closed the connection before the request came.
                     answer.failure = None

@@ -98,8 +98,12 @@ async def bench_with_keys() -> Report:
 
 async def bench(*, keys: bool = False, settings: Mapping[str, Any] = MappingProxyType({})) -> Report:
     """One-token requests over 32 connections, then 64 streams of 512 tokens each, four times over. `settings` are further ones, by key."""
-    own = {"sim.step_time": ZERO, "fleet.workers": WORKERS, "auth.mode": "keys" if keys else "none"}
-    async with temporary_fleet(own | dict(settings)) as fleet:
+    bench_settings = {
+        "sim.step_time": ZERO,
+        "fleet.workers": WORKERS,
+        "auth.mode": "keys" if keys else "none",
+    }
+    async with temporary_fleet(bench_settings | dict(settings)) as fleet:
         host, _, port = fleet.url.removeprefix("http://").rpartition(":")
         key = await _create_key(fleet, host, int(port)) if keys else ""
         pid = fleet.pid("edge-0")
@@ -165,11 +169,11 @@ async def _is_accepted(key: str, host: str, port: int) -> bool:
 
 async def _requests(connections: list[BenchConnection], count: int) -> list[float]:
     body = chat_body("Please describe the source of the river to me. " * 8, 1)
-    left = iter(range(count))
+    remaining = iter(range(count))
     delays: list[float] = []
 
     async def work(connection: BenchConnection) -> None:
-        for _ in left:
+        for _ in remaining:
             done = await connection.post("/v1/chat/completions", body)
             delays.append(done.total_s)
 
@@ -210,12 +214,12 @@ def bench_against(words: Sequence[str], commit: str) -> Report:
         rounds = [(_run(words, ROOT), _run(words, other)) for _ in range(AGAINST_ROUNDS)]
     measures: list[Measure] = []
     for measure in rounds[0][0].measures:
-        ours = statistics.median(_value(one, measure.name) for one, _ in rounds)
-        theirs = statistics.median(_value(one, measure.name) for _, one in rounds)
+        current = statistics.median(_value(report, measure.name) for report, _ in rounds)
+        baseline = statistics.median(_value(report, measure.name) for _, report in rounds)
         measures += (
-            Measure(measure.name, ours, measure.unit),
-            Measure(f"  at {commit}", theirs, measure.unit),
-            Measure("  ratio", ours / theirs if theirs else 0.0, "times"),
+            Measure(measure.name, current, measure.unit),
+            Measure(f"  at {commit}", baseline, measure.unit),
+            Measure("  ratio", current / baseline if baseline else 0.0, "times"),
         )
     conditions = {**rounds[0][0].conditions, "rounds, in turns": AGAINST_ROUNDS, "against": commit}
     return Report(f"{rounds[0][0].benchmark}, against {commit}", conditions, measures)

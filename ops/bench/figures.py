@@ -108,17 +108,17 @@ def distribution(values: Sequence[float] | NDArray[np.float64]) -> Distribution 
     return Distribution(*(round(float(x), 3) for x in (np.mean(values), p50, p90, p99, np.max(values))))
 
 
-def measures_of(one: Sample) -> dict[str, float]:
+def measures_of(sample: Sample) -> dict[str, float]:
     """The measures of a successful request that `--slo` can limit, in milliseconds.
 
     An answer of one token has no time between two: 0, which is within every limit.
     """
-    decoding_ms = (one.last_s - one.first_s) * 1000
+    decoding_ms = (sample.last_s - sample.first_s) * 1000
     return {
-        "ttft": (one.first_s - one.sent_s) * 1000,
-        "itl": decoding_ms / (one.output_tokens - 1) if one.output_tokens > 1 else 0.0,
-        "gap": max(one.gaps_ms, default=0.0),
-        "e2e": (one.last_s - one.sent_s) * 1000,
+        "ttft": (sample.first_s - sample.sent_s) * 1000,
+        "itl": decoding_ms / (sample.output_tokens - 1) if sample.output_tokens > 1 else 0.0,
+        "gap": max(sample.gaps_ms, default=0.0),
+        "e2e": (sample.last_s - sample.sent_s) * 1000,
     }
 
 
@@ -126,12 +126,12 @@ def report_of(workload: str, run: LoadRun, pace: Pace, limits: Mapping[str, floa
     """The figures of a run."""
     good = [one for one in run.samples if one.failure is None]
     failures = [one.failure for one in run.samples if one.failure is not None]
-    found = [measures_of(one) for one in good]
+    measured = [measures_of(one) for one in good]
     prompt, output = (
         sum(max(0, getattr(one, f)) for one in good) for f in ("prompt_tokens", "output_tokens")
     )
-    told = [one for one in good if one.cached_tokens >= 0 and one.prompt_tokens > 0]
-    ttft = distribution([one["ttft"] for one in found])
+    reported = [one for one in good if one.cached_tokens >= 0 and one.prompt_tokens > 0]
+    ttft = distribution([one["ttft"] for one in measured])
     due = [(one.first_s - one.due_s) * 1000 for one in good] if pace.open else []
     return PointReport(
         workload=workload,
@@ -146,43 +146,45 @@ def report_of(workload: str, run: LoadRun, pace: Pace, limits: Mapping[str, floa
         requests_per_s=len(good) / run.duration_s,
         output_tokens_per_s=output / run.duration_s,
         total_tokens_per_s=(prompt + output) / run.duration_s,
-        mean_in_flight=sum(one["e2e"] for one in found) / 1000 / run.duration_s,
+        mean_in_flight=sum(one["e2e"] for one in measured) / 1000 / run.duration_s,
         prompt_tokens=prompt,
         output_tokens=output,
         tokens_counted="server" if all(one.counted for one in good) else "pieces",
         asked_prompt_tokens=sum(one.asked_tokens for one in good),
         asked_output_tokens=sum(one.asked_output for one in good),
         short_answers=sum(one.output_tokens < one.asked_output for one in good if one.counted),
-        cached_share=sum(one.cached_tokens for one in told) / sum(one.prompt_tokens for one in told)
-        if told
+        cached_share=sum(one.cached_tokens for one in reported) / sum(one.prompt_tokens for one in reported)
+        if reported
         else None,
         ttft_ms=ttft,
         ttft_due_ms=distribution(due),
-        itl_ms=distribution([x["itl"] for x, one in zip(found, good, strict=True) if one.output_tokens > 1]),
+        itl_ms=distribution(
+            [x["itl"] for x, one in zip(measured, good, strict=True) if one.output_tokens > 1]
+        ),
         gap_ms=distribution(np.concatenate([np.array(one.gaps_ms) for one in good]) if good else []),
-        longest_gap_ms=distribution([x["gap"] for x, one in zip(found, good, strict=True) if one.gaps_ms]),
-        e2e_ms=distribution([one["e2e"] for one in found]),
-        goodput=_goodput(good, found, len(run.samples), run.duration_s, limits) if limits else None,
+        longest_gap_ms=distribution([x["gap"] for x, one in zip(measured, good, strict=True) if one.gaps_ms]),
+        e2e_ms=distribution([one["e2e"] for one in measured]),
+        goodput=_goodput(good, measured, len(run.samples), run.duration_s, limits) if limits else None,
         generator=_generator(run.samples, run.own, pace, ttft),
     )
 
 
 def _sent_per_s(samples: Sequence[Sample]) -> float:
     """The rate at which requests were sent; 0 if all were sent at once."""
-    sent = sorted(one.sent_s for one in samples if not one.turn)
+    sent = sorted(sample.sent_s for sample in samples if not sample.turn)
     return (len(sent) - 1) / (sent[-1] - sent[0]) if len(sent) > 1 and sent[-1] > sent[0] else 0.0
 
 
 def _goodput(
     good: Sequence[Sample],
-    found: Sequence[dict[str, float]],
+    measured: Sequence[dict[str, float]],
     count: int,
     duration_s: float,
     limits: Mapping[str, float],
 ) -> Goodput:
     within = [
         one
-        for one, measures in zip(good, found, strict=True)
+        for one, measures in zip(good, measured, strict=True)
         if all(measures[name] <= limit for name, limit in limits.items())
     ]
     return Goodput(
@@ -191,31 +193,35 @@ def _goodput(
         len(within) / count,
         len(within) / duration_s,
         sum(one.output_tokens for one in within) / duration_s,
-        {name: sum(one[name] > limit for one in found) for name, limit in limits.items()},
+        {name: sum(one[name] > limit for one in measured) for name, limit in limits.items()},
     )
 
 
 def _generator(
-    samples: Sequence[Sample], own: OwnLag, pace: Pace, ttft: Distribution | None
+    samples: Sequence[Sample], lag: OwnLag, pace: Pace, ttft: Distribution | None
 ) -> GeneratorReport:
     """Decide whether the generator was the bottleneck."""
-    lags = [max(0.0, one.sent_s - one.due_s - one.held_s) * 1000 for one in samples if one.sent_s >= 0]
-    held = [one.held_s * 1000 for one in samples]
+    lags = [
+        max(0.0, sample.sent_s - sample.due_s - sample.held_s) * 1000
+        for sample in samples
+        if sample.sent_s >= 0
+    ]
+    held = [sample.held_s * 1000 for sample in samples]
     send, hold = (float(np.percentile(values or [0.0], 99)) for values in (lags, held))
     most = max(LAG_MS_MIN, LAG_SHARE_MAX * (ttft.p50 if ttft else 0.0))
     limits = []
-    if own.cpu_share > CPU_SHARE_MAX:
-        limits.append(f"it used {own.cpu_share:.0%} of its core")
-    if own.loop_p99_ms > most:
+    if lag.cpu_share > CPU_SHARE_MAX:
+        limits.append(f"it used {lag.cpu_share:.0%} of its core")
+    if lag.loop_p99_ms > most:
         limits.append(
-            f"its event loop was up to {own.loop_p99_ms:.0f} ms late (p99), of a TTFT of {ttft.p50 if ttft else 0:.0f} ms"
+            f"its event loop was up to {lag.loop_p99_ms:.0f} ms late (p99), of a TTFT of {ttft.p50 if ttft else 0:.0f} ms"
         )
     if send > most:
         limits.append(f"it sent requests up to {send:.0f} ms late (p99)")
     return GeneratorReport(
-        round(own.cpu_share, 3),
-        round(own.loop_p99_ms, 3),
-        round(own.loop_max_ms, 3),
+        round(lag.cpu_share, 3),
+        round(lag.loop_p99_ms, 3),
+        round(lag.loop_max_ms, 3),
         round(send, 3),
         round(hold, 3),
         limits,
@@ -224,8 +230,8 @@ def _generator(
 
 def best_point(points: Sequence[PointReport], share: float) -> PointReport | None:
     """The point with most requests within the limits per second, of those where at least `share` of all are; None if there is none."""
-    enough = [one for one in points if one.goodput is not None and one.goodput.share >= share]
-    return max(enough, key=lambda one: one.goodput.requests_per_s if one.goodput else 0.0, default=None)
+    enough = [point for point in points if point.goodput is not None and point.goodput.share >= share]
+    return max(enough, key=lambda point: point.goodput.requests_per_s if point.goodput else 0.0, default=None)
 
 
 def as_data(sample: Sample) -> dict[str, Any]:
@@ -253,18 +259,22 @@ class ServeReport(msgspec.Struct):
     left_out: int = 0
 
 
-def _row(text: str, point: PointReport, found: Distribution | None) -> tuple[str, ...]:
-    cells = [found.mean, found.p50, found.p90, found.p99, found.max] if found else []
+def _row(text: str, point: PointReport, distribution: Distribution | None) -> tuple[str, ...]:
+    cells = (
+        [distribution.mean, distribution.p50, distribution.p90, distribution.p99, distribution.max]
+        if distribution
+        else []
+    )
     return (text, *(f"{cell:,.1f}" for cell in cells)) if cells else (text, *("-" * 5))
 
 
 def as_text(result: ServeReport) -> str:
     """Return everything for people."""
     head = [f"{result.url}: {result.model}, {result.api}, workload {result.workload}, seed {result.seed}"]
-    per_word, fixed, known = result.calibration
+    per_word, fixed, counted = result.calibration
     head.append(
         f"the server counts {per_word:.3g} tokens per word and {fixed:.0f} around a prompt"
-        if known
+        if counted
         else "the server does not count tokens: a word is taken for a token of the prompt, and a piece of the answer for one of it"
     )
     if result.left_out:
@@ -294,7 +304,7 @@ def _one(point: PointReport) -> list[str]:
         ("longest gap of a request", point.longest_gap_ms),
         ("E2E", point.e2e_ms),
     )
-    rows = [_row(name, point, found) for name, found in measures if found is not None]
+    rows = [_row(name, point, distribution) for name, distribution in measures if distribution is not None]
     lines += ["", table(("ms", "mean", "p50", "p90", "p99", "max"), rows), *_notes([point])]
     if point.goodput is not None:
         good = point.goodput
@@ -338,8 +348,8 @@ _COLUMNS: Final[tuple[tuple[str, Callable[[PointReport], str]], ...]] = (
 )
 
 
-def _pair(found: Distribution | None) -> str:
-    return f"{found.p50:,.1f} / {found.p99:,.1f}" if found else "-"
+def _pair(distribution: Distribution | None) -> str:
+    return f"{distribution.p50:,.1f} / {distribution.p99:,.1f}" if distribution else "-"
 
 
 def _sweep(points: list[PointReport]) -> str:
@@ -372,10 +382,10 @@ def _notes(points: list[PointReport]) -> list[str]:
                 f"{at}requests waited up to {point.generator.held_p99_ms:,.0f} ms (p99) for one of {point.concurrency} places, which TTFT does not "
                 "count: see TTFT from when it was due"
             )
-    own = max(points, key=lambda point: point.generator.loop_p99_ms).generator
+    worst_generator = max(points, key=lambda point: point.generator.loop_p99_ms).generator
     if not any(point.generator.limits for point in points):
         lines.append(
-            f"generator: {max(p.generator.cpu_share for p in points):.0%} of a core, at most {own.loop_p99_ms:.1f} ms late (p99)"
+            f"generator: {max(p.generator.cpu_share for p in points):.0%} of a core, at most {worst_generator.loop_p99_ms:.1f} ms late (p99)"
         )
     if len(points) > 1 and points[0].goodput is not None:
         best = best_point(points, SHARE)
@@ -402,8 +412,8 @@ def drawn(result: ServeReport) -> str:
     def panel(title: str, unit: str, **series: Callable[[PointReport], float | None]) -> Panel:
         rows = []
         for label, point in zip(labels, result.points, strict=True):
-            found = [value(point) for value in series.values()]
-            rows.append(Row(label, [None if one is None else f"{one:.6g}" for one in found]))
+            values = [value(point) for value in series.values()]
+            rows.append(Row(label, [None if entry is None else f"{entry:.6g}" for entry in values]))
         return Panel("lines", title, unit, rows, x=x, series=list(series))
 
     def at(name: str, share: str) -> Callable[[PointReport], float | None]:
@@ -423,7 +433,9 @@ def drawn(result: ServeReport) -> str:
         panel("Time per output token", "ms", p50=at("itl_ms", "p50"), p99=at("itl_ms", "p99")),
     ]
     # Answers of one token have no time per token, and where all failed there is nothing.
-    panels = [one for one in panels if any(float(value or 0) for row in one.rows for value in row.values)]
+    panels = [
+        entry for entry in panels if any(float(value or 0) for row in entry.rows for value in row.values)
+    ]
     conditions = (
         f"{result.url}, {result.api}, {result.points[0].requests} requests at each point, seed {result.seed}"
     )

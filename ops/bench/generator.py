@@ -88,12 +88,12 @@ Post = Callable[[Turn, "list[tuple[str, str]]"], Awaitable[StreamedAnswer]]
 def due_times(workload: Workload, pace: Pace, random: Random) -> list[float]:
     """When each conversation is due in an open loop, in seconds from the first."""
     if not pace.rate:
-        return [one.due_s / pace.speed for one in workload.conversations]
-    due_s, found = 0.0, []
+        return [conversation.due_s / pace.speed for conversation in workload.conversations]
+    due_s, times_s = 0.0, []
     for _ in workload.conversations:
-        found.append(due_s)
+        times_s.append(due_s)
         due_s += 1 / pace.rate if pace.constant else random.expovariate(pace.rate)
-    return found
+    return times_s
 
 
 class Generator:
@@ -126,14 +126,14 @@ class Generator:
             with suppress(asyncio.CancelledError):
                 await heart
         wall_s = time.perf_counter() - self._start_s
-        first_s = min(one.sent_s for one in self._samples)
+        first_s = min(sample.sent_s for sample in self._samples)
         late_ms = np.array(self._beats or [0.0]) * 1000
-        own = OwnLag(
+        lag = OwnLag(
             (time.process_time() - cpu_s) / (wall_s + START_S),
             float(np.percentile(late_ms, 99)),
             float(late_ms.max()),
         )
-        return LoadRun(self._samples, wall_s - first_s, own, began_s)
+        return LoadRun(self._samples, wall_s - first_s, lag, began_s)
 
     async def _beat(self) -> None:
         while True:

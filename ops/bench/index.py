@@ -150,13 +150,13 @@ class Churn:
 
     def prompts(self, count: int) -> list[U64]:
         """The first 64 blocks of random conversations that have that many cached."""
-        whole = [
+        candidates = [
             np.concatenate([each.opening, each.blocks[: SHORT_BLOCKS - len(each.opening)]])
             for live in self._live
             for each in live.values()
             if len(each.opening) + each.held >= SHORT_BLOCKS
         ]
-        return [whole[at].copy() for at in self._rng.integers(0, len(whole), count).tolist()]
+        return [candidates[at].copy() for at in self._rng.integers(0, len(candidates), count).tolist()]
 
     def in_order(self) -> PrefixIndex:
         """A new index of the same content."""
@@ -173,9 +173,9 @@ class Churn:
     def behind_parents(self) -> float:
         """The share of blocks, in percent, in the row after their parent's."""
         slab, top = self.index.slab, int(self.index.scratch[TOP])
-        taken = slab[0, 1:top] != 0
-        behind = (slab[1, 1:top] == slab[0, : top - 1]) & taken
-        return 100 * float(np.count_nonzero(behind)) / max(1, int(np.count_nonzero(taken)))
+        in_use = slab[0, 1:top] != 0
+        behind = (slab[1, 1:top] == slab[0, : top - 1]) & in_use
+        return 100 * float(np.count_nonzero(behind)) / max(1, int(np.count_nonzero(in_use)))
 
     def _turn(self, worker: int, continues: bool, opening: float, recent: float, length: int) -> None:
         live = self._live[worker]
@@ -190,26 +190,26 @@ class Churn:
             number, each = self._begun, Conversation(prompt, self._fresh(length))
             live[number] = each
             self._begun += 1
-        wanted = each.blocks[each.held :]
-        if self._free[worker] < len(wanted):
-            self._evict(worker, len(wanted) - self._free[worker])
+        missing = each.blocks[each.held :]
+        if self._free[worker] < len(missing):
+            self._evict(worker, len(missing) - self._free[worker])
         before = each.blocks[each.held - 1] if each.held else each.parent
-        self.index.store(self.names[worker], 0, int(before), wanted)
-        self._free[worker] -= len(wanted)
+        self.index.store(self.names[worker], 0, int(before), missing)
+        self._free[worker] -= len(missing)
         each.held = len(each.blocks)
-        self.stored += len(wanted)
+        self.stored += len(missing)
 
-    def _evict(self, worker: int, wanted: int) -> None:
+    def _evict(self, worker: int, needed: int) -> None:
         live = self._live[worker]
-        while wanted > 0:
+        while needed > 0:
             number, oldest = next(iter(live.items()))
-            kept = max(0, oldest.held - wanted)
-            gone = oldest.blocks[kept : oldest.held][::-1].copy()
+            remaining = max(0, oldest.held - needed)
+            gone = oldest.blocks[remaining : oldest.held][::-1].copy()
             self.index.remove(self.names[worker], 0, gone)
             self._free[worker] += len(gone)
-            wanted -= len(gone)
-            oldest.held = kept
-            if kept == 0:
+            needed -= len(gone)
+            oldest.held = remaining
+            if remaining == 0:
                 del live[number]
 
     def _fresh(self, length: int) -> U64:

@@ -106,11 +106,13 @@ CLUSTER_S = 30.0
 
 async def bench() -> Report:
     """Messages carry one event of 16 blocks, 250 bytes. Client and servers share the machine."""
-    taken = await snapshot.bench(SNAPSHOT_BLOCKS)
+    snapshot_report = await snapshot.bench(SNAPSHOT_BLOCKS)
     snapshots = [
-        Measure(f"snapshot of {SNAPSHOT_BLOCKS / 1e6:.0f} M blocks: {one.name}", one.value, one.unit)
-        for one in taken.measures
-        if one.unit == "s"
+        Measure(
+            f"snapshot of {SNAPSHOT_BLOCKS / 1e6:.0f} M blocks: {measure.name}", measure.value, measure.unit
+        )
+        for measure in snapshot_report.measures
+        if measure.unit == "s"
     ]
     measures = [*await _on_servers(1), *await _on_servers(3), *snapshots, *_fold()]
     conditions = {
@@ -137,25 +139,25 @@ async def _on_servers(count: int) -> list[Measure]:
             atomic, streamed = rest[:MESSAGES], rest[MESSAGES:]
             measures = []
 
-            def note(what: str, number: int, seconds: float) -> None:
-                measures.append(Measure(f"{kind} {what}", number / seconds / 1000, "k messages/s"))
+            def note(label: str, number: int, seconds: float) -> None:
+                measures.append(Measure(f"{kind} {label}", number / seconds / 1000, "k messages/s"))
 
             began = time.perf_counter()
-            for one in single:
-                await _stored(log, Entry(kv, one))
+            for message in single:
+                await _stored(log, Entry(kv, message))
             note("append, one by one", len(single), time.perf_counter() - began)
-            payloads = [one.data for one in single]
+            payloads = [message.data for message in single]
             note("  raw publish, one by one", len(payloads), await raw.one_by_one(payloads))
             began = time.perf_counter()
             for at in range(0, len(atomic), PER_CALL):
-                await _stored(log, *(Entry(kv, one) for one in atomic[at : at + PER_CALL]))
+                await _stored(log, *(Entry(kv, message) for message in atomic[at : at + PER_CALL]))
             note(f"append, atomic batches of {PER_CALL}", len(atomic), time.perf_counter() - began)
             began = time.perf_counter()
             for at in range(0, len(streamed), PER_CALL):
                 result = await log.ingest(kv, *streamed[at : at + PER_CALL], fence=fleet)
                 assert isinstance(result, Stored), result
             note(f"ingest, {PER_CALL} a call", len(streamed), time.perf_counter() - began)
-            payloads = [one.data for one in streamed]
+            payloads = [message.data for message in streamed]
             note("  raw publish_async", len(payloads), await raw.all_at_once(payloads))
             if count == 1:
                 began = time.perf_counter()
@@ -206,14 +208,14 @@ async def _stored(log: Log, *entries: Entry) -> None:
 def _messages(first: int, last: int) -> list[Sealed]:
     """The worker's messages `first` to `last` - 1 on its cache subject, chained."""
     blocks = np.arange(BLOCKS_A_MESSAGE, dtype=np.uint64)
-    found: list[Sealed] = []
+    sealed: list[Sealed] = []
     previous = NO_DIGEST
     for seq in range(first, last):
         event = BlocksStored(0, (blocks + np.uint64(seq * BLOCKS_A_MESSAGE)).tobytes())
         batch = Batch(SCHEMA_VERSION, WORKER, 1, seq, 1_800_000_000_000_000_000, (event,), previous=previous)
-        found.append(seal(batch))
-        previous = found[-1].digest
-    return found
+        sealed.append(seal(batch))
+        previous = sealed[-1].digest
+    return sealed
 
 
 def _fold() -> list[Measure]:
@@ -243,10 +245,10 @@ def _fold() -> list[Measure]:
             raise RuntimeError("the chain is broken")
     seconds = time.perf_counter() - began
     total = FOLD_MESSAGES * FOLD_EVENTS
-    what = f"tail onto {TABLE_BLOCKS / 1e6:.0f} M blocks ({FOLD_BLOCKS} blocks an event, {FOLD_EVENTS} events a message)"
+    workload = f"tail onto {TABLE_BLOCKS / 1e6:.0f} M blocks ({FOLD_BLOCKS} blocks an event, {FOLD_EVENTS} events a message)"
     return [
         Measure(
-            f"fold, decoded and checked: {what}",
+            f"fold, decoded and checked: {workload}",
             total * FOLD_BLOCKS / seconds / 1e6,
             "M blocks/s",
             "at least 3",

@@ -129,18 +129,18 @@ async def between_two(
 ) -> list[Measure]:
     """TransferRun with an owner in a process of its own. Raises `TransferUnavailable`."""
     context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=owner, args=(theirs, checked), daemon=True)
+    reader_end, owner_end = context.Pipe()
+    process = context.Process(target=owner, args=(owner_end, checked), daemon=True)
     process.start()
-    theirs.close()
+    owner_end.close()
     reader = await started("reader", checked)
     try:
-        failed = await asyncio.to_thread(ours.recv)
+        failed = await asyncio.to_thread(reader_end.recv)
         if failed:
             raise failed
         assert process.pid is not None
-        measures = await work(TransferRun(reader, Wire(ours), process.pid))
-        ours.send(None)
+        measures = await work(TransferRun(reader, Wire(reader_end), process.pid))
+        reader_end.send(None)
         return measures
     finally:
         await reader.close()

@@ -29,15 +29,15 @@ class Lengths(NamedTuple):
 
     def draw(self, random: Random) -> int:
         """A length, at least 1."""
-        one, *other = self.numbers
+        first, *other = self.numbers
         if self.kind == "uniform":
-            return max(1, random.randint(round(one), round(other[0])))
+            return max(1, random.randint(round(first), round(other[0])))
         if self.kind == "normal":
-            return max(1, round(random.gauss(one, other[0])))
+            return max(1, round(random.gauss(first, other[0])))
         if self.kind == "lognormal":
             sigma = other[0]
-            return max(1, round(random.lognormvariate(math.log(one) - sigma**2 / 2, sigma)))
-        return max(1, round(one))
+            return max(1, round(random.lognormvariate(math.log(first) - sigma**2 / 2, sigma)))
+        return max(1, round(first))
 
     def __str__(self) -> str:
         """Return the distribution as the command line spells it."""
@@ -88,7 +88,7 @@ _LIMIT = re.compile(r"(\d+(?:\.\d+)?)(ms|s)")
 
 def read_limits(text: str) -> dict[str, float]:
     """Limits in milliseconds by measure, from `ttft=500ms,itl=50ms`. Raises `ValueError`."""
-    found: dict[str, float] = {}
+    limits: dict[str, float] = {}
     for word in text.split(",") if text else ():
         name, _, value = word.strip().partition("=")
         match = _LIMIT.fullmatch(value)
@@ -96,8 +96,8 @@ def read_limits(text: str) -> dict[str, float]:
             raise ValueError(
                 f"{word.strip()!r} is no limit: write {', '.join(LIMITS)} with a time in ms or s, as ttft=500ms,itl=50ms"
             )
-        found[name] = float(match[1]) * (1000 if match[2] == "s" else 1)
-    return found
+        limits[name] = float(match[1]) * (1000 if match[2] == "s" else 1)
+    return limits
 
 
 def write_limits(limits: Mapping[str, float]) -> str:

@@ -46,12 +46,12 @@ class Plot(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 def number(text: str, unit: str, of: str = "") -> float:
     """A value as text, in a panel's unit."""
-    digits, _, own = text.partition(" ")
+    digits, _, text_unit = text.partition(" ")
     value = float(digits.replace(",", ""))
     if of:
         return 100 * value / float(of.replace(",", ""))
-    if own and own != unit:
-        return value * {("s", "ms"): 1000}[own, unit]
+    if text_unit and text_unit != unit:
+        return value * {("s", "ms"): 1000}[text_unit, unit]
     return value
 
 
@@ -115,8 +115,8 @@ def _log_ticks(values: Sequence[float]) -> list[float]:
     low = max(i for i, tick in enumerate(ticks) if tick <= min(values))
     high = min(i for i, tick in enumerate(ticks) if tick >= max(values))
     ticks = ticks[low : high + 1]
-    whole = [tick for tick in ticks if math.log10(tick).is_integer()]
-    return ticks if len(ticks) <= 8 else sorted({ticks[0], *whole, ticks[-1]})
+    powers_of_ten = [tick for tick in ticks if math.log10(tick).is_integer()]
+    return ticks if len(ticks) <= 8 else sorted({ticks[0], *powers_of_ten, ticks[-1]})
 
 
 def _numbers(panel: Panel) -> list[list[float | None]]:

@@ -143,19 +143,19 @@ def bench(sizes: Sequence[int]) -> Report:
         "decisions": f"{DECISIONS:,} each, one at a time, each after a decision and a report were folded",
         "cores": 1,
     }
-    return Report("route", conditions, [one for workers in sizes for one in measures(measure(workers))])
+    return Report("route", conditions, [figure for workers in sizes for figure in measures(measure(workers))])
 
 
-def measures(found: DecisionTimes) -> list[Measure]:
+def measures(times: DecisionTimes) -> list[Measure]:
     """The figures of one fleet size, with the project's goals."""
-    name, limit = f"{found.workers} workers", TARGETS_MS.get(found.workers)
-    mean_ms = sum(found.seconds) / len(found.seconds) * 1_000
+    name, limit = f"{times.workers} workers", TARGETS_MS.get(times.workers)
+    mean_ms = sum(times.seconds) / len(times.seconds) * 1_000
     return [
         Measure(f"{name}: decision, mean", mean_ms, "ms", f"at most {limit:g}" if limit else ""),
-        Measure(f"{name}: decision, p50", percentile(found.seconds, 0.5) * 1_000, "ms"),
-        Measure(f"{name}: decision, p99", percentile(found.seconds, 0.99) * 1_000, "ms"),
+        Measure(f"{name}: decision, p50", percentile(times.seconds, 0.5) * 1_000, "ms"),
+        Measure(f"{name}: decision, p99", percentile(times.seconds, 0.99) * 1_000, "ms"),
         Measure(
-            f"{name}: message in the log, largest", found.event_bytes, "bytes", f"at most {EVENT_BYTES_MAX:,}"
+            f"{name}: message in the log, largest", times.event_bytes, "bytes", f"at most {EVENT_BYTES_MAX:,}"
         ),
     ]
 

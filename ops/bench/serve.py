@@ -59,8 +59,8 @@ async def serve(url: str, traffic: Traffic, arrivals: Arrivals, target: Target, 
             with Progress(f"point {point + 1} of {len(paces)}", "requests") as progress:
                 show = partial(progress.at, total=workload.requests)
                 runs.append(await Generator(workload, pace, sender.post, show).run(Random(f"{seed} {point}")))
-            found = report_of(workload.name, runs[-1], pace, output.slo)
-            result.points.append(found)
+            report = report_of(workload.name, runs[-1], pace, output.slo)
+            result.points.append(report)
             result.left_out = max(result.left_out, workload.left_out)
             if output.json_file:
                 # After each point: a sweep that is stopped has what was measured.
@@ -153,13 +153,13 @@ class Sender:
                     f"the server does not answer a request: {cause}: {message}{self._hint(cause)}"
                 )
             counts.append(answer.usage.prompt_tokens if answer.usage else -1)
-        found = calibration_of(words.probed, *counts)
-        if words.tokenizer is not None and abs(found.per_word - 1) > PER_WORD_OFF:
+        calibration = calibration_of(words.probed, *counts)
+        if words.tokenizer is not None and abs(calibration.per_word - 1) > PER_WORD_OFF:
             raise ConfigError(
-                f"--tokenizer: it is not that of {self.model}: the server counts {found.per_word:.2f} tokens for each of its words "
+                f"--tokenizer: it is not that of {self.model}: the server counts {calibration.per_word:.2f} tokens for each of its words "
                 "of one token"
             )
-        return found
+        return calibration
 
     def _hint(self, cause: str) -> str:
         refused = cause in ("HTTP 400", "HTTP 422") and "ignore_eos" in self._extra
@@ -172,13 +172,13 @@ class Sender:
 def _extra(target: Target) -> dict[str, Any]:
     """Further fields of every request. Raises `ConfigError`."""
     try:
-        found = msgspec.json.decode(target.extra_body, type=dict[str, Any]) if target.extra_body else {}
+        fields = msgspec.json.decode(target.extra_body, type=dict[str, Any]) if target.extra_body else {}
     except msgspec.DecodeError as error:
         raise ConfigError(f"--extra-body {target.extra_body}: {error}") from error
-    fixed = found.keys() & {"model", "messages", "prompt", "max_tokens", "stream", "stream_options"}
+    fixed = fields.keys() & {"model", "messages", "prompt", "max_tokens", "stream", "stream_options"}
     if fixed:
         raise ConfigError(f"--extra-body: {', '.join(sorted(fixed))} follows from other options")
-    return ({"ignore_eos": True} if target.ignore_eos else {}) | found
+    return ({"ignore_eos": True} if target.ignore_eos else {}) | fields
 
 
 def _json(result: ServeReport, runs: list[LoadRun]) -> bytes:

@@ -133,14 +133,14 @@ def write(path: Path, trace: Trace) -> None:
     Another program's replay delays a session's next request until the one before is answered, so it would see other arrivals.
     """
     with path.open("wb") as file:
-        for one in trace.requests:
-            milliseconds = one.arrival_ns / 1e6
+        for request in trace.requests:
+            milliseconds = request.arrival_ns / 1e6
             line = {
                 # Some readers take whole numbers only.
                 "timestamp": int(milliseconds) if milliseconds.is_integer() else milliseconds,
-                "input_length": one.prompt_tokens,
-                "output_length": one.output_tokens,
-                "hash_ids": one.ids,
+                "input_length": request.prompt_tokens,
+                "output_length": request.output_tokens,
+                "hash_ids": request.ids,
             }
             file.write(msgspec.json.encode(line) + b"\n")
 

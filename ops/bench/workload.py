@@ -131,13 +131,13 @@ def words_of(folder: str) -> Words:
     candidates = sorted({word[1:] for word in tokenizer.get_vocab() if _WORD.fullmatch(word)})
     before = len(tokenizer.encode(" the", add_special_tokens=False).ids)
     pairs = tokenizer.encode_batch([f" the {word}" for word in candidates], add_special_tokens=False)
-    found = [word for word, pair in zip(candidates, pairs, strict=True) if len(pair.ids) == before + 1]
-    if len(found) < WORDS_MIN:
+    usable = [word for word, pair in zip(candidates, pairs, strict=True) if len(pair.ids) == before + 1]
+    if len(usable) < WORDS_MIN:
         raise ConfigError(
-            f"--tokenizer {folder}: only {len(found)} words are one token in it; leave it out, and words are counted by the server"
+            f"--tokenizer {folder}: only {len(usable)} words are one token in it; leave it out, and words are counted by the server"
         )
-    step = max(1, len(found) // WORDS_MAX)
-    return Words(tuple(found[::step][:WORDS_MAX]), tokenizer)
+    step = max(1, len(usable) // WORDS_MAX)
+    return Words(tuple(usable[::step][:WORDS_MAX]), tokenizer)
 
 
 HUMANS: Final = frozenset(("human", "user"))
@@ -174,7 +174,7 @@ class Workload(NamedTuple):
     @property
     def requests(self) -> int:
         """The number of all turns."""
-        return sum(len(one.turns) for one in self.conversations)
+        return sum(len(conversation.turns) for conversation in self.conversations)
 
     @property
     def timed(self) -> bool:
@@ -192,11 +192,12 @@ def workload_maker(traffic: Traffic, seed: int, words: Words) -> WorkloadMaker:
     if traffic.workload in DEFAULT_LENGTHS:
         defaults = DEFAULT_LENGTHS[traffic.workload]
         lengths = (traffic.input_tokens, traffic.output_tokens)
-        wanted, answer = (
-            given if given.kind else usual for given, usual in zip(lengths, defaults, strict=True)
+        prompt_lengths, answer = (
+            configured if configured.kind else usual
+            for configured, usual in zip(lengths, defaults, strict=True)
         )
         make = _conversations if traffic.workload == CONVERSATIONS else _synthetic
-        return lambda point: make(traffic, wanted, answer, Random(f"{seed} {point}"), words)
+        return lambda point: make(traffic, prompt_lengths, answer, Random(f"{seed} {point}"), words)
     path = Path(traffic.workload)
     dialogues = _read_dialogues(path)
     if dialogues is not None:
@@ -224,45 +225,47 @@ def _check(traffic: Traffic) -> None:
                 if len(workloads) > 1
                 else f"--{name.replace('_', '-')} is for --workload {workloads[0]}"
             )
-    made = traffic.workload in DEFAULT_LENGTHS
-    if made and traffic.longest:
+    is_synthetic = traffic.workload in DEFAULT_LENGTHS
+    if is_synthetic and traffic.longest:
         raise ConfigError(
             "--longest is for a file: made requests have the lengths of --input-tokens and --output-tokens"
         )
-    if made and not traffic.requests:
+    if is_synthetic and not traffic.requests:
         raise ConfigError("--requests 0 means all of a file: give the number of made requests")
     if traffic.prefixes > 1 and not traffic.prefix_tokens:
         raise ConfigError("--prefixes needs --prefix-tokens, the length of each prefix")
 
 
-def _synthetic(traffic: Traffic, wanted: Lengths, answer: Lengths, random: Random, words: Words) -> Workload:
+def _synthetic(
+    traffic: Traffic, prompt_lengths: Lengths, answer: Lengths, random: Random, words: Words
+) -> Workload:
     prefixes = [
         Part(random.getrandbits(62) | NUMBERS, traffic.prefix_tokens) for _ in range(traffic.prefixes)
     ]
-    found = []
+    conversations = []
     for _ in range(traffic.requests):
         shared = [random.choice(prefixes)] if traffic.prefix_tokens else []
-        own = Part(random.getrandbits(62) | NUMBERS, wanted.draw(random))
-        text = words.prompt([*shared, own])
-        tokens = own.tokens + traffic.prefix_tokens
-        found.append(Conversation((Turn(text, tokens, answer.draw(random)),)))
-    return Workload(SYNTHETIC, found)
+        unique_part = Part(random.getrandbits(62) | NUMBERS, prompt_lengths.draw(random))
+        text = words.prompt([*shared, unique_part])
+        tokens = unique_part.tokens + traffic.prefix_tokens
+        conversations.append(Conversation((Turn(text, tokens, answer.draw(random)),)))
+    return Workload(SYNTHETIC, conversations)
 
 
 def _conversations(
-    traffic: Traffic, wanted: Lengths, answer: Lengths, random: Random, words: Words
+    traffic: Traffic, prompt_lengths: Lengths, answer: Lengths, random: Random, words: Words
 ) -> Workload:
-    found, left = [], traffic.requests
-    while left:
+    conversations, remaining = [], traffic.requests
+    while remaining:
         turns = []
-        for number in range(min(left, traffic.turns.draw(random))):
-            own = Part(random.getrandbits(62) | NUMBERS, wanted.draw(random))
+        for number in range(min(remaining, traffic.turns.draw(random))):
+            part = Part(random.getrandbits(62) | NUMBERS, prompt_lengths.draw(random))
             turns.append(
-                Turn(words.prompt([own]), own.tokens, answer.draw(random), _pause(traffic, random, number))
+                Turn(words.prompt([part]), part.tokens, answer.draw(random), _pause(traffic, random, number))
             )
-        left -= len(turns)
-        found.append(Conversation(tuple(turns)))
-    return Workload(CONVERSATIONS, found)
+        remaining -= len(turns)
+        conversations.append(Conversation(tuple(turns)))
+    return Workload(CONVERSATIONS, conversations)
 
 
 def _pause(traffic: Traffic, random: Random, turn: int) -> float:
@@ -298,62 +301,62 @@ def _read_dialogues(path: Path) -> list[list[tuple[str, str]]] | None:
         dialogues = msgspec.json.decode(data, type=list[_Dialogue])
     except msgspec.DecodeError as error:
         raise ConfigError(f"{path}: {error}; expected ShareGPT's format") from error
-    found = [turns for one in dialogues if (turns := list(_turns(one.conversations)))]
-    if not found:
+    parsed = [turns for dialogue in dialogues if (turns := list(_turns(dialogue.conversations)))]
+    if not parsed:
         raise ConfigError(f"{path}: has no conversation in which a model answers a human")
-    return found
+    return parsed
 
 
 def _turns(messages: Sequence[_Message]) -> Iterator[tuple[str, str]]:
     """The turns of a conversation, up to the first that is not a human's with an answer."""
     start = 1 if messages and messages[0].speaker == "system" else 0
-    for asked, answered in zip(messages[start::2], messages[start + 1 :: 2], strict=False):
+    for question, answer in zip(messages[start::2], messages[start + 1 :: 2], strict=False):
         if (
-            asked.speaker not in HUMANS
-            or answered.speaker not in MODELS
-            or not (asked.value and answered.value)
+            question.speaker not in HUMANS
+            or answer.speaker not in MODELS
+            or not (question.value and answer.value)
         ):
             return
-        yield asked.value, answered.value
+        yield question.value, answer.value
 
 
 def _recorded(
     name: str, dialogues: list[list[tuple[str, str]]], traffic: Traffic, seed: int, point: int, words: Words
 ) -> Workload:
     random = Random(f"{seed} {point}")
-    found: list[Conversation] = []
-    left, left_out = traffic.requests or sum(map(len, dialogues)), 0
+    conversations: list[Conversation] = []
+    remaining, left_out = traffic.requests or sum(map(len, dialogues)), 0
     for dialogue in dialogues:
         turns: list[Turn] = []
         length = 0
-        for number, (asked, answered) in enumerate(dialogue[:left]):
+        for number, (question, answer) in enumerate(dialogue[:remaining]):
             # Later points have other beginnings, so that no answer comes from the cache of an earlier one.
-            text = f"({point + 1}) {asked}" if point and not number else asked
-            tokens, output = words.tokens_of(text), words.tokens_of(answered)
+            text = f"({point + 1}) {question}" if point and not number else question
+            tokens, output = words.tokens_of(text), words.tokens_of(answer)
             length += tokens + output
             if traffic.longest and length > traffic.longest:
                 left_out += len(dialogue) - number
                 break
             turns.append(Turn(text, tokens, output, _pause(traffic, random, number)))
-        left -= len(turns)
+        remaining -= len(turns)
         if turns:
-            found.append(Conversation(tuple(turns)))
-        if not left:
+            conversations.append(Conversation(tuple(turns)))
+        if not remaining:
             break
-    return _whole(Workload(name, found, left_out), traffic)
+    return _whole(Workload(name, conversations, left_out), traffic)
 
 
 def _of_trace(trace: Trace, traffic: Traffic, seed: int, point: int, words: Words) -> Workload:
     """The requests of a trace. Blocks with equal ids have equal text, within a point."""
-    found, left_out = [], 0
+    conversations, left_out = [], 0
     salt = own_hash(seed, point)
-    for one in trace.first(traffic.requests).requests:
-        if traffic.longest and one.prompt_tokens + one.output_tokens > traffic.longest:
+    for request in trace.first(traffic.requests).requests:
+        if traffic.longest and request.prompt_tokens + request.output_tokens > traffic.longest:
             left_out += 1
             continue
-        turn = Turn(words.prompt(_parts(one, salt)), one.prompt_tokens, one.output_tokens)
-        found.append(Conversation((turn,), one.arrival_ns / 1e9))
-    return _whole(Workload(trace.name, found, left_out), traffic)
+        turn = Turn(words.prompt(_parts(request, salt)), request.prompt_tokens, request.output_tokens)
+        conversations.append(Conversation((turn,), request.arrival_ns / 1e9))
+    return _whole(Workload(trace.name, conversations, left_out), traffic)
 
 
 def _parts(request: TraceRequest, salt: int) -> list[Part]:

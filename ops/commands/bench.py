@@ -146,11 +146,11 @@ bench = group(
 )
 
 
-def _numbers(flag: str, what: str, text: str) -> list[int]:
+def _numbers(flag: str, unit: str, text: str) -> list[int]:
     """Numbers from 1, separated by commas. Raises `ConfigError`."""
     parts = text.split(",")
     if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
-        raise ConfigError(f"{flag} {text}: give numbers of {what} from 1, separated by commas, as 8,64,256")
+        raise ConfigError(f"{flag} {text}: give numbers of {unit} from 1, separated by commas, as 8,64,256")
     return [int(part) for part in parts]
 
 

@@ -49,18 +49,18 @@ def commands() -> Iterator[tuple[str, str, Command | App]]:
 
 def command_docs() -> list[CommandDoc]:
     """Every command, those below others after them."""
-    found = []
-    for title, name, one in commands():
-        if isinstance(one, Command):
-            found.append(_doc(name, title, one))
+    docs = []
+    for title, name, declared_command in commands():
+        if isinstance(declared_command, Command):
+            docs.append(_doc(name, title, declared_command))
             continue
-        if one.default_command is not None:
-            found.append(_doc(name, title, one.default_command))
-        for below in one:
-            inner = one[below].default_command
+        if declared_command.default_command is not None:
+            docs.append(_doc(name, title, declared_command.default_command))
+        for below in declared_command:
+            inner = declared_command[below].default_command
             if isinstance(inner, Command):
-                found.append(_doc(f"{name} {below}", title, inner))
-    return found
+                docs.append(_doc(f"{name} {below}", title, inner))
+    return docs
 
 
 def _doc(name: str, group: str, command: Any) -> CommandDoc:
@@ -68,13 +68,13 @@ def _doc(name: str, group: str, command: Any) -> CommandDoc:
         name,
         group,
         command.__doc__,
-        [_argument(one) for one in inspect.signature(command).parameters.values()],
+        [_argument(parameter) for parameter in inspect.signature(command).parameters.values()],
     )
 
 
 def _argument(parameter: inspect.Parameter) -> tuple[str, str]:
     kind, *annotations = get_args(parameter.annotation)
-    details = next(one for one in annotations if isinstance(one, Parameter))
+    details = next(annotation for annotation in annotations if isinstance(annotation, Parameter))
     if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.VAR_POSITIONAL):
         shown = next(iter(details.name or (parameter.name.upper(),)))
         return (f"{shown}…" if parameter.kind is parameter.VAR_POSITIONAL else shown), details.help or ""
@@ -89,40 +89,40 @@ def _argument(parameter: inspect.Parameter) -> tuple[str, str]:
 def setting_docs() -> list[dict[str, Any]]:
     """Every setting as plain data: section, key, flag, variable, values, default, description, fields of a table, commands that use it."""
     users: dict[str, list[str]] = {}
-    for _, name, made in commands():
-        for one in made.settings if isinstance(made, Command) else ():
-            users.setdefault(one.key, []).append(name)
+    for _, name, registered in commands():
+        for setting in registered.settings if isinstance(registered, Command) else ():
+            users.setdefault(setting.key, []).append(name)
     return [
         {
-            "section": one.group,
-            "key": one.key,
-            "flag": one.flag,
-            "variable": one.variable,
-            **_values(one),
-            "fields": [{"name": name, **_values(field)} for name, field in one.fields.items()],
-            "commands": users.get(one.key, []),
+            "section": setting.group,
+            "key": setting.key,
+            "flag": setting.flag,
+            "variable": setting.variable,
+            **_values(setting),
+            "fields": [{"name": name, **_values(field)} for name, field in setting.fields.items()],
+            "commands": users.get(setting.key, []),
         }
         for name in SECTION_TYPES
-        for one in settings_below(name)
+        for setting in settings_below(name)
     ]
 
 
-def _values(one: Setting) -> dict[str, str]:
-    values = "true|false" if one.base is bool else one.metavar
-    return {"values": values, "default": one.write(one.default), "description": one.description}
+def _values(setting: Setting) -> dict[str, str]:
+    values = "true|false" if setting.base is bool else setting.metavar
+    return {"values": values, "default": setting.write(setting.default), "description": setting.description}
 
 
 def settings_markdown() -> str:
     """A table per section, and one for each setting that is a table itself."""
     lines: list[str] = []
-    for section, settings in groupby(setting_docs(), lambda one: one["section"]):
+    for section, settings in groupby(setting_docs(), lambda setting: setting["section"]):
         lines += ["", f"## {section}", ""]
         shown = list(settings)
         lines += _table(shown, ("key", "flag", "variable", "values", "default"))
-        for one in shown:
-            if one["fields"]:
-                lines += ["", f"Names of `{one['key']}`:", ""]
-                lines += _table(one["fields"], ("name", "values", "default"))
+        for setting in shown:
+            if setting["fields"]:
+                lines += ["", f"Names of `{setting['key']}`:", ""]
+                lines += _table(setting["fields"], ("name", "values", "default"))
     return "\n".join(lines).strip() + "\n"
 
 
@@ -136,11 +136,11 @@ def _table(rows: list[dict[str, Any]], columns: tuple[str, ...]) -> Iterator[str
 def commands_markdown() -> str:
     """A section per command, with a table of its arguments and flags."""
     lines: list[str] = []
-    for one in command_docs():
-        lines += ["", f"## {one.name}", "", *_text(one.text)]
-        if one.arguments:
+    for doc in command_docs():
+        lines += ["", f"## {doc.name}", "", *_text(doc.text)]
+        if doc.arguments:
             lines += ["", "| argument | meaning |", "|---|---|"]
-            lines += [_row(_code(argument), meaning) for argument, meaning in one.arguments]
+            lines += [_row(_code(argument), meaning) for argument, meaning in doc.arguments]
     return "\n".join(lines).strip() + "\n"
 
 
@@ -176,12 +176,14 @@ def show(
     """
     from headwater.ops.commands.application import parse
 
-    found = next((one for _, name, one in commands() if name == of), None)
-    if not isinstance(found, Command):
-        names = ", ".join(name for _, name, one in commands() if isinstance(one, Command) and one.settings)
+    shown_command = next((candidate for _, name, candidate in commands() if name == of), None)
+    if not isinstance(shown_command, Command):
+        names = ", ".join(
+            name for _, name, candidate in commands() if isinstance(candidate, Command) and candidate.settings
+        )
         raise ConfigError(f"--command {of}: choose from {names}")
     bound, sources = parse([of, *flags])
-    rows = list(_shown(found, bound, sources.origins))
+    rows = list(_shown(shown_command, bound, sources.origins))
     if as_json:
         data = [{"key": key, "value": value, "origin": origin} for key, value, _, origin in rows]
         print(msgspec.json.encode(data).decode())
@@ -209,8 +211,8 @@ def reference(
             raise ConfigError("--format json is for settings")
         print(msgspec.json.encode(setting_docs()).decode())
     else:
-        made = settings_markdown() if what == "settings" else commands_markdown()
-        print(made, end="")
+        text = settings_markdown() if what == "settings" else commands_markdown()
+        print(text, end="")
     return 0
 
 

@@ -39,8 +39,8 @@ async def tail(
     """Show the events of a pool's log and of the request log in the order of time."""
     from headwater.ops.debug import tail as debug
 
-    wanted = debug.read_wanted(kind, event, worker, request)
-    return await debug.tail(settings.nats, settings.pool, wanted, start, follow=follow, as_json=as_json)
+    selection = debug.read_wanted(kind, event, worker, request)
+    return await debug.tail(settings.nats, settings.pool, selection, start, follow=follow, as_json=as_json)
 
 
 @command

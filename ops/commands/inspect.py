@@ -66,8 +66,8 @@ def open(
     from headwater.ops.config.sections import ConsoleSettings
     from headwater.ops.console import process
 
-    own = ConsoleSettings(host, port)
-    return lambda stop: process.open_capture(file, own, stop)
+    console_settings = ConsoleSettings(host, port)
+    return lambda stop: process.open_capture(file, console_settings, stop)
 
 
 @command
@@ -224,12 +224,12 @@ def engines(
     """List the engines that can be chosen, with versions and capabilities."""
     from headwater.ops.start import engines
 
-    found = engines.catalog(more)
+    entries = engines.catalog(more)
     if as_json:
-        print(msgspec.json.format(msgspec.json.encode(engines.as_data(found))).decode())
+        print(msgspec.json.format(msgspec.json.encode(engines.as_data(entries))).decode())
     else:
-        print(engines.as_table(found))
-    return 1 if any(one.problem for one in found) else 0
+        print(engines.as_table(entries))
+    return 1 if any(entry.problem for entry in entries) else 0
 
 
 @command
@@ -291,16 +291,16 @@ def inspect(
     from headwater.ops.start.model_source import with_folder
     from headwater.ops.start.plan import model_folder
 
-    wanted = WorkerSettings(model=model, model_revision=model_revision)
+    worker_settings = WorkerSettings(model=model, model_revision=model_revision)
     # Weights say nothing about formats.
-    worker = with_folder(EngineProcess(worker=wanted, cache_dir=cache_dir), weights=False).worker
+    worker = with_folder(EngineProcess(worker=worker_settings, cache_dir=cache_dir), weights=False).worker
     files = read_model_files(model_folder(worker.model))
     name = worker.served_model_name or files.name
-    found = start_model.find(tool_parser, reasoning_parser, files)
+    formats = start_model.find(tool_parser, reasoning_parser, files)
     form = ChatTemplate(files.chat_template, files.special_tokens).form if files.chat_template else None
     changes = changes_of(form) if form is not None else []
     if as_json:
-        document = {"model": name, **found._asdict(), "starts": found.starts, "template": changes}
+        document = {"model": name, **formats._asdict(), "starts": formats.starts, "template": changes}
         print(msgspec.json.encode(document).decode())
         return 0
     starts = {
@@ -310,9 +310,9 @@ def inspect(
     }
     rows = (
         ("model", name),
-        ("tool parser", f"{found.tool_format or 'none'} ({found.tool_reason})"),
-        ("reasoning parser", f"{found.reasoning_format or 'none'} ({found.reasoning_reason})"),
-        ("answers begin", starts[found.starts]),
+        ("tool parser", f"{formats.tool_format or 'none'} ({formats.tool_reason})"),
+        ("reasoning parser", f"{formats.reasoning_format or 'none'} ({formats.reasoning_reason})"),
+        ("answers begin", starts[formats.starts]),
         ("conversations", "; ".join(changes) or "are rendered as they are"),
     )
     for label, text in rows:

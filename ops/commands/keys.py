@@ -69,7 +69,7 @@ async def create(
     from headwater.ops.operator import keys as operator
     from headwater.schemas.tables import UsageLimits
 
-    wanted = operator.WantedKey(
+    requested_key = operator.WantedKey(
         tenant,
         name,
         operator.words_of(models) or (EVERY,),
@@ -80,7 +80,7 @@ async def create(
         operator.model_limits_of(operator.words_of(model_limits)),
         cache_sharing,
     )
-    return await operator.create(settings.nats, wanted, as_json=as_json)
+    return await operator.create(settings.nats, requested_key, as_json=as_json)
 
 
 @command(defaults={"log.level": "warning"})

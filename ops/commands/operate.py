@@ -76,8 +76,8 @@ async def ctl(
     if words[:1] == ("weights",) and not everyone:
         by = by or control.whoami()
         return await control.weigh(settings.nats, words[1:], by, as_json=as_json)
-    given = {"level": level, "mode": mode, "within_s": drain_timeout, "forget": forget or None}
-    call = control.ControlCall(words, given, everyone, by, timeout, as_json)
+    arguments = {"level": level, "mode": mode, "within_s": drain_timeout, "forget": forget or None}
+    call = control.ControlCall(words, arguments, everyone, by, timeout, as_json)
     return await control.ctl(settings.nats, call)
 
 
@@ -206,7 +206,7 @@ def nats_config(
     """
     from headwater.ops.nats import config
 
-    wanted = config.Wanted(
+    plan = config.Wanted(
         namespace,
         auth,
         actors,
@@ -221,35 +221,33 @@ def nats_config(
         tls_verify,
         sites,
         leaf_port,
-        tuple(one.strip() for one in hub.split(",") if one.strip()),
+        tuple(address.strip() for address in hub.split(",") if address.strip()),
     )
-    return _deliver(wanted, out, kubernetes)
+    return _deliver(plan, out, kubernetes)
 
 
-def _deliver(wanted: "Wanted", out: str, kubernetes: str) -> int:
+def _deliver(plan: "Wanted", out: str, kubernetes: str) -> int:
     """Write or print the files that are wanted, or with `kubernetes` those of a Secret of this name."""
     from headwater.ops.nats import config
 
     if out:
         folder = Path(out)
         written = (
-            config.write_kubernetes(wanted, kubernetes, folder)
-            if kubernetes
-            else config.write(wanted, folder)
+            config.write_kubernetes(plan, kubernetes, folder) if kubernetes else config.write(plan, folder)
         )
         for name in written:
             print(f"{out}/{name}")
         return 0
     if kubernetes:
-        print(config.kubernetes_secret(wanted, kubernetes, {})[config.MANIFEST_FILE], end="")
+        print(config.kubernetes_secret(plan, kubernetes, {})[config.MANIFEST_FILE], end="")
         return 0
-    made = config.make(wanted, {})
-    for name, text in made.configurations.items():
-        if len(made.configurations) > 1:
+    files = config.make(plan, {})
+    for name, text in files.configurations.items():
+        if len(files.configurations) > 1:
             print(f"# ---- {name}")
         print(text, end="")
     # Keys are stored only if asked for, and the configuration is useless without them.
-    for name, text in made.secrets.items():
+    for name, text in files.secrets.items():
         if not name.endswith(".env"):
             print(f"{name}: {text.strip()}", file=sys.stderr)
     return 0
@@ -346,9 +344,9 @@ async def doctor(
     from headwater.ops.debug.doctor_facts import Place, WantedPort
 
     nats = settings.nats
-    wanted = [WantedPort("--port", host, port)] if port else []
+    ports = [WantedPort("--port", host, port)] if port else []
     if not nats.url and nats.port:
-        wanted.insert(0, WantedPort("--nats-port", "127.0.0.1", nats.port))
-    place = Place(Path(data_dir), cache_dir, tuple(wanted))
-    asked = Asked(nats, settings.streams, place, monitor, engine_log)
-    return await debug_doctor.doctor(asked, as_json=as_json)
+        ports.insert(0, WantedPort("--nats-port", "127.0.0.1", nats.port))
+    place = Place(Path(data_dir), cache_dir, tuple(ports))
+    options = Asked(nats, settings.streams, place, monitor, engine_log)
+    return await debug_doctor.doctor(options, as_json=as_json)

@@ -74,20 +74,20 @@ def _taken(settings: HasEngine, engine: str) -> HasEngine:
     worker, words = settings.worker, options.native
     for name, spellings in traits.shared_arguments.items():
         values = (native_arguments.value(words, spelling) for spelling in spellings)
-        theirs, ours = next(filter(None, values), None), getattr(worker, name)
-        if ours and theirs and ours != theirs:
+        native_value, worker_value = next(filter(None, values), None), getattr(worker, name)
+        if worker_value and native_value and worker_value != native_value:
             flag = "--" + name.replace("_", "-")
             raise ConfigError(
-                f"{flag} {ours} contradicts {flag} {theirs} among the engine's own arguments: leave one out"
+                f"{flag} {worker_value} contradicts {flag} {native_value} among the engine's own arguments: leave one out"
             )
-        if theirs:
-            shared: dict[str, Any] = {name: theirs}
+        if native_value:
+            shared: dict[str, Any] = {name: native_value}
             worker = worker._replace(**shared)
     for name, reason in REJECTED.items():
-        given = native_arguments.value(words, name)
-        if given == worker.model and given:
+        rejected_value = native_arguments.value(words, name)
+        if rejected_value == worker.model and rejected_value:
             words = native_arguments.without(words, name, takes_value=True)
-        elif given is not None:
+        elif rejected_value is not None:
             raise ConfigError(f"--{name.replace('_', '-')} among the engine's own arguments: {reason}")
     for name in traits.kept_back:
         words = native_arguments.without(words, name, takes_value=True)
@@ -99,15 +99,17 @@ def _check_unused(settings: HasEngine) -> None:
     engine = settings.worker.engine
     engines = (engine, *added_engines(settings.fleet))
     sections = {section_of(name) for name in engines}
-    unused = [one for one in settings_below("engines") if one.path[1] not in sections]
+    unused = [option for option in settings_below("engines") if option.path[1] not in sections]
     if section_of(engine) in WITH_OPTIONS:
         unused.append(setting("worker.engine_options"))
     users = {name: [each for each in engines if name in common_options(each)] for name in COMMON}
     unused += [setting(f"worker.{name}") for name in COMMON if not users[name]]
-    for one in unused:
-        if value_at(settings, one.path) != one.default:
-            what = "engine arguments (after `--`)" if one.path[-1] == NATIVE else one.flag
-            raise ConfigError(f"{what} [{one.variable}] is not used by --engine {engine}: leave it out")
+    for option in unused:
+        if value_at(settings, option.path) != option.default:
+            option_label = "engine arguments (after `--`)" if option.path[-1] == NATIVE else option.flag
+            raise ConfigError(
+                f"{option_label} [{option.variable}] is not used by --engine {engine}: leave it out"
+            )
     if settings.worker.logits_processors and len(users["logits_processors"]) > 1:
         raise ConfigError(
             f"--logits-processors: a class is for one engine, and this fleet has workers of {' and '.join(users['logits_processors'])}: "

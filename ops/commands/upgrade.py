@@ -107,9 +107,9 @@ async def switch(
         raise ConfigError("switch: --json is for showing the shares, and for --detach")
     subject: Literal["revision", "policy"] = "policy" if to_policy or by_policy else "revision"
     words = Words(canary, steps, hold or "10m", gates, samples or 50, prompts)
-    asked = ask(subject, target, words, by) if target else None
+    rollout_request = ask(subject, target, words, by) if target else None
     canned = Canned(prompts, url or "http://127.0.0.1:8000", api_key_file)
-    options = Options(settings.pool, subject, by, asked, canned, resume, remove, detach, as_json)
+    options = Options(settings.pool, subject, by, rollout_request, canned, resume, remove, detach, as_json)
     return await run_switch(settings.nats, options)
 
 

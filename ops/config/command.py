@@ -102,8 +102,10 @@ class Bound(NamedTuple):
     @property
     def log(self) -> LogSettings | None:
         """How it logs; None for a command without settings."""
-        found = (getattr(value, "log", None) for value in self.arguments.values() if is_section(type(value)))
-        return next((one for one in found if one is not None), None)
+        log_settings = (
+            getattr(value, "log", None) for value in self.arguments.values() if is_section(type(value))
+        )
+        return next((candidate for candidate in log_settings if candidate is not None), None)
 
     def run(self) -> int | Coroutine[Any, Any, int] | Process:
         """Call the function."""
@@ -160,7 +162,7 @@ class Command:
     @property
     def settings(self) -> tuple[Setting, ...]:
         """The settings that it uses, in the order of help."""
-        return tuple(one for part in self.parts for one in settings_below(part))
+        return tuple(setting for part in self.parts for setting in settings_below(part))
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -168,40 +170,48 @@ class Command:
         used = {field for name in self._hints for field in self._fields_of(name)}
         return tuple(name for name in SECTION_TYPES if name in used)
 
-    def default(self, one: Setting) -> Any:
+    def default(self, setting: Setting) -> Any:
         """The default that a setting has for this command."""
-        return self._defaults.get(one.path, one.default)
+        return self._defaults.get(setting.path, setting.default)
 
     def __call__(self, *words: Any, **named: Any) -> Bound:
         """The function with its arguments, sections assembled from defaults and what is given."""
         bound = self.__signature__.bind_partial(*words, **named)
-        given = bound.arguments
+        bound_arguments = bound.arguments
         arguments: dict[str, Any] = {}
         positional: list[Any] = []
         for name, parameter in inspect.signature(self.function).parameters.items():
             kind = self._hints[name]
             key = marker(kind, Key)
             if key is not None:
-                one = setting(key.key)
-                arguments[name] = given.get(one.name, self.default(one))
+                option = setting(key.key)
+                arguments[name] = bound_arguments.get(option.name, self.default(option))
             elif options := _options_of(kind):
-                found = {one.path[0]: given[one.name] for one in options if one.name in given}
-                arguments[name] = found if marker(kind, Columns) else base_of(kind)(**found)
+                options_given = {
+                    option.path[0]: bound_arguments[option.name]
+                    for option in options
+                    if option.name in bound_arguments
+                }
+                arguments[name] = options_given if marker(kind, Columns) else base_of(kind)(**options_given)
             elif fields := self._fields_of(name):
-                values = {field: self._section(field, given) for field in fields}
+                values = {field: self._section(field, bound_arguments) for field in fields}
                 arguments[name] = values[name] if name in values else base_of(kind)(**values)
-            elif name in given:
+            elif name in bound_arguments:
                 if parameter.kind is parameter.VAR_POSITIONAL:
-                    positional += given[name]
+                    positional += bound_arguments[name]
                 elif parameter.kind is parameter.POSITIONAL_ONLY:
-                    positional.append(given[name])
+                    positional.append(bound_arguments[name])
                 else:
-                    arguments[name] = given[name]
+                    arguments[name] = bound_arguments[name]
         return Bound(self.function, arguments, tuple(positional))
 
-    def _section(self, field: str, given: Mapping[str, Any]) -> Any:
+    def _section(self, field: str, bound_arguments: Mapping[str, Any]) -> Any:
         values = {path[1:]: value for path, value in self._defaults.items() if path[0] == field}
-        values |= {one.path[1:]: given[one.name] for one in settings_below(field) if one.name in given}
+        values |= {
+            setting.path[1:]: bound_arguments[setting.name]
+            for setting in settings_below(field)
+            if setting.name in bound_arguments
+        }
         base = getattr(DEFAULTS, field)
         return values[()] if () in values else with_values(base, values) if values else base
 
@@ -215,24 +225,26 @@ class Command:
         return tuple(base_of(kind)._fields)
 
     def _parameters(self) -> Iterator[inspect.Parameter]:
-        own = inspect.signature(self.function).parameters.values()
+        parameters = inspect.signature(self.function).parameters.values()
         reused: list[Setting] = []
-        for parameter in own:
+        for parameter in parameters:
             kind = self._hints[parameter.name]
             key = marker(kind, Key)
             if key is not None:
                 reused.append(setting(key.key))
             elif options := _options_of(kind):
                 many = marker(kind, Columns) is not None
-                yield from (_option(one, many=many) for one in options)
+                yield from (_option(entry, many=many) for entry in options)
             elif parameter.name != "return" and not self._fields_of(parameter.name):
                 yield _own(parameter, kind)
         settings = [*reused, *self.settings]
         if self._given is not None:
-            yield from (_parameter(one, self.default(one)) for one in settings if _is_given(one, self._given))
+            yield from (
+                _parameter(entry, self.default(entry)) for entry in settings if _is_given(entry, self._given)
+            )
             return
-        for one in settings:
-            yield _parameter(one, self.default(one))
+        for entry in settings:
+            yield _parameter(entry, self.default(entry))
         if settings:
             yield _file_parameter(CONFIG, CONFIG_VARIABLE, "FILE", "TOML or YAML file with settings")
         if "engines" in self.parts:
@@ -280,8 +292,8 @@ def _flowing(text: str) -> str:
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
 
 
-def _same(kind: Any, wanted: Any) -> bool:
-    return base_of(kind) is base_of(wanted) if is_section(base_of(wanted)) else kind == wanted
+def _same(kind: Any, other: Any) -> bool:
+    return base_of(kind) is base_of(other) if is_section(base_of(other)) else kind == other
 
 
 @cache
@@ -319,16 +331,16 @@ def _flag(one: Setting, group: Group, default: Any, *, many: bool = False, **mor
     )
 
 
-def _parameter(one: Setting, default: Any) -> inspect.Parameter:
+def _parameter(setting: Setting, default: Any) -> inspect.Parameter:
     """The flag of a setting, which may also come from a variable."""
     return _flag(
-        one,
-        _group(one.group),
+        setting,
+        _group(setting.group),
         default,
-        env_var=one.variable,
+        env_var=setting.variable,
         env_var_split=_whole,
-        negative=f"--no-{one.flag[2:]}" if one.base is bool else (),
-        show_default=_shown(one, default),
+        negative=f"--no-{setting.flag[2:]}" if setting.base is bool else (),
+        show_default=_shown(setting, default),
     )
 
 
@@ -340,21 +352,21 @@ def _options_of(kind: Any) -> tuple[Setting, ...]:
     return struct_settings(base_of(kind)) if marker(kind, Options) is not None else ()
 
 
-def _option(one: Setting, *, many: bool) -> inspect.Parameter:
+def _option(setting: Setting, *, many: bool) -> inspect.Parameter:
     """The flag of an option of a command's own."""
     shown = (
-        isinstance(one.default, str | int | float)
-        and not isinstance(one.default, bool)
-        and one.default not in ("", -1.0)
+        isinstance(setting.default, str | int | float)
+        and not isinstance(setting.default, bool)
+        and setting.default not in ("", -1.0)
     )
     return _flag(
-        one,
+        setting,
         COLUMNS if many else OPTIONS,
-        (one.default,) if many else one.default,
+        (setting.default,) if many else setting.default,
         many=many,
-        negative=f"--no-{one.flag[2:]}" if one.default is True else (),
-        show_default=(lambda _: one.write(one.default))
-        if shown or (one.repeatable and one.default)
+        negative=f"--no-{setting.flag[2:]}" if setting.default is True else (),
+        show_default=(lambda _: setting.write(setting.default))
+        if shown or (setting.repeatable and setting.default)
         else False,
     )
 
@@ -363,10 +375,15 @@ def _whole(_type: Any, text: str, *, delimiter: str | None = None) -> list[str]:
     return [text]
 
 
-def _shown(one: Setting, default: Any) -> Any:
-    if one.fields or default in ("", (), {}, None) or default is False or "(default: " in one.description:
+def _shown(setting: Setting, default: Any) -> Any:
+    if (
+        setting.fields
+        or default in ("", (), {}, None)
+        or default is False
+        or "(default: " in setting.description
+    ):
         return False
-    return lambda _: one.write(default)
+    return lambda _: setting.write(default)
 
 
 def _own(parameter: inspect.Parameter, kind: Any) -> inspect.Parameter:
@@ -417,19 +434,19 @@ def _file_parameter(name: str, variable: str, metavar: str, text: str) -> inspec
     )
 
 
-def setting_value(bound: Bound, one: Setting) -> Any:
+def setting_value(bound: Bound, setting: Setting) -> Any:
     """The value of a setting among a command's arguments."""
     for value in bound.arguments.values():
-        if is_section(type(value)) and hasattr(value, one.path[0]):
-            return value_at(value, one.path)
-    return value_at(bound.arguments[one.path[0]], one.path[1:])
+        if is_section(type(value)) and hasattr(value, setting.path[0]):
+            return value_at(value, setting.path)
+    return value_at(bound.arguments[setting.path[0]], setting.path[1:])
 
 
 def group(name: str, default: Command | None, **commands: Command) -> App:
     """Several commands under one name; `default` runs when none of the others is named."""
-    made = App(name=name)
+    app = App(name=name)
     if default is not None:
-        made.default(default)
-    for own, one in commands.items():
-        made.command(one, name=own)
-    return made
+        app.default(default)
+    for command_name, command in commands.items():
+        app.command(command, name=command_name)
+    return app

@@ -214,10 +214,10 @@ def settings_below(name: str) -> tuple[Setting, ...]:
     kind = SECTION_TYPES[name]
     default = getattr(DEFAULTS, name)
     if not is_section(base_of(kind)) or description_of(kind):
-        one = setting_of(
+        setting = setting_of(
             name, kind, default, key="", group=GROUPS.get(name, GROUPS[""]), how=Prefix(), path=(name,)
         )
-        return (one,)
+        return (setting,)
     how = marker(kind, Prefix) or Prefix(name)
     key, group = ("", "") if how.inline else (name, GROUPS[name])
     return tuple(settings_of(base_of(kind), default, key=key, group=group, how=how, path=(name,)))
@@ -226,17 +226,17 @@ def settings_below(name: str) -> tuple[Setting, ...]:
 @cache
 def all_settings() -> dict[str, Setting]:
     """Every setting by key. Raises `ConfigError` if an engine of another package has an option that is another setting's."""
-    found: dict[str, Setting] = {}
+    by_key: dict[str, Setting] = {}
     flags: dict[str, str] = {}
-    for one in (one for name in SECTION_TYPES for one in settings_below(name)):
-        if one.key in found or one.flag in flags:
+    for setting in (setting for name in SECTION_TYPES for setting in settings_below(name)):
+        if setting.key in by_key or setting.flag in flags:
             raise ConfigError(
-                f"an installed engine has an option with the key {one.key} and the flag {one.flag}, which {flags.get(one.flag, one.key)} "
+                f"an installed engine has an option with the key {setting.key} and the flag {setting.flag}, which {flags.get(setting.flag, setting.key)} "
                 "has too: rename the engine or its option, or uninstall its package"
             )
-        found[one.key] = one
-        flags[one.flag] = one.key
-    return found
+        by_key[setting.key] = setting
+        flags[setting.flag] = setting.key
+    return by_key
 
 
 def setting(key: str) -> Setting:
@@ -249,18 +249,18 @@ def nearest_key(key: str) -> str:
 
     A flag's name, as files had it before, stands for its setting.
     """
-    known = all_settings()
+    settings = all_settings()
     name = key.rpartition(".")[2]
-    flags = {one.flag[2:].replace("-", "_"): one.key for one in known.values()}
+    flags = {entry.flag[2:].replace("-", "_"): entry.key for entry in settings.values()}
     if key.replace("-", "_") in flags:
         return flags[key.replace("-", "_")]
     if name in flags and name != key:
         return flags[name]
-    below = [f"{table}.{field}" for table, one in known.items() for field in one.fields]
-    names = {one.rpartition(".")[2]: one for one in (*below, *known)}
-    near = difflib.get_close_matches(key, [*known, *below], n=1, cutoff=0.7)
+    below = [f"{table}.{field}" for table, entry in settings.items() for field in entry.fields]
+    names = {entry.rpartition(".")[2]: entry for entry in (*below, *settings)}
+    near = difflib.get_close_matches(key, [*settings, *below], n=1, cutoff=0.7)
     if not near:
-        near = [names[one] for one in difflib.get_close_matches(name, names, n=1, cutoff=0.7)]
+        near = [names[entry] for entry in difflib.get_close_matches(name, names, n=1, cutoff=0.7)]
     return near[0] if near else ""
 
 
@@ -268,9 +268,9 @@ def words_of(name: str, value: Any) -> list[str]:
     """A field of `Settings` on a command line: what differs from the defaults."""
     return [
         word
-        for one in settings_below(name)
-        if (own := value_at(value, one.path[1:])) != one.default
-        for word in one.words(own)
+        for setting in settings_below(name)
+        if (setting_value := value_at(value, setting.path[1:])) != setting.default
+        for word in setting.words(setting_value)
     ]
 
 
@@ -306,8 +306,8 @@ def with_own_common(worker: WorkerSettings, engine: str) -> WorkerSettings:
     """The settings of workers of one engine, without those that only others of the fleet use."""
     refusals, defaults = registry.traits_of(engine).refusals, WorkerSettings._field_defaults
     unused = {name: defaults[name] for name in COMMON if name not in common_options(engine)}
-    own = {"allow": tuple(word for word in worker.allow if word in refusals)}
-    return worker._replace(**(own | unused))
+    allowed = {"allow": tuple(word for word in worker.allow if word in refusals)}
+    return worker._replace(**(allowed | unused))
 
 
 def with_engine_options(settings: Process, engine: str, options: Any) -> Process:
@@ -317,8 +317,8 @@ def with_engine_options(settings: Process, engine: str, options: Any) -> Process
         return settings
     base: Any = settings
     defaults = WITH_OPTIONS[section].options._field_defaults
-    own = options._replace(**{name: defaults[name] for name in common_options(engine)})
-    changed: Process = base._replace(engines=base.engines._replace(**{section: own}))
+    own_options = options._replace(**{name: defaults[name] for name in common_options(engine)})
+    changed: Process = base._replace(engines=base.engines._replace(**{section: own_options}))
     return changed
 
 

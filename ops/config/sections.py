@@ -174,8 +174,8 @@ def receiver_of(url: str) -> Receiver:
         raise ConfigError(
             f"--otlp {url}: give a URL such as http://127.0.0.1:4318 (HTTP) or http://127.0.0.1:4317 (gRPC)"
         )
-    wanted = next((os.environ[name] for name in VARIABLES if os.environ.get(name)), "")
-    is_grpc = wanted == "grpc" if wanted else port == GRPC_PORT
+    protocol_name = next((os.environ[name] for name in VARIABLES if os.environ.get(name)), "")
+    is_grpc = protocol_name == "grpc" if protocol_name else port == GRPC_PORT
     protocol: Literal["http", "grpc"] = "grpc" if is_grpc else "http"
     if protocol == "http" and parts.path in ("", "/"):
         url = url.rstrip("/") + PATH
@@ -275,10 +275,10 @@ def weights_of(settings: RouterSettings) -> Weights:
 def replaced(base: Weights, values: dict[str, Any]) -> Weights:
     """`base` with these values. Raises `ConfigError` for a name or value that a file has wrong."""
     try:
-        known = msgspec.structs.asdict(base) | values
+        merged = msgspec.structs.asdict(base) | values
         return msgspec.structs.replace(
             base,
-            **{name: _weight(name, value) for name, value in known.items()},
+            **{name: _weight(name, value) for name, value in merged.items()},
         )
     except (AttributeError, ValueError) as error:
         names = ", ".join(field.name for field in msgspec.structs.fields(Weights))

@@ -117,8 +117,8 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """What it has, by name, if it is a table."""
         if self.text is not None or not is_section(self.base):
             return {}
-        found = settings_of(self.base, self.default, key="", group=self.group, how=Prefix())
-        return {one.key.replace(".", "_"): one for one in found}
+        settings = settings_of(self.base, self.default, key="", group=self.group, how=Prefix())
+        return {setting.key.replace(".", "_"): setting for setting in settings}
 
     @cached_property
     def base(self) -> Any:
@@ -159,22 +159,22 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             return "SECONDS" if last in ("S", "TIMEOUT") and not is_rate else "X"
         return _TEXTS.get(last) or ("FILE" if "-tls-" in self.flag else "TEXT")
 
-    def read(self, given: list[Any], source: str, below: Any = None) -> Any:
+    def read(self, parts: list[Any], source: str, below: Any = None) -> Any:
         """The value of what one source gives: texts, or a file's values. Of a table the rest is that of a weaker source, `below`, or the default.
 
         Raises `ConfigError` that begins with `source`, such as "--port " or "HEADWATER_PORT=", and the value.
         """
-        shown = ",".join(given) if all(isinstance(one, str) for one in given) else given[-1]
+        shown = ",".join(parts) if all(isinstance(part, str) for part in parts) else parts[-1]
         try:
-            return checked_finite(self._convert(given, below))
+            return checked_finite(self._convert(parts, below))
         except msgspec.MsgspecError as error:
             reason = f"{error}"[:1].lower() + f"{error}"[1:]
             raise ConfigError(f"{source}{shown}: {reason}") from error
         except ValueError as error:
             raise ConfigError(f"{source}{shown}: {error}") from error
 
-    def _convert(self, given: list[Any], below: Any) -> Any:
-        last = given[-1]
+    def _convert(self, parts: list[Any], below: Any) -> Any:
+        last = parts[-1]
         if self.metavar == "HOST" and last == "":
             raise ValueError(
                 "expected a host or an address; 0.0.0.0 stands for all of IPv4, :: for all of IPv6"
@@ -185,39 +185,43 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         if self.base is bool and isinstance(last, str):
             return _boolean(last)
         if self.fields:
-            return self._table(given, self.default if below is None else below)
+            return self._table(parts, self.default if below is None else below)
         if self.text is not None:
             value = self.text.read(last) if isinstance(last, str) else last
             return msgspec.convert(value, self.text.kind or self.type, strict=False)
         if self.choices and not self.repeatable and last not in self.choices:
             raise ValueError(f"choose from {', '.join(self.choices)}")
         if self.repeatable:
-            return msgspec.convert([item for one in given for item in _items(one)], self.type, strict=False)
+            return msgspec.convert([item for part in parts for item in _items(part)], self.type, strict=False)
         return msgspec.convert(last, self.type, strict=False)
 
-    def _table(self, given: list[Any], below: Any) -> Any:
+    def _table(self, parts: list[Any], below: Any) -> Any:
         """A table with these fields changed, of texts or of a file's table. Raises `ValueError`."""
         values = {}
-        for part in given:
+        for part in parts:
             pairs = named_values(part) if isinstance(part, str) else {} if part is None else part
             if not isinstance(pairs, Mapping):
                 raise ValueError(f"expected a table, got a {type(part).__name__}")
             for name, value in pairs.items():
-                one = self.fields.get(name)
-                if one is None:
+                field = self.fields.get(name)
+                if field is None:
                     raise ValueError(f"{name}: names are {', '.join(self.fields)}")
-                values[one.path] = one.read([value], f"{name}=")
+                values[field.path] = field.read([value], f"{name}=")
         return with_values(below, values) if values else below
 
     def plain(self, value: Any) -> Any:
         """The value as data: a table by its names."""
-        return {name: value_at(value, one.path) for name, one in self.fields.items()} or value
+        return {name: value_at(value, field.path) for name, field in self.fields.items()} or value
 
     def write(self, value: Any) -> str:
         """The value as `read` takes it; of a table what differs from its default."""
         if self.fields:
-            values = ((name, one, value_at(value, one.path)) for name, one in self.fields.items())
-            return ",".join(f"{name}={one.write(own)}" for name, one, own in values if own != one.default)
+            values = ((name, field, value_at(value, field.path)) for name, field in self.fields.items())
+            return ",".join(
+                f"{name}={field.write(field_value)}"
+                for name, field, field_value in values
+                if field_value != field.default
+            )
         if self.text is not None:
             return self.text.write(value)
         if isinstance(value, tuple):
@@ -265,7 +269,7 @@ def value_at(section: Any, path: tuple[str, ...]) -> Any:
 def checked_finite(value: T) -> T:
     """`value`, if each number in it is finite. Raises `ValueError`: every comparison with NaN is false, so no range excludes it."""
     numbers = value if isinstance(value, tuple) else (value,)
-    if any(isinstance(one, float) and not math.isfinite(one) for one in numbers):
+    if any(isinstance(number, float) and not math.isfinite(number) for number in numbers):
         raise ValueError("expected a finite number")
     return value
 
@@ -285,23 +289,25 @@ def markers(kind: Any) -> tuple[Any, ...]:
     return get_args(kind)[1:] if get_origin(kind) is Annotated else ()
 
 
-def marker(kind: Any, wanted: type[T]) -> T | None:
+def marker(kind: Any, annotation_type: type[T]) -> T | None:
     """The annotation of this type, if there is one."""
-    return next((one for one in markers(kind) if isinstance(one, wanted)), None)
+    return next((annotation for annotation in markers(kind) if isinstance(annotation, annotation_type)), None)
 
 
 def description_of(kind: Any) -> str:
     """The description in a type's annotations."""
-    described = (one.description for one in markers(kind) if isinstance(one, msgspec.Meta))
+    described = (
+        annotation.description for annotation in markers(kind) if isinstance(annotation, msgspec.Meta)
+    )
     return next((text for text in described if text), "")
 
 
 def section_type(name: str, fields: Mapping[str, tuple[Any, Any]]) -> Any:
     """A section whose fields, each with its type and its default, are known at run time only."""
     make: Any = namedtuple  # to the checker: only with a literal name
-    made = make(name, fields, defaults=[default for _, default in fields.values()])
-    made.__annotations__ = {field: kind for field, (kind, _) in fields.items()}
-    return made
+    section = make(name, fields, defaults=[default for _, default in fields.values()])
+    section.__annotations__ = {field: kind for field, (kind, _) in fields.items()}
+    return section
 
 
 def is_section(kind: Any) -> bool:
@@ -319,8 +325,8 @@ def settings_of(
         if is_section(base) and marker(kind, Text) is None and not description_of(kind):
             inner = marker(kind, Prefix) or Prefix(how.flags.get(name, name))
             below = key if inner.inline else f"{key}.{name}" if key else name
-            own = inner.group or group
-            yield from settings_of(base, value, key=below, group=own, how=inner, path=(*path, name))
+            inner_group = inner.group or group
+            yield from settings_of(base, value, key=below, group=inner_group, how=inner, path=(*path, name))
             continue
         if description_of(kind):
             yield setting_of(name, kind, value, key=key, group=group, how=how, path=(*path, name))
@@ -340,9 +346,9 @@ def setting_of(
     name: str, kind: Any, default: Any, *, key: str, group: str, how: Prefix, path: tuple[str, ...]
 ) -> Setting:
     """One setting of a section."""
-    own = marker(kind, Flag) or (Flag(how.flags[name]) if name in how.flags else None)
+    flag_marker = marker(kind, Flag) or (Flag(how.flags[name]) if name in how.flags else None)
     name = how.names.get(name, name.replace("_", "-"))
-    flag = own.name if own is not None else f"{how.prefix}-{name}" if how.prefix else name
+    flag = flag_marker.name if flag_marker is not None else f"{how.prefix}-{name}" if how.prefix else name
     return Setting(
         key=f"{key}.{name.replace('-', '_')}" if key else name.replace("-", "_"),
         path=path,

@@ -36,17 +36,17 @@ class ConfigFile:
         self.values = dict(self._settings(self._document, ""))
 
     def _settings(self, table: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-        known = all_settings()
+        settings = all_settings()
         for name, value in table.items():
             key = f"{prefix}{name}"
-            if key in known:
+            if key in settings:
                 yield key, value
             elif key in self._tables:
                 continue
-            elif value is None and any(one.startswith(f"{key}.") for one in known):
+            elif value is None and any(known_key.startswith(f"{key}.") for known_key in settings):
                 # All its keys are comments.
                 continue
-            elif isinstance(value, dict) and any(one.startswith(f"{key}.") for one in known):
+            elif isinstance(value, dict) and any(known_key.startswith(f"{key}.") for known_key in settings):
                 yield from self._settings(value, f"{key}.")
             else:
                 raise ConfigError(f"{self.path}: unknown setting {key}{_hint(key, value)}")
@@ -56,16 +56,16 @@ class ConfigFile:
         from headwater.engines import native_arguments
         from headwater.engines.engine import EngineUnavailable
 
-        found: Any = self._document
+        table: Any = self._document
         for part in key.split("."):
-            if not isinstance(found, dict) or part not in found:
-                there = ", ".join(_tables(self._document)) or "none at all"
-                raise ConfigError(f"--config-key {key}: {self.path} has no such table; it has {there}")
-            found = found[part]
-        if not isinstance(found, dict):
+            if not isinstance(table, dict) or part not in table:
+                table_names = ", ".join(_tables(self._document)) or "none at all"
+                raise ConfigError(f"--config-key {key}: {self.path} has no such table; it has {table_names}")
+            table = table[part]
+        if not isinstance(table, dict):
             raise ConfigError(f"--config-key {key}: {self.path} has a value there, not a table of arguments")
         try:
-            return native_arguments.tokens_of(found, f"{self.path}, table {key}")
+            return native_arguments.tokens_of(table, f"{self.path}, table {key}")
         except EngineUnavailable as error:
             raise ConfigError(str(error)) from error
 
@@ -116,8 +116,8 @@ def _load_yaml(text: str) -> Any:
                         None, None, f"{key.value} is given twice", key.start_mark
                     )
                 seen.add(key.value)
-            made: dict[Any, Any] = super().construct_mapping(node, deep)
-            return made
+            mapping: dict[Any, Any] = super().construct_mapping(node, deep)
+            return mapping
 
     return yaml.load(text, Loader)
 
@@ -170,15 +170,15 @@ def is_unset(variable: str, text: str) -> bool:
 
 def unknown(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Variables that no setting has, each with the one that was most likely meant, "" without any."""
-    known = {one.variable: key for key, one in all_settings().items()}
+    by_variable = {setting.variable: key for key, setting in all_settings().items()}
     for name, text in sorted(environ.items()):
-        is_known = name in known or name in OWN or is_of_a_service(name, text)
+        is_known = name in by_variable or name in OWN or is_of_a_service(name, text)
         if name.startswith(ENV_PREFIX) and not is_known:
-            yield name, _meant(name, known)
+            yield name, _meant(name, by_variable)
 
 
-def _meant(variable: str, known: Mapping[str, str]) -> str:
-    near = difflib.get_close_matches(variable, known, n=1, cutoff=0.85)
+def _meant(variable: str, by_variable: Mapping[str, str]) -> str:
+    near = difflib.get_close_matches(variable, by_variable, n=1, cutoff=0.85)
     if near:
         return near[0]
     # By a key of a file, as http.port, or with a word too many, as HEADWATER_NATS_URL.
@@ -186,11 +186,11 @@ def _meant(variable: str, known: Mapping[str, str]) -> str:
     section, _, name = words.partition("_")
     key = nearest_key(f"{section}.{name}") if name else None
     table = key.rpartition(".")[0] if key else ""
-    for one in (key, table):
-        if one in all_settings():
-            return all_settings()[one].variable
+    for candidate in (key, table):
+        if candidate in all_settings():
+            return all_settings()[candidate].variable
     shorter = variable.rpartition("_")[0]
-    return shorter if shorter in known else ""
+    return shorter if shorter in by_variable else ""
 
 
 # The sources of values.
@@ -227,8 +227,8 @@ class Sources:
     def __call__(self, app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
         """Add to what flags and environment have given."""
         by_name = {argument.field_info.name: argument for argument in arguments}
-        for given in by_name.values():
-            given.tokens[:] = [token for token in given.tokens if not _is_unset(token)]
+        for parsed_argument in by_name.values():
+            parsed_argument.tokens[:] = [token for token in parsed_argument.tokens if not _is_unset(token)]
         _replace_flags(by_name)
         path, key = _given(by_name.get(CONFIG)), _given(by_name.get(CONFIG_KEY))
         if key and not path:
@@ -249,11 +249,13 @@ class Sources:
                 argument.tokens.append(Token(keyword=where, source="file", implicit_value=value))
                 self.origins[setting.key] = ValueOrigin("file", where)
         engines = (section_of(_given(by_name.get(ENGINE))), registry.DEFAULT_ENGINE)
-        found = (all_settings().get(f"{engine}.{NATIVE}") for engine in engines)
-        own = next((one for one in found if one is not None), None)
-        native = by_name.get(own.name) if own is not None else None
-        if own is not None and native is not None:
-            self._add_native(own, native, file.engine_arguments(key) if file is not None and key else ())
+        candidates = (all_settings().get(f"{engine}.{NATIVE}") for engine in engines)
+        native_setting = next((candidate for candidate in candidates if candidate is not None), None)
+        native = by_name.get(native_setting.name) if native_setting is not None else None
+        if native_setting is not None and native is not None:
+            self._add_native(
+                native_setting, native, file.engine_arguments(key) if file is not None and key else ()
+            )
         elif self._native:
             raise ConfigError(
                 f"headwater {' '.join(commands)}: takes no engine arguments: nothing may follow `--`"
@@ -275,9 +277,11 @@ class Sources:
         if not layers:
             return
         value = None
-        for _, given, source in layers:
-            value = setting.read(given, source, value)
-        origin = ValueOrigin(layers[-1][0].source, " over ".join(one.where for one, *_ in reversed(layers)))
+        for _, layer_values, source in layers:
+            value = setting.read(layer_values, source, value)
+        origin = ValueOrigin(
+            layers[-1][0].source, " over ".join(layer_origin.where for layer_origin, *_ in reversed(layers))
+        )
         argument.tokens[:] = [Token(keyword=origin.where, source="file", implicit_value=value)]
         self.origins[setting.key] = origin
 
@@ -289,13 +293,15 @@ class Sources:
         if words and not words[0].startswith("-"):
             # As engines' own commands have it: `serve MODEL`.
             words = ("--model", *words)
-        own: tuple[str, ...] = ()
+        setting_words: tuple[str, ...] = ()
         if argument.tokens:
-            own = read_tokens(setting, argument.tokens)
+            setting_words = read_tokens(setting, argument.tokens)
         self.origins[setting.key] = (
             ValueOrigin("flag", "--") if self._native else ValueOrigin("file", "--config-key")
         )
-        argument.tokens[:] = [Token(keyword="--", source="cli", implicit_value=(*section, *own, *words))]
+        argument.tokens[:] = [
+            Token(keyword="--", source="cli", implicit_value=(*section, *setting_words, *words))
+        ]
 
 
 def read_tokens(setting: Setting, tokens: Sequence[Token]) -> Any:
@@ -314,12 +320,12 @@ def _replace_flags(by_name: dict[str, Argument]) -> None:
         if argument is None or not argument.tokens:
             continue
         setting, word = all_settings()[key], argument.tokens[0].value
-        own = by_name[setting.name]
-        if own.tokens and own.tokens[0].source == "cli" and own.tokens[0].value != word:
+        target = by_name[setting.name]
+        if target.tokens and target.tokens[0].source == "cli" and target.tokens[0].value != word:
             raise ConfigError(
-                f"{word} and {setting.flag} {own.tokens[0].value} contradict each other: give one"
+                f"{word} and {setting.flag} {target.tokens[0].value} contradict each other: give one"
             )
-        own.tokens[:] = [Token(keyword=setting.flag, value=word, source="cli")]
+        target.tokens[:] = [Token(keyword=setting.flag, value=word, source="cli")]
 
 
 def _is_unset(token: Token) -> bool:

@@ -85,13 +85,15 @@ else:
 
 def _listed(names: Iterable[str]) -> str:
     """Names as a sentence has them: "a, b and c"."""
-    found = [name for name in names if name]
-    return " and ".join([", ".join(found[:-1]), found[-1]] if len(found) > 1 else found)
+    nonempty = [name for name in names if name]
+    return " and ".join([", ".join(nonempty[:-1]), nonempty[-1]] if len(nonempty) > 1 else nonempty)
 
 
 def _users(name: str) -> str:
     """The engines that use a common setting, in words."""
-    return "Used by " + _listed(one.title for one in WITH_OPTIONS.values() if hasattr(one.options, name))
+    return "Used by " + _listed(
+        engine.title for engine in WITH_OPTIONS.values() if hasattr(engine.options, name)
+    )
 
 
 # The model, the engine that serves it, and how many workers of it there are.

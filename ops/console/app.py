@@ -160,10 +160,10 @@ class Assets:
 
     async def answer(self, name: str, scope: Scope, send: Send) -> None:
         """Send a file. Raises `ApiError` 404."""
-        found = self._files.get(name)
-        if found is None:
+        asset = self._files.get(name)
+        if asset is None:
             raise not_found(f"There is no {scope['path'][:100]}.")
-        data, kind, tag = found
+        data, kind, tag = asset
         headers: Headers = [*SECURITY, (b"etag", tag), (b"cache-control", b"no-cache")]
         if dict(scope["headers"]).get(b"if-none-match") == tag:
             await respond(send, 304, b"", headers, kind)
@@ -273,7 +273,7 @@ class ConsoleApp:
             (b"x-accel-buffering", b"no"),
         ]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        told, quiet_s = None, 0.0
+        sent, quiet_s = None, 0.0
         page = Disconnect(receive)
         try:
             while not (self._closing.is_set() or page.gone) and self._pools.follows(history):
@@ -285,8 +285,8 @@ class ConsoleApp:
                     "head": history.head,
                 }
                 body = b""
-                if now != told:
-                    told, quiet_s, body = now, 0.0, b"data: " + msgspec.json.encode(now) + b"\n\n"
+                if now != sent:
+                    sent, quiet_s, body = now, 0.0, b"data: " + msgspec.json.encode(now) + b"\n\n"
                 elif quiet_s >= PING_S:
                     quiet_s, body = 0.0, b": ping\n\n"
                 if body:
@@ -307,7 +307,9 @@ TENANT_FIELDS: Final = frozenset({"tenant", "answered"})
 def without_tenants(value: Any) -> Any:
     """A document in which tenants have no names."""
     if isinstance(value, dict):
-        return {name: ("" if name in TENANT_FIELDS else without_tenants(one)) for name, one in value.items()}
+        return {
+            name: ("" if name in TENANT_FIELDS else without_tenants(inner)) for name, inner in value.items()
+        }
     if isinstance(value, list):
-        return [without_tenants(one) for one in value]
+        return [without_tenants(inner) for inner in value]
     return value

@@ -135,17 +135,17 @@ class Pools:
         """Note the digests that routers publish of their states."""
         if not self._live:
             return
-        kept: OrderedDict[tuple[str, int], StateDigest] = OrderedDict()
-        self._replicas[pool] = kept
+        digests: OrderedDict[tuple[str, int], StateDigest] = OrderedDict()
+        self._replicas[pool] = digests
 
         async def take(message: Message) -> None:
             try:
-                own = _digest.decode(message.data)
+                state_digest = _digest.decode(message.data)
             except msgspec.DecodeError:
                 return
-            kept[own.router, own.position] = own
-            while len(kept) > DIGESTS_KEPT:
-                kept.popitem(last=False)
+            digests[state_digest.router, state_digest.position] = state_digest
+            while len(digests) > DIGESTS_KEPT:
+                digests.popitem(last=False)
 
         try:
             self._subscriptions.append(
@@ -156,24 +156,24 @@ class Pools:
 
     def replicas(self, pool: str) -> dict[str, Any]:
         """The newest digest of each router, and whether it agrees with the others at the same position."""
-        kept = self._replicas.get(pool, OrderedDict())
-        newest = {one.router: one for one in kept.values()}
-        found = []
-        for one in newest.values():
+        digests = self._replicas.get(pool, OrderedDict())
+        newest = {state_digest.router: state_digest for state_digest in digests.values()}
+        rows = []
+        for state_digest in newest.values():
             same = [
                 other
-                for other in kept.values()
-                if other.position == one.position and other.terms == one.terms
+                for other in digests.values()
+                if other.position == state_digest.position and other.terms == state_digest.terms
             ]
-            agrees = all(other.digest == one.digest for other in same) if len(same) > 1 else None
-            found.append({**msgspec.structs.asdict(one), "agrees": agrees})
+            agrees = all(other.digest == state_digest.digest for other in same) if len(same) > 1 else None
+            rows.append({**msgspec.structs.asdict(state_digest), "agrees": agrees})
         notice = (
             ""
-            if found
+            if rows
             else (
                 "No router has published a digest since this console began to listen; they do so once a minute."
                 if self._live
                 else "A capture has no digests of routers."
             )
         )
-        return {"replicas": found, "notice": notice}
+        return {"replicas": rows, "notice": notice}

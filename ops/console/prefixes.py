@@ -53,8 +53,8 @@ class Cause(NamedTuple):
 
 async def stored_by(history: History, worker: str, block: int, until: int) -> Stored | None:
     """The latest event of a worker that stored a block, up to a position; None if the log has none, or it is too far back."""
-    wanted = subjects.pool_subject(history.ports.ns, history.pool, "kv", worker)
-    async for records, _ in outwards(history.log, until, [wanted], forward=False, most=SCANNED_MAX):
+    subject = subjects.pool_subject(history.ports.ns, history.pool, "kv", worker)
+    async for records, _ in outwards(history.log, until, [subject], forward=False, most=SCANNED_MAX):
         for record in records:
             for event in reversed(record.batch.events):
                 if (
@@ -67,30 +67,32 @@ async def stored_by(history: History, worker: str, block: int, until: int) -> St
 
 async def cause_of(history: History, position: int, worker: str, block: int, stored: Stored) -> Cause | None:
     """The decision for a worker whose prompt or answer has a block that it stored, by the paths of the index at a position."""
-    wanted = subjects.pool_subject(history.ports.ns, history.pool, "route", subjects.ANY)
+    subject = subjects.pool_subject(history.ports.ns, history.pool, "route", subjects.ANY)
     late = [
         record
         async for piece in history.log.scan(
-            stored.position, min(position, stored.position + STORED_LATE), [wanted]
+            stored.position, min(position, stored.position + STORED_LATE), [subject]
         )
         for record in piece.records
     ]
     seen = 0
-    async for records, _ in outwards(history.log, stored.position, [wanted], forward=False, most=SCANNED_MAX):
-        made = [
-            one
+    async for records, _ in outwards(
+        history.log, stored.position, [subject], forward=False, most=SCANNED_MAX
+    ):
+        worker_decisions = [
+            pair
             for record in (*records, *late)
-            for one in reversed(list(decisions_in(record)))
-            if one.decision.worker == worker
+            for pair in reversed(list(decisions_in(record)))
+            if pair.decision.worker == worker
         ]
         late = []
-        if made:
+        if worker_decisions:
             # What another view folds in the meantime is folded again, so that nothing is kept of the index.
             index = (await history.state_at(position)).index
-            found = next((one for one in made if leads_to(one.decision, index, block)), None)
-            if found is not None:
-                return Cause(found.decision.request, found.position, _part(found.decision, index, block))
-        seen += len(made)
+            match = next((pair for pair in worker_decisions if leads_to(pair.decision, index, block)), None)
+            if match is not None:
+                return Cause(match.decision.request, match.position, _part(match.decision, index, block))
+        seen += len(worker_decisions)
         if seen >= DECISIONS_MAX:
             break
     return None
@@ -109,8 +111,8 @@ def leads_to(decision: Decision, index: PrefixIndex, block: int) -> bool:
     if decision.following and (chain == np.uint64(decision.following)).any():
         return True
     # Another worker had what this one computed.
-    known = index.path(decision.deepest, decision.blocks) if decision.deepest else None
-    return known is not None and depth < len(known) and int(known[depth]) == block
+    deepest_path = index.path(decision.deepest, decision.blocks) if decision.deepest else None
+    return deepest_path is not None and depth < len(deepest_path) and int(deepest_path[depth]) == block
 
 
 def _part(decision: Decision, index: PrefixIndex, block: int) -> Part:
@@ -138,33 +140,33 @@ async def tree_view(history: History, query: Query) -> Document:
     uses = history.requests.uses.between(moment.stored_ns - int(seconds * 1e9), moment.position)
     state = await history.state_at(moment.position)
     try:
-        found = tree(state.index, worker=worker, depth=depth, limit=limit, used=uses)
+        prefix_tree = tree(state.index, worker=worker, depth=depth, limit=limit, used=uses)
     except LookupError as error:
         raise not_found(f"{error.args[0]}.") from error
-    sizes = {one.block_size for one in state.loads.workers.values()}
+    sizes = {member.block_size for member in state.loads.workers.values()}
     return {
         **head(moment, notice_of(history)),
-        **fields_of(found, "blocks", "workers", "total", "refused"),
+        **fields_of(prefix_tree, "blocks", "workers", "total", "refused"),
         "cold": sorted(state.cold),
         "block_size": min(sizes) if len(sizes) == 1 else None,
         "held": dict(sorted(state.index.blocks.items())),
         "window_s": seconds,
         "uses": len(uses.blocks),
-        "runs": _runs(found, worker),
+        "runs": _runs(prefix_tree, worker),
     }
 
 
-def _runs(found: Tree, first: str) -> list[Document]:
+def _runs(prefix_tree: Tree, first: str) -> list[Document]:
     """The runs with their holders, one for each worker and tier, that of the name `first` at the front, and with partial holders."""
     above: list[tuple[TokenRun, frozenset[str]]] = []
     shown = []
-    for run in found.runs:
+    for run in prefix_tree.runs:
         del above[run.level :]
-        whole = frozenset(worker for workers in run.held.values() for worker in workers)
-        partial, more = _partial(above, whole)
-        above.append((run, whole))
+        full_holders = frozenset(worker for workers in run.held.values() for worker in workers)
+        partial, more = _partial(above, full_holders)
+        above.append((run, full_holders))
         holders = [(worker, tier) for tier, workers in run.held.items() for worker in workers]
-        holders.sort(key=lambda one: one[0] != first)
+        holders.sort(key=lambda holder: holder[0] != first)
         shown.append(
             {
                 **{
@@ -183,24 +185,24 @@ def _runs(found: Tree, first: str) -> list[Document]:
 
 
 def _partial(
-    above: list[tuple[TokenRun, frozenset[str]]], whole: frozenset[str]
+    above: list[tuple[TokenRun, frozenset[str]]], full_holders: frozenset[str]
 ) -> tuple[list[Document], bool]:
     """Workers that hold some of the blocks before a run, but not the run: to which depth, on which tier, most first; and whether there are more."""
-    found: list[Document] = []
-    seen = set(whole)
+    partial: list[Document] = []
+    seen = set(full_holders)
     for level in range(len(above) - 1, -1, -1):
         run, holders = above[level]
         for worker in sorted(holders - seen):
             if any(worker not in others for _, others in above[:level]):
                 # It lacks a run further up, and holds this one in vain.
                 continue
-            if len(found) == PARTIAL_MAX:
-                return found, True
+            if len(partial) == PARTIAL_MAX:
+                return partial, True
             tier = next(tier for tier, workers in run.held.items() if worker in workers)
             depth = run.depth + run.blocks if run.depth >= 0 else None
-            found.append({"worker": worker, "tier": tier, "depth": depth})
+            partial.append({"worker": worker, "tier": tier, "depth": depth})
             seen.add(worker)
-    return found, False
+    return partial, False
 
 
 async def origin_view(history: History, query: Query) -> Document:

@@ -40,8 +40,8 @@ _log = structlog.get_logger("headwater.console")
 
 async def console(settings: ConsoleProcess, stop: asyncio.Event) -> int:
     """Serve the console of a fleet until stopped."""
-    own = settings.console
-    check_console(own, settings.auth)
+    console_settings = settings.console
+    check_console(console_settings, settings.auth)
     # On a machine that has not enough processors, what serves requests goes first.
     os.nice(NICENESS)
     async with AsyncExitStack() as stack:
@@ -50,29 +50,35 @@ async def console(settings: ConsoleProcess, stop: asyncio.Event) -> int:
         )
         tokens = None
         admin = None
-        if own.token_file:
-            tokens = TokenAuthenticator(read_tokens(own.token_file, "--console-token-file"), ports.clock)
+        if console_settings.token_file:
+            tokens = TokenAuthenticator(
+                read_tokens(console_settings.token_file, "--console-token-file"), ports.clock
+            )
             controlling = await stack.enter_async_context(ports_of(settings.nats, "admin", "console-admin"))
             admin = AdminApp(controlling, tokens)
         keys, loops = keys_of(settings.auth, ports)
         access = ConsoleAccess(
-            tokens, keys, is_open=is_loopback(own.host) and tokens is None and keys is None
+            tokens, keys, is_open=is_loopback(console_settings.host) and tokens is None and keys is None
         )
         pools = Pools(ports, without_secret(settings.nats.address))
         await stack.enter_async_context(_running([*loops, pools.run()]))
-        return await serve(ConsoleApp(pools, access, admin), own, stop)
+        return await serve(ConsoleApp(pools, access, admin), console_settings, stop)
 
 
-async def open_capture(file: str, own: ConsoleSettings, stop: asyncio.Event) -> int:
+async def open_capture(file: str, console_settings: ConsoleSettings, stop: asyncio.Event) -> int:
     """Serve the console of a captured part of a log until stopped. Raises `ConfigError`."""
-    if not is_loopback(own.host):
-        raise ConfigError(f"--console-host {own.host}: a capture is shown on a loopback address only")
+    if not is_loopback(console_settings.host):
+        raise ConfigError(
+            f"--console-host {console_settings.host}: a capture is shown on a loopback address only"
+        )
     path = Path(file)
     async with capture_ports(path) as ports:
         pools = Pools(ports, f"file {path.name}", live=False)
         access = ConsoleAccess(None, None, is_open=True)
         async with _running([pools.run()]):
-            return await serve(ConsoleApp(pools, access), own, stop, announce=f"{path.name} is shown at")
+            return await serve(
+                ConsoleApp(pools, access), console_settings, stop, announce=f"{path.name} is shown at"
+            )
 
 
 def keys_of(
@@ -103,18 +109,20 @@ async def _running(loops: list[Coroutine[Any, Any, None]]) -> AsyncIterator[None
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def serve(app: ConsoleApp, own: ConsoleSettings, stop: asyncio.Event, announce: str = "") -> int:
+async def serve(
+    app: ConsoleApp, console_settings: ConsoleSettings, stop: asyncio.Event, announce: str = ""
+) -> int:
     """Serve the application until stopped. `announce`: what to print before its address."""
     # Collections would go through the rows of all requests, of which none is garbage, and stop what is shown for half a second.
     freeze_heap()
     collect_rarely()
-    port = own.port
-    if own.port == ConsoleSettings().port:
-        port = free_port(own.port, own.host)
-    listener = bind(own.host, port, "--console-port")
+    port = console_settings.port
+    if console_settings.port == ConsoleSettings().port:
+        port = free_port(console_settings.port, console_settings.host)
+    listener = bind(console_settings.host, port, "--console-port")
     limits = ConnectionLimits()._replace(connections=connections_possible(CONNECTIONS_MAX))
     server = UvicornServer(listener.dup(), limits)
-    url = f"http://{host_port(reachable(own.host), listener.getsockname()[1])}"
+    url = f"http://{host_port(reachable(console_settings.host), listener.getsockname()[1])}"
     work = asyncio.create_task(server.serve(app), name="console server")
     waiting = asyncio.create_task(stop.wait(), name="stop")
     _log.info("console_listening", url=url)

@@ -48,8 +48,8 @@ class Query:
 
     def integer(self, name: str, default: int, low: int, high: int) -> int:
         """A whole number within bounds."""
-        found = self.optional(name, low, high)
-        return default if found is None else found
+        number = self.optional(name, low, high)
+        return default if number is None else number
 
     def optional(self, name: str, low: int = 0, high: int = 1 << 62) -> int | None:
         """A whole number within bounds, None where it is absent."""
@@ -84,9 +84,9 @@ class Query:
     def choice(self, name: str, kind: Any, default: str) -> Any:
         """One of the values of a `Literal`."""
         value = self.text(name) or default
-        known = get_args(kind)
-        if value not in known:
-            raise bad_request(f"{name} must be one of {', '.join(known)}, not {value[:40]!r}.", param=name)
+        choices = get_args(kind)
+        if value not in choices:
+            raise bad_request(f"{name} must be one of {', '.join(choices)}, not {value[:40]!r}.", param=name)
         return value
 
     def flag(self, name: str) -> bool:

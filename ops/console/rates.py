@@ -103,9 +103,9 @@ def _queue_groups(
     """The groups by priority and tenant: what waits of each, the oldest of it, and the waits of those that were routed lately."""
     now: defaultdict[Group, list[Request]] = defaultdict(list)
     lately: defaultdict[Group, list[Request]] = defaultdict(list)
-    for rows, found in ((waiting, now), (recent, lately)):
+    for rows, by_group in ((waiting, now), (recent, lately)):
         for row in rows:
-            found[group_of[row.id]].append(row)
+            by_group[group_of[row.id]].append(row)
     return [
         {
             "priority": group[0],
@@ -140,18 +140,18 @@ def _why(row: Request, now_ns: int, reason: str) -> str:
 
 def _why_all(fleet: FleetAt) -> str:
     """Why any request waits; "" if there is room."""
-    ready = [one for one in fleet.loads.workers.values() if one.takes_requests]
+    ready = [worker for worker in fleet.loads.workers.values() if worker.takes_requests]
     if not ready:
         return "no worker takes requests"
-    if all(one.running + one.waiting >= one.max_running for one in ready):
+    if all(worker.running + worker.waiting >= worker.max_running for worker in ready):
         return "every worker has as many requests as it may run"
-    if all(_is_full(one) for one in ready):
+    if all(_is_full(worker) for worker in ready):
         return "every worker has requests waiting, or no free KV blocks"
     return ""
 
 
-def _is_full(one: Worker) -> bool:
-    return one.waiting > 0 or max(one.used_blocks, one.decode_blocks) >= FULL * one.total_blocks
+def _is_full(worker: Worker) -> bool:
+    return worker.waiting > 0 or max(worker.used_blocks, worker.decode_blocks) >= FULL * worker.total_blocks
 
 
 # Rates and usage.
@@ -180,23 +180,23 @@ async def series_view(history: History, query: Query, *, tenants: bool) -> Docum
     rows = series.selection(table, window.from_ns, window.to_ns)
     chosen = _chosen(table, rows, query)
     marks = history.fleet.marks_between(window.from_ns, window.to_ns)
-    found: dict[str, Any] = {**series.request_series(chosen, window)}
+    by_name: dict[str, Any] = {**series.request_series(chosen, window)}
     if chosen is rows:
         # What engines run is not told by tenant or model.
-        found |= series.load_series(list(lanes_between(history, window, marks).values()), window)
+        by_name |= series.load_series(list(lanes_between(history, window, marks).values()), window)
     counts = _counts(table, chosen, window, split) if split else []
     models = _counts(table, rows, window, "model")[:LISTED_MAX]
     named = _counts(table, rows, window, "tenant")[:LISTED_MAX] if tenants else []
     return {
         **head(moment, notice_of(history)),
         **axis_of(window),
-        "series": found,
+        "series": by_name,
         "units": series.UNITS,
         "split": split,
         "groups": _groups(chosen, window, split, counts[:GROUPS_MAX]) if split else [],
         "groups_total": len(counts),
-        "models": [{"name": one.name, "requests": one.requests} for one in models],
-        "tenants": [{"tenant": one.name, "requests": one.requests} for one in named],
+        "models": [{"name": count.name, "requests": count.requests} for count in models],
+        "tenants": [{"tenant": count.name, "requests": count.requests} for count in named],
         "marks": marks_shown(marks),
     }
 
@@ -238,9 +238,9 @@ def _counts(table: RequestTable, rows: series.Selection, window: series.Window, 
         [lines[lines["accepted_ns"] <= window.from_ns][fields] for lines in (rows.started, rows.ended)]
     )
     values = np.concatenate([rows.accepted[field], np.unique(earlier)[field]])
-    found = zip(*(part.tolist() for part in np.unique(values, return_counts=True)), strict=True)
-    counts = [Count(_name(table, field, value), value, requests) for value, requests in found]
-    return sorted(counts, key=lambda one: (-one.requests, one.name))
+    totals = zip(*(part.tolist() for part in np.unique(values, return_counts=True)), strict=True)
+    counts = [Count(_name(table, field, value), value, requests) for value, requests in totals]
+    return sorted(counts, key=lambda count: (-count.requests, count.name))
 
 
 def _groups(
@@ -249,11 +249,11 @@ def _groups(
     """The series of groups by name: their colours stay while the numbers change."""
     return [
         {
-            field: one.name,
-            "requests": one.requests,
-            "series": series.request_series(rows.only(field, one.value), window),
+            field: count.name,
+            "requests": count.requests,
+            "series": series.request_series(rows.only(field, count.value), window),
         }
-        for one in sorted(counts)
+        for count in sorted(counts)
     ]
 
 
@@ -273,8 +273,8 @@ async def usage_view(history: History, query: Query, *, tenants: bool) -> Docume
         **head(moment, notice),
         "window_s": (window.to_ns - window.from_ns) / 1e9,
         "total": series.usage(rows, len(opened))._asdict(),
-        "by_model": [{"model": name, **one._asdict()} for name, one in by_model.items()],
-        "by_tenant": [{"tenant": name, **one._asdict()} for name, one in by_tenant.items()],
+        "by_model": [{"model": name, **usage._asdict()} for name, usage in by_model.items()],
+        "by_tenant": [{"tenant": name, **usage._asdict()} for name, usage in by_tenant.items()],
     }
 
 
@@ -282,6 +282,10 @@ def _usage(
     table: RequestTable, rows: series.Selection, field: Field, opened: Sequence[int]
 ) -> dict[str, series.Usage]:
     """The usage of each group, of the `LISTED_MAX` with most tokens. `opened` are the groups of the open requests."""
-    found = {_name(table, field, value): one for value, one in series.usage_by(rows, field, opened).items()}
-    most = sorted(found.items(), key=lambda one: (-one[1].prompt_tokens - one[1].completion_tokens, one[0]))
+    by_name = {
+        _name(table, field, value): entry for value, entry in series.usage_by(rows, field, opened).items()
+    }
+    most = sorted(
+        by_name.items(), key=lambda entry: (-entry[1].prompt_tokens - entry[1].completion_tokens, entry[0])
+    )
     return dict(most[:LISTED_MAX])

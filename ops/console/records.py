@@ -43,46 +43,46 @@ async def decision_view(history: History, query: Query) -> Document:
     """A decision with every candidate's cost, what another policy or weights would have chosen, and what was known by the position of its outcome."""
     name = query.required("id")
     row = request_named(history, name)
-    found = await decisions.find(history, name)
-    if found is None:
+    recorded = await decisions.find(history, name)
+    if recorded is None:
         raise not_found(f"The request {row.id} has no decision {name[:100]}.")
     moment = await known_moment(history, row, query.optional("at"))
-    if found.position > moment.position:
+    if recorded.position > moment.position:
         raise ApiError(
             404, f"The decision {name[:100]} is not made yet at position {moment.position}.", code="not_yet"
         )
-    decision = found.decision
+    decision = recorded.decision
     fleet = await history.fleet_at(await history.moment(decision.position))
     sizes = {worker.name: worker.block_size for worker in fleet.loads.workers.values()}
     candidates, notice = list(decision.candidates), ""
     if query.flag("all") and decision.scored > len(candidates):
-        whole = await decisions.candidates_of(history, found)
-        candidates, notice = list(whole.candidates) or candidates, whole.problem
+        full_candidates = await decisions.candidates_of(history, recorded)
+        candidates, notice = list(full_candidates.candidates) or candidates, full_candidates.problem
     return {
         **head(Moment(decision.position, decision.wall_ns), notice),
-        **_decided(history, found),
+        **_decided(history, recorded),
         "candidates": _candidates(history, decision, candidates, sizes),
         "margin": decisions.margin_of(decision, candidates),
-        "later": await decisions.later(history, found, moment.position),
+        "later": await decisions.later(history, recorded, moment.position),
         "found": _found(row, decision, sizes.get(decision.worker, 0), moment.stored_ns),
         "settled": not row.is_open(moment.stored_ns),
         "shadow": [
-            {name: value for name, value in msgspec.structs.asdict(one).items() if name != "request"}
-            for position, one in history.shadows.get(decision.request, ())
+            {name: value for name, value in msgspec.structs.asdict(judgment).items() if name != "request"}
+            for position, judgment in history.shadows.get(decision.request, ())
             if position <= moment.position
         ],
-        "what_if": await _what_if(history, query, found, sizes),
+        "what_if": await _what_if(history, query, recorded, sizes),
     }
 
 
-def _decided(history: History, found: StoredDecision) -> Document:
+def _decided(history: History, recorded: StoredDecision) -> Document:
     """What a decision's record says besides its candidates."""
-    decision = found.decision
+    decision = recorded.decision
     return {
         "id": decision.request,
-        "stored": found.position,
+        "stored": recorded.position,
         "request": request_of(decision.request),
-        "router": f"{found.router[0]}.{found.router[1]}",
+        "router": f"{recorded.router[0]}.{recorded.router[1]}",
         **fields_of(
             decision, "prompt_tokens", "blocks", "seed", "algorithm", "scored", "waited_ms", "degraded", "leg"
         ),
@@ -108,14 +108,17 @@ def _candidates(
 ) -> list[Document]:
     return [
         {
-            **fields_of(one, *CANDIDATE_FIELDS),
-            "engine": history.engines.get(one.worker, ""),
-            "queued_tokens": one.prefill_tokens,
-            "held_blocks": one.decode_blocks,
-            "e2e_ms": decision.e2e_ms(one),
-            "terms": [term._asdict() for term in decisions.terms_of(one, decision, sizes.get(one.worker, 0))],
+            **fields_of(candidate, *CANDIDATE_FIELDS),
+            "engine": history.engines.get(candidate.worker, ""),
+            "queued_tokens": candidate.prefill_tokens,
+            "held_blocks": candidate.decode_blocks,
+            "e2e_ms": decision.e2e_ms(candidate),
+            "terms": [
+                term._asdict()
+                for term in decisions.terms_of(candidate, decision, sizes.get(candidate.worker, 0))
+            ],
         }
-        for one in sorted(candidates, key=lambda one: one.score)
+        for candidate in sorted(candidates, key=lambda candidate: candidate.score)
     ]
 
 
@@ -137,26 +140,26 @@ def _found(row: Request, decision: Decision, block_size: int, now_ns: int) -> Do
 
 
 async def _what_if(
-    history: History, query: Query, found: StoredDecision, sizes: dict[str, int]
+    history: History, query: Query, recorded: StoredDecision, sizes: dict[str, int]
 ) -> Document | None:
-    given = query.below("weight.")
-    if not query.text("policy") and not given:
+    overrides = query.below("weight.")
+    if not query.text("policy") and not overrides:
         return None
     policy: PolicyName = query.choice(
-        "policy", PolicyName, found.decision.preferences.policy or DEFAULT_POLICY
+        "policy", PolicyName, recorded.decision.preferences.policy or DEFAULT_POLICY
     )
     try:
-        weights = decisions.weights_with(given)
+        weights = decisions.weights_with(overrides)
     except ValueError as error:
         raise bad_request(f"{error}.") from error
-    other = await decisions.what_if(history, found, policy, weights)
+    other = await decisions.what_if(history, recorded, policy, weights)
     document: Document = {"policy": policy, "weights": weights, "problem": other.problem}
     if other.decision is None:
         return {**document, "worker": "", "same": False, "why": "", "candidates": []}
     return {
         **document,
         "worker": other.decision.worker,
-        "same": other.decision.worker == found.decision.worker,
+        "same": other.decision.worker == recorded.decision.worker,
         "why": decisions.explanation(other.decision, history.engines),
         "candidates": _candidates(history, other.decision, other.candidates, sizes),
     }
@@ -189,43 +192,45 @@ async def events_view(history: History, query: Query, *, contents: bool) -> Docu
             f"kind: there is no kind {unknown[0][:40]!r}; kinds are {', '.join((*POOL_KINDS, 'req'))}.",
             param="kind",
         )
-    found: list[Document] = []
+    documents: list[Document] = []
     more = False
     if not kinds or set(kinds) != {"req"}:
-        wanted = [
+        patterns = [
             subjects.pool_subject(history.ports.ns, history.pool, kind, ANY)
             for kind in POOL_KINDS
             if kind in kinds
         ]
-        rows, cut = await _scan_events(history.log, moment.position, forward, limit, wanted, query, contents)
-        found, more = found + rows, more or cut
+        rows, cut = await _scan_events(
+            history.log, moment.position, forward, limit, patterns, query, contents
+        )
+        documents, more = documents + rows, more or cut
     if not kinds or "req" in kinds:
         at = await history.ports.requests.position_at(moment.stored_ns)
         rows, cut = await _scan_events(history.ports.requests, at, forward, limit, (), query, contents)
-        found, more = found + rows, more or cut
-    found.sort(key=lambda one: (one["time_ms"], one["position"], one["index"]))
-    kept = found[:limit] if forward else found[-limit:]
-    return {**head(moment, notice_of(history)), "events": kept, "more": more or len(kept) < len(found)}
+        documents, more = documents + rows, more or cut
+    documents.sort(key=lambda document: (document["time_ms"], document["position"], document["index"]))
+    page = documents[:limit] if forward else documents[-limit:]
+    return {**head(moment, notice_of(history)), "events": page, "more": more or len(page) < len(documents)}
 
 
 async def _scan_events(
-    log: Log, position: int, forward: bool, limit: int, wanted: Sequence[str], query: Query, contents: bool
+    log: Log, position: int, forward: bool, limit: int, patterns: Sequence[str], query: Query, contents: bool
 ) -> tuple[list[Document], bool]:
     """Up to `limit` events after a position, or the last ones before it, the nearest first; and whether there may be more."""
-    found: list[Document] = []
+    documents: list[Document] = []
     more = False
-    async for records, has_more in outwards(log, position, wanted, forward=forward, most=SCANNED_MAX):
+    async for records, has_more in outwards(log, position, patterns, forward=forward, most=SCANNED_MAX):
         for record in records:
             rows = list(_events(record, query, contents))
-            found += rows if forward else reversed(rows)
+            documents += rows if forward else reversed(rows)
         more = has_more
-        if len(found) >= limit:
+        if len(documents) >= limit:
             break
-    return found[:limit], len(found) > limit or more
+    return documents[:limit], len(documents) > limit or more
 
 
 def _events(record: Record, query: Query, contents: bool) -> Iterator[Document]:
-    name, writer, text = (query.text(one) for one in ("event", "writer", "text"))
+    name, writer, text = (query.text(field) for field in ("event", "writer", "text"))
     if writer and record.batch.writer != writer:
         return
     for index, event in enumerate(record.batch.events):
@@ -264,12 +269,12 @@ def _line(event: Event) -> str:
 
 def _fields(event: Event, *, contents: bool) -> Document:
     """All fields; block hashes by their number, and contents only where they may be shown."""
-    found: Document = {}
+    fields: Document = {}
     for name, value in msgspec.structs.asdict(event).items():
         if name in CONTENT and not contents:
             continue
         if isinstance(value, bytes):
-            found[name] = (
+            fields[name] = (
                 value.decode("utf-8", "replace")
                 if name in CONTENT
                 else f"{len(value)} bytes {value[:16].hex()}…"
@@ -277,8 +282,8 @@ def _fields(event: Event, *, contents: bool) -> Document:
                 else value.hex()
             )
         else:
-            found[name] = msgspec.to_builtins(value, enc_hook=str)
-    return found
+            fields[name] = msgspec.to_builtins(value, enc_hook=str)
+    return fields
 
 
 # Positions.
@@ -298,15 +303,15 @@ async def step_view(history: History, query: Query) -> Document:
     by: StepKind = query.choice("by", StepKind, "message")
     forward = query.choice("direction", Literal["1", "-1"], "1") == "1"
     if by == "fleet":
-        found = _step_fleet(history, moment, forward)
+        step = _step_fleet(history, moment, forward)
     elif by == "request":
-        found = _step_request(history, moment, forward)
+        step = _step_request(history, moment, forward)
     else:
-        found = await _step_log(history, moment, forward, by)
-    if found is None:
+        step = await _step_log(history, moment, forward, by)
+    if step is None:
         raise not_found(f"There is no {'later' if forward else 'earlier'} {by} in this history.")
-    position, what, request = found
-    return {**head(await history.moment(position)), "what": what, "request": request}
+    position, description, request = step
+    return {**head(await history.moment(position)), "what": description, "request": request}
 
 
 Step = tuple[int, str, str]
@@ -336,15 +341,17 @@ def _step_request(history: History, moment: Moment, forward: bool) -> Step | Non
         moment.stored_ns - (near if not forward else 60_000_000_000),
         moment.stored_ns + (near if forward else 0),
     )
-    known = sorted((row.decisions[0], row.id) for row in rows if row.decisions)
-    found = _beside(known, moment.position, itemgetter(0), forward=forward)
-    return (found[0], f"request {found[1]}", found[1]) if found is not None else None
+    starts = sorted((row.decisions[0], row.id) for row in rows if row.decisions)
+    step = _beside(starts, moment.position, itemgetter(0), forward=forward)
+    return (step[0], f"request {step[1]}", step[1]) if step is not None else None
 
 
 async def _step_log(history: History, moment: Moment, forward: bool, by: StepKind) -> Step | None:
-    wanted = [] if by == "message" else [subjects.pool_subject(history.ports.ns, history.pool, "route", ANY)]
+    patterns = (
+        [] if by == "message" else [subjects.pool_subject(history.ports.ns, history.pool, "route", ANY)]
+    )
     start = moment.position if forward else moment.position - 1
-    async for records, _ in outwards(history.log, start, wanted, forward=forward, most=STEP_MAX):
+    async for records, _ in outwards(history.log, start, patterns, forward=forward, most=STEP_MAX):
         for record in records:
             for event in record.batch.events:
                 if by == "message" or isinstance(event, Decision):

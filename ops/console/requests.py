@@ -149,15 +149,17 @@ async def request_view(history: History, query: Query, *, contents: bool) -> Doc
     row = request_named(history, query.required("id"))
     moment = await known_moment(history, row, query.optional("at"))
     events = await events_of(history.ports.requests, row, moment.stored_ns)
-    made = [found async for found in _decisions_of(history, row, moment.position)]
-    shown = waterfall(events, [one.decision for one in made])
-    own = _row(row, moment)
+    decision_records = [decided async for decided in _decisions_of(history, row, moment.position)]
+    shown = waterfall(events, [one.decision for one in decision_records])
+    row_view = _row(row, moment)
     return {
-        **own,
+        **row_view,
         **head(moment, notice_of(history)),
-        "accepted_ms": own["time_ms"],
-        "decided_position": own["position"],
-        "position_end": await _position_after(history, row.ended_ns) if own["state"] == "ended" else None,
+        "accepted_ms": row_view["time_ms"],
+        "decided_position": row_view["position"],
+        "position_end": await _position_after(history, row.ended_ns)
+        if row_view["state"] == "ended"
+        else None,
         "trace": row.trace,
         "media": _media(events),
         "spans": [
@@ -169,9 +171,9 @@ async def request_view(history: History, query: Query, *, contents: bool) -> Doc
             for span in shown.spans
         ],
         "marks": [{**mark._asdict(), "time_ms": ms(mark.time_ns)} for mark in shown.marks],
-        "decisions": [_short(one) for one in made],
+        "decisions": [_short(one) for one in decision_records],
         "contents": _contents(events) if contents else None,
-        "explanation": _lines(history, made, events),
+        "explanation": _lines(history, decision_records, events),
     }
 
 
@@ -244,9 +246,11 @@ def _contents(events: Sequence[Stamped]) -> Document | None:
     }
 
 
-def _lines(history: History, made: Sequence[StoredDecision], events: Sequence[Stamped]) -> list[str]:
+def _lines(
+    history: History, decision_records: Sequence[StoredDecision], events: Sequence[Stamped]
+) -> list[str]:
     """What `headwater explain` prints."""
     lines = []
-    for one in made:
+    for one in decision_records:
         lines += describe(one.decision, one.position, (), history.engines).splitlines()
     return [*lines, *(event_line(event) for _, _, event in events)]

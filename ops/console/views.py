@@ -72,13 +72,13 @@ async def outwards(
 async def log_view(history: History) -> Document:
     """The bounds of the log and of the history."""
     first = history.fleet.rungs[0]
-    kept = history.first_moment
+    oldest_moment = history.first_moment
     ladder = await history.ladder()
     return {
         **head(history.last, notice_of(history)),
         "first": history.indexed_from,
         "last": history.last.position,
-        "first_ms": ms(kept.stored_ns or first.stored_ns),
+        "first_ms": ms(oldest_moment.stored_ns or first.stored_ns),
         "last_ms": ms(history.last.stored_ns),
         "indexed": history.indexed,
         "indexed_from": history.indexed_from,
@@ -93,13 +93,13 @@ async def fleet_view(history: History, query: Query) -> Document:
     moment = await history.moment(query.optional("at"))
     marks = history.fleet.marks_between(moment.stored_ns - LEFT_NS, moment.stored_ns)
     fleet = await history.fleet_at(moment)
-    workers = sorted(fleet.loads.workers.values(), key=lambda one: one.name)
+    workers = sorted(fleet.loads.workers.values(), key=lambda entry: entry.name)
     recent = series.hits_by_worker(history.requests, moment.stored_ns - RECENT_NS, moment.stored_ns)
     recent_marks = [mark for mark in marks if mark.time_ns > moment.stored_ns - BEFORE_NS]
     rates = series.rates(history.requests, moment.stored_ns - 60_000_000_000, moment.stored_ns)
     return {
         **head(moment, notice_of(history)),
-        "workers": [_worker(one, history, recent, moment) for one in workers],
+        "workers": [_worker(entry, history, recent, moment) for entry in workers],
         "left": [
             {"name": mark.worker, "epoch": mark.epoch, "time_ms": ms(mark.time_ns), "reason": mark.text}
             for mark in reversed(marks)
@@ -107,17 +107,17 @@ async def fleet_view(history: History, query: Query) -> Document:
         ],
         "totals": {
             "workers": len(workers),
-            "ready": sum(one.takes_requests for one in workers),
-            "running": sum(one.running for one in workers),
-            "waiting": sum(one.waiting for one in workers),
-            "used_blocks": sum(one.used_blocks for one in workers),
-            "total_blocks": sum(one.total_blocks for one in workers),
+            "ready": sum(entry.takes_requests for entry in workers),
+            "running": sum(entry.running for entry in workers),
+            "waiting": sum(entry.waiting for entry in workers),
+            "used_blocks": sum(entry.used_blocks for entry in workers),
+            "total_blocks": sum(entry.total_blocks for entry in workers),
             "requests_open": len(history.requests.open_at(moment.stored_ns)),
         },
         "rates": {"window_s": 60, **rates._asdict()},
         "engine_weights": fleet.loads.engine_weights,
         "splits": {name: split.event.shares for name, split in sorted(fleet.loads.splits.items())},
-        "findings": [one._asdict() for one in findings(fleet, history.requests, recent_marks)],
+        "findings": [entry._asdict() for entry in findings(fleet, history.requests, recent_marks)],
     }
 
 
@@ -128,17 +128,17 @@ WORKER_FIELDS: Final = (
 """What the page shows of a worker as the fold has it."""
 
 
-def _worker(one: Worker, history: History, hits: dict[str, float], moment: Moment) -> Document:
-    tokens, _ = one.promised(moment.stored_ns)
-    joined = history.fleet.joined.get((one.name, one.epoch))
+def _worker(worker: Worker, history: History, hits: dict[str, float], moment: Moment) -> Document:
+    tokens, _ = worker.promised(moment.stored_ns)
+    joined = history.fleet.joined.get((worker.name, worker.epoch))
     return {
-        **fields_of(one, *WORKER_FIELDS),
-        "state": "draining" if one.draining else one.state,
+        **fields_of(worker, *WORKER_FIELDS),
+        "state": "draining" if worker.draining else worker.state,
         "joined_ms": ms(joined) if joined else None,
-        "requests": len(one.requests),
+        "requests": len(worker.requests),
         "queued_tokens": tokens,
-        "step_ms": one.step_ms or None,
-        "hit_rate": hits.get(one.name),
+        "step_ms": worker.step_ms or None,
+        "hit_rate": hits.get(worker.name),
     }
 
 
@@ -160,18 +160,18 @@ def marks_shown(marks: Sequence[Mark]) -> list[Document]:
 
 def lanes_between(history: History, window: series.Window, marks: Sequence[Mark]) -> dict[str, series.Lane]:
     """The lanes of the workers that have samples in a window, by name."""
-    left: dict[str, int] = {}
+    left_ns: dict[str, int] = {}
     for mark in marks:
         if mark.kind == "left":
-            left[mark.worker] = mark.time_ns
+            left_ns[mark.worker] = mark.time_ns
         elif mark.kind == "joined":
-            left.pop(mark.worker, None)
-    found = {}
+            left_ns.pop(mark.worker, None)
+    lanes = {}
     for name, samples in sorted(history.fleet.samples.items())[:LANES_MAX]:
-        lane = series.lane(samples, window, left.get(name, 0))
+        lane = series.lane(samples, window, left_ns.get(name, 0))
         if not np.isnan(lane.running).all():
-            found[name] = lane
-    return found
+            lanes[name] = lane
+    return lanes
 
 
 async def lanes_view(history: History, query: Query) -> Document:
@@ -229,15 +229,15 @@ def tenant_text(digest: int) -> str:
 async def handoffs_view(history: History, query: Query) -> Document:
     """The hand-offs of KV between prefill and decode workers."""
     moment, window = await asked_window(history, query)
-    found = []
+    handoffs = []
     for row in history.requests.accepted_between(window.from_ns, window.to_ns):
-        found += _handoffs(row, moment.stored_ns)
-    return {**head(moment, notice_of(history)), "handoffs": found[::-1]}
+        handoffs += _handoffs(row, moment.stored_ns)
+    return {**head(moment, notice_of(history)), "handoffs": handoffs[::-1]}
 
 
 def _handoffs(row: Request, now_ns: int) -> list[Document]:
     """Each time that a prompt was computed apart, until another worker had its KV."""
-    found = []
+    handoffs = []
     steps = [(time_ns, state) for time_ns, state in row.steps if time_ns <= now_ns]
     for number, (time_ns, state) in enumerate(steps):
         if state != "handoff":
@@ -255,7 +255,7 @@ def _handoffs(row: Request, now_ns: int) -> list[Document]:
         else:
             state_text = "transferring" if receiver else "prefilled"
         end_ns = started or (after[0] if after is not None and state_text == "abandoned" else now_ns)
-        found.append(
+        handoffs.append(
             {
                 "id": f"{row.id}/{number}",
                 "request": row.id,
@@ -268,7 +268,7 @@ def _handoffs(row: Request, now_ns: int) -> list[Document]:
                 "tokens": row.prompt_tokens,
             }
         )
-    return found
+    return handoffs
 
 
 async def stuck_view(history: History, query: Query) -> Document:
@@ -294,21 +294,21 @@ async def stuck_view(history: History, query: Query) -> Document:
             if (at := bisect_right(samples.times, now_ns) - 1) >= 0
         },
     )
-    known = [folded.open[row.id] for row in rows if row.id in folded.open]
+    open_requests = [folded.open[row.id] for row in rows if row.id in folded.open]
     return {
         **head(moment, notice_of(history)),
-        "stuck": [_stuck(one) for one in stuck_requests(known, around, STUCK_NS)],
+        "stuck": [_stuck(stuck) for stuck in stuck_requests(open_requests, around, STUCK_NS)],
     }
 
 
-def _stuck(one: Stuck) -> Document:
+def _stuck(stuck: Stuck) -> Document:
     """A request without progress; of several choices the first is shown."""
-    waiting = one.waiting[0] if one.waiting else None
+    waiting = stuck.waiting[0] if stuck.waiting else None
     return {
-        "request": one.request,
+        "request": stuck.request,
         "state": waiting.state if waiting else "ended",
-        "since_ms": ms(waiting.since_ns if waiting else one.accepted_ns),
-        "for_ms": one.quiet_ns / 1e6,
+        "since_ms": ms(waiting.since_ns if waiting else stuck.accepted_ns),
+        "for_ms": stuck.quiet_ns / 1e6,
         "waits_for": "; ".join([waiting.waits_for, *waiting.facts]) if waiting else "its end",
         "worker": waiting.worker if waiting else "",
         "remedy": waiting.remedy if waiting else "look at its edge",
@@ -326,8 +326,8 @@ async def diff_view(history: History, query: Query) -> Document:
     """What differs between the fleet at two positions."""
     first, second = sorted((query.integer("a", 0, 0, 1 << 62), query.integer("b", 1 << 62, 0, 1 << 62)))
     a, b = await history.moment(first), await history.moment(second)
-    before = {one.name: _facts(one) for one in (await history.fleet_at(a)).loads.workers.values()}
-    after = {one.name: _facts(one) for one in (await history.fleet_at(b)).loads.workers.values()}
+    before = {worker.name: _facts(worker) for worker in (await history.fleet_at(a)).loads.workers.values()}
+    after = {worker.name: _facts(worker) for worker in (await history.fleet_at(b)).loads.workers.values()}
     changes: list[Document] = []
     for name in sorted(before.keys() | after.keys()):
         old, new = before.get(name), after.get(name)

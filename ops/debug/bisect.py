@@ -208,16 +208,16 @@ def _fold(fold: PartialFold, message: Record | Unreadable) -> None:
 
 def subjects_of(ns: str, pool: str, predicate: Predicate) -> tuple[str, ...]:
     """The subjects of the pool's log that the condition depends on."""
-    found = []
+    patterns = []
     for kind in POOL_KINDS:
         if kind not in predicate.kinds:
             continue
         only = predicate.workers_of(kind)
         if kind in ("kv", "load") and only is not None:
-            found += [_subject_of(ns, pool, kind, worker) for worker in sorted(only)]
+            patterns += [_subject_of(ns, pool, kind, worker) for worker in sorted(only)]
         else:
-            found.append(pool_subject(ns, pool, kind, ANY))
-    return tuple(found)
+            patterns.append(pool_subject(ns, pool, kind, ANY))
+    return tuple(patterns)
 
 
 def _subject_of(ns: str, pool: str, kind: PoolKind, worker: str) -> str:
@@ -239,14 +239,14 @@ def as_data(pool: str, predicate: Predicate, searched: Searched) -> dict[str, An
         "position": None,
         "values": _named(predicate, searched.values),
     }
-    found = searched.found
-    if found is not None:
-        data |= {"position": found.position, "before": _named(predicate, found.before)}
-        if isinstance(found.message, Record):
-            batch = found.message.batch
+    change = searched.found
+    if change is not None:
+        data |= {"position": change.position, "before": _named(predicate, change.before)}
+        if isinstance(change.message, Record):
+            batch = change.message.batch
             events = [{"event": tag_of(event), "fields": data_of(event)} for event in batch.events]
             data |= {
-                "time": iso_time(found.message.stored_ns),
+                "time": iso_time(change.message.stored_ns),
                 "message": {"writer": batch.writer, "epoch": batch.epoch, "events": events},
             }
     return data
@@ -262,21 +262,21 @@ def as_text(pool: str, predicate: Predicate, searched: Searched) -> str:
     if searched.held:
         until = "to the end" if searched.ceased is None else f"until position {searched.ceased}"
         lines.append(f"pool {pool}: it holds where the search begins, at position {searched.start}, {until}")
-    found = searched.found
-    if found is None:
+    change = searched.found
+    if change is None:
         again = " again" if searched.held else ""
         if not searched.held or searched.ceased is not None:
             between = f"from position {searched.start} to {searched.end}"
             lines.append(f"pool {pool}: it does not begin to hold{again} {between}: {predicate.text}")
         for name in sorted((predicate.workers or frozenset()) - searched.workers):
-            known = ", ".join(sorted(searched.workers)) or "none"
-            lines.append(f"worker {name} was not in the pool; there were: {known}")
+            names = ", ".join(sorted(searched.workers)) or "none"
+            lines.append(f"worker {name} was not in the pool; there were: {names}")
         rows = [(term, _shown(value)) for term, value in _named(predicate, searched.values).items()]
         return "\n".join([*lines, table(("fact", "at the end"), rows)])
-    message = found.message
+    message = change.message
     time = f", {iso_time(message.stored_ns)}" if isinstance(message, Record) else ""
-    lines.append(f"pool {pool}, position {found.position}{time}: {predicate.text}")
-    before, after = _named(predicate, found.before), _named(predicate, found.after)
+    lines.append(f"pool {pool}, position {change.position}{time}: {predicate.text}")
+    before, after = _named(predicate, change.before), _named(predicate, change.after)
     rows3 = [(term, _shown(before[term]), _shown(value)) for term, value in after.items()]
     return "\n".join([*lines, table(("fact", "before", "there"), rows3), *_message(message)])
 

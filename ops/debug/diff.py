@@ -128,49 +128,49 @@ async def diff(nats: NatsSettings, pool: str, first: str, second: str, *, as_jso
 
 async def show(ports: Ports, pool: str, first: str, second: str, *, as_json: bool = False) -> int:
     """See `diff`."""
-    found = await compare(ports, pool, first, second)
+    difference = await compare(ports, pool, first, second)
     if as_json:
-        print(msgspec.json.encode(as_data(pool, found)).decode())
+        print(msgspec.json.encode(as_data(pool, difference)).decode())
     else:
         log = await ports.pool_log(pool)
-        times = [await stored_at(log, one.position) for one in (found.before, found.after)]
-        print(as_text(pool, found, times))
+        times = [await stored_at(log, state.position) for state in (difference.before, difference.after)]
+        print(as_text(pool, difference, times))
     sys.stdout.flush()
     return 0
 
 
-def as_data(pool: str, found: Difference) -> dict[str, Any]:
+def as_data(pool: str, difference: Difference) -> dict[str, Any]:
     """The difference for programs, with both states."""
     return {
         "pool": pool,
-        "before": found.before,
-        "after": found.after,
-        "changes": [one._asdict() for one in found.changes],
-        "events": {name: count for (_, name), count in sorted(found.events.items())},
+        "before": difference.before,
+        "after": difference.after,
+        "changes": [change._asdict() for change in difference.changes],
+        "events": {name: count for (_, name), count in sorted(difference.events.items())},
     }
 
 
-def as_text(pool: str, found: Difference, times: list[int]) -> str:
+def as_text(pool: str, difference: Difference, times: list[int]) -> str:
     """The difference for people."""
     shown = [
-        f"{one.position}{f' ({iso_time(time)})' if time else ''}"
-        for one, time in zip((found.before, found.after), times, strict=True)
+        f"{entry.position}{f' ({iso_time(time)})' if time else ''}"
+        for entry, time in zip((difference.before, difference.after), times, strict=True)
     ]
     lines = [f"pool {pool}, from position {shown[0]} to {shown[1]}"]
-    joined = [one for one in found.changes if one.fact == "present"]
+    joined = [entry for entry in difference.changes if entry.fact == "present"]
     for change in joined:
-        facts = (found.after if change.after else found.before).workers[change.worker]
+        facts = (difference.after if change.after else difference.before).workers[change.worker]
         lines.append(f"{change.worker} {'joined' if change.after else 'left'}: {_standing(facts)}")
     rows = [
-        (one.worker or "(pool)", one.fact, _shown(one.before), _shown(one.after))
-        for one in found.changes
-        if one not in joined
+        (entry.worker or "(pool)", entry.fact, _shown(entry.before), _shown(entry.after))
+        for entry in difference.changes
+        if entry not in joined
     ]
     if rows:
         lines.append(table(("worker", "what", "before", "after"), rows))
-    if not found.changes:
+    if not difference.changes:
         lines.append("nothing that is compared differs")
-    counts = [(kind, name, count) for (kind, name), count in sorted(found.events.items())]
+    counts = [(kind, name, count) for (kind, name), count in sorted(difference.events.items())]
     lines.append(table(("kind", "event", "count"), counts) if counts else "no events between them")
     return "\n".join(lines)
 

@@ -47,30 +47,34 @@ def check_reach(facts: Facts) -> Iterator[Finding]:
 
 def check_server(facts: Facts) -> Iterator[Finding]:
     """Version, JetStream, `max_payload`, sync, store, login: what each process says of its server, too."""
-    for one in (facts.server, *facts.other_servers):
-        if one is not None:
-            yield from server.check_server(one)
+    for server_facts in (facts.server, *facts.other_servers):
+        if server_facts is not None:
+            yield from server.check_server(server_facts)
 
 
 def check_streams(facts: Facts) -> Iterator[Finding]:
     """What `headwater streams` shows, without its probe."""
-    for one in facts.streams:
-        if one.trouble == "missing":
+    for stream in facts.streams:
+        if stream.trouble == "missing":
             yield finding(
-                "stream-missing", one.name, f"the stream of {one.what} {one.pool}".strip() + " does not exist"
+                "stream-missing",
+                stream.name,
+                f"the stream of {stream.what} {stream.pool}".strip() + " does not exist",
             )
             continue
-        if one.trouble:
-            yield finding("stream-silent", one.name, one.trouble)
+        if stream.trouble:
+            yield finding("stream-silent", stream.name, stream.trouble)
             continue
-        if one.to_repair:
-            text = ", ".join(f"{change(each)} ({each.cost})" for each in one.to_repair)
-            yield finding("stream-differs", one.name, text)
-        if one.forgotten:
-            yield finding("snapshot-behind", one.name, f"a new router starts from nothing: {one.forgotten}")
-        if one.current_replicas < one.replicas:
-            text = f"{one.current_replicas} of {one.replicas} replicas are current"
-            yield finding("stream-behind", one.name, text)
+        if stream.to_repair:
+            text = ", ".join(f"{change(each)} ({each.cost})" for each in stream.to_repair)
+            yield finding("stream-differs", stream.name, text)
+        if stream.forgotten:
+            yield finding(
+                "snapshot-behind", stream.name, f"a new router starts from nothing: {stream.forgotten}"
+            )
+        if stream.current_replicas < stream.replicas:
+            text = f"{stream.current_replicas} of {stream.replicas} replicas are current"
+            yield finding("stream-behind", stream.name, text)
 
 
 def check_disks(facts: Facts) -> Iterator[Finding]:
@@ -81,41 +85,45 @@ def check_disks(facts: Facts) -> Iterator[Finding]:
 def check_clocks(facts: Facts) -> Iterator[Finding]:
     """The clocks of all machines, against the server's."""
     clocks = [] if facts.own_clock is None else [facts.own_clock]
-    clocks += [one for pool in facts.pools for one in pool.clocks]
+    clocks += [clock for pool in facts.pools for clock in pool.clocks]
     worst: dict[str, ClockFacts] = {}
-    for one in clocks:
-        if one.messages < FEW and one.behind_s > 0:
+    for clock in clocks:
+        if clock.messages < FEW and clock.behind_s > 0:
             continue
-        if abs(one.behind_s) > max(CLOCK_S_MAX, abs(worst[one.host].behind_s) if one.host in worst else 0.0):
-            worst[one.host] = one
-    for host, one in worst.items():
-        way = "behind" if one.behind_s > 0 else "ahead of"
-        yield finding("clock-off", host, f"its clock is {abs(one.behind_s):.1f} s {way} the NATS server's")
+        if abs(clock.behind_s) > max(
+            CLOCK_S_MAX, abs(worst[clock.host].behind_s) if clock.host in worst else 0.0
+        ):
+            worst[clock.host] = clock
+    for host, clock in worst.items():
+        way = "behind" if clock.behind_s > 0 else "ahead of"
+        yield finding("clock-off", host, f"its clock is {abs(clock.behind_s):.1f} s {way} the NATS server's")
 
 
 def check_ports(facts: Facts) -> Iterator[Finding]:
     """Who has the ports of a fleet that does not run here."""
-    here = [one for one in facts.leases or () if one.host == facts.machine.host]
-    if here:
+    local_leases = [entry for entry in facts.leases or () if entry.host == facts.machine.host]
+    if local_leases:
         return
-    for wanted in facts.machine.wanted_ports:
-        if wanted.flag == "--nats-port" and facts.unreachable is None:
+    for fleet_port in facts.machine.wanted_ports:
+        if fleet_port.flag == "--nats-port" and facts.unreachable is None:
             continue
-        for one in facts.machine.listeners or ():
-            if one.port == wanted.port and _collide(one.host, wanted.host):
-                yield finding("port-taken", f"{wanted.flag} {wanted.port}", f"{_owner(one)} listens there")
+        for entry in facts.machine.listeners or ():
+            if entry.port == fleet_port.port and _collide(entry.host, fleet_port.host):
+                yield finding(
+                    "port-taken", f"{fleet_port.flag} {fleet_port.port}", f"{_owner(entry)} listens there"
+                )
                 break
 
 
-def _collide(one: str, other: str) -> bool:
-    return one == other or one in EVERYWHERE or other in EVERYWHERE or other == "localhost"
+def _collide(host: str, other: str) -> bool:
+    return host == other or host in EVERYWHERE or other in EVERYWHERE or other == "localhost"
 
 
-def _owner(one: Listener) -> str:
-    if not one.pid:
+def _owner(listener: Listener) -> str:
+    if not listener.pid:
         return "a process of another user"
-    fleet = ", of a Headwater fleet," if "headwater" in one.command else ""
-    return f"process {one.pid}{fleet} ({one.command})"
+    fleet = ", of a Headwater fleet," if "headwater" in listener.command else ""
+    return f"process {listener.pid}{fleet} ({listener.command})"
 
 
 def check_fleets(facts: Facts) -> Iterator[Finding]:
@@ -140,10 +148,10 @@ def check_key_files(facts: Facts) -> Iterator[Finding]:
 
 def check_engine_sockets(facts: Facts) -> Iterator[Finding]:
     """Sockets of engines on this machine that other machines reach."""
-    found: dict[str, list[str]] = {}
-    for worker, one in facts.machine.engine_sockets:
-        found.setdefault(worker, []).append(host_port(one.host, one.port))
-    for worker, addresses in found.items():
+    by_worker: dict[str, list[str]] = {}
+    for worker, endpoint in facts.machine.engine_sockets:
+        by_worker.setdefault(worker, []).append(host_port(endpoint.host, endpoint.port))
+    for worker, addresses in by_worker.items():
         yield finding("engine-socket-open", worker, f"listens on {', '.join(sorted(set(addresses)))}")
 
 
@@ -171,7 +179,7 @@ def check_leases(facts: Facts) -> Iterator[Finding]:
     if not leases:
         yield finding("nothing-runs", f"namespace {facts.namespace}", "no edge, router or worker has a lease")
         return
-    if not any(one.kind == "edge" for one in leases):
+    if not any(lease.kind == "edge" for lease in leases):
         yield finding("no-edge", f"namespace {facts.namespace}", "clients reach nothing: no edge has a lease")
     routed = _pools(leases, "router")
     served = _pools(leases, "worker")
@@ -182,12 +190,12 @@ def check_leases(facts: Facts) -> Iterator[Finding]:
 
 
 def _pools(leases: Sequence[Lease], kind: str) -> set[str]:
-    return {one.pool for one in leases if one.kind == kind and one.pool}
+    return {lease.pool for lease in leases if lease.kind == kind and lease.pool}
 
 
 def check_stalled(facts: Facts) -> Iterator[Finding]:
     """Does the log take what processes append?"""
-    stalled = [f"{one.kind} {one.name}" for one in facts.leases or () if one.stalled]
+    stalled = [f"{lease.kind} {lease.name}" for lease in facts.leases or () if lease.stalled]
     if stalled:
         text = f"what {', '.join(stalled)} append is not accepted"
         yield finding("log-stalled", f"namespace {facts.namespace}", text)
@@ -234,23 +242,23 @@ def check_history(facts: Facts) -> Iterator[Finding]:
 
 def check_block_sizes(facts: Facts) -> Iterator[Finding]:
     """One block size for a model: among its pools with workers, and between a pool's card and its workers."""
-    live = {one.pool: one.name for one in facts.leases or () if one.kind == "worker"}
+    live = {lease.pool: lease.name for lease in facts.leases or () if lease.kind == "worker"}
     sizes: dict[str, dict[int, str]] = {}
     for card in facts.cards:
         if card.pool in live:
             sizes.setdefault(card.name, {})[card.block_size] = live[card.pool]
-    for model, found in sizes.items():
-        if len(found) > 1:
+    for model, worker_by_size in sizes.items():
+        if len(worker_by_size) > 1:
             text = ", ".join(
-                f"{worker} has blocks of {size} tokens" for size, worker in sorted(found.items())
+                f"{worker} has blocks of {size} tokens" for size, worker in sorted(worker_by_size.items())
             )
             yield finding("block-size-differs", model, text)
     by_pool = {card.pool: card.block_size for card in facts.cards}
     for pool in facts.pools:
         for worker in pool.workers:
-            wanted = by_pool.get(pool.pool, worker.block_size)
-            if worker.block_size != wanted:
-                text = f"has blocks of {worker.block_size} tokens; the pool's card says {wanted}"
+            card_size = by_pool.get(pool.pool, worker.block_size)
+            if worker.block_size != card_size:
+                text = f"has blocks of {worker.block_size} tokens; the pool's card says {card_size}"
                 yield finding("block-size-differs", worker.name, text)
 
 
@@ -261,23 +269,23 @@ def check_model_files(facts: Facts) -> Iterator[Finding]:
             "model-file-missing", missing.model, f"the {missing.what} of pool {missing.pool} is not stored"
         )
     used = {
-        f"edge {one.name}": one.data.get("files", {})
-        for one in facts.processes
-        if one.kind == "edge" and one.data
+        f"edge {process.name}": process.data.get("files", {})
+        for process in facts.processes
+        if process.kind == "edge" and process.data
     } or {"the model's card": {card.pool: msgspec.structs.asdict(card) for card in facts.cards}}
     for worker in facts.processes:
         if worker.kind != "worker" or not worker.data:
             continue
         for kind, file in (("tokenizer-differs", "tokenizer"), ("template-differs", "chat_template")):
-            own, pool = worker.data.get(file, ""), worker.data.get("pool", "")
+            digest, pool = worker.data.get(file, ""), worker.data.get("pool", "")
             others = [
                 who
                 for who, files in used.items()
-                if own and files.get(pool, {}).get(file, own) not in ("", own)
+                if digest and files.get(pool, {}).get(file, digest) not in ("", digest)
             ]
             if others:
-                what = file.replace("_", " ")
-                text = f"its {what} ({own[:12]}) is not that of {', '.join(others)} for {worker.data.get('model')}"
+                file_label = file.replace("_", " ")
+                text = f"its {file_label} ({digest[:12]}) is not that of {', '.join(others)} for {worker.data.get('model')}"
                 yield finding(kind, f"worker {worker.name}", text)
 
 
@@ -317,31 +325,40 @@ def check_handoffs(facts: Facts) -> Iterator[Finding]:
         yield finding("handoff-impossible", worker.name, text)
 
 
-def _pair(one: Worker, other: Worker) -> bool:
-    return bool(one.pairs_with) and one.pairs_with == other.pairs_with and "handoff" in other.capabilities
+def _pair(worker: Worker, other: Worker) -> bool:
+    return (
+        bool(worker.pairs_with) and worker.pairs_with == other.pairs_with and "handoff" in other.capabilities
+    )
 
 
 def check_engines(facts: Facts) -> Iterator[Finding]:
     """Releases of engines, against published vulnerabilities. Those that do not matter behind an edge are notes."""
-    for one in facts.processes:
-        data = one.data or {}
+    for process in facts.processes:
+        data = process.data or {}
         engine, version = str(data.get("engine", "")), str(data.get("engine_version", ""))
-        known = launcher_type(engine).releases.vulnerabilities if engine in registry.all_traits() else ()
-        found = open_vulnerabilities(version, known)
+        vulnerabilities = (
+            launcher_type(engine).releases.vulnerabilities if engine in registry.all_traits() else ()
+        )
+        applicable = open_vulnerabilities(version, vulnerabilities)
         for refused in (True, False):
-            group = [each for each in found if each.refused == refused]
+            group = [each for each in applicable if each.refused == refused]
             if group:
                 fixed = ".".join(map(str, max(each.fixed for each in group)))
                 text = f"{engine} {version}: {'; '.join(f'{each.cve} {each.what}' for each in group)}; fixed in {fixed}"
                 yield finding(
-                    "engine-vulnerable", f"worker {one.name}", text, severity="error" if refused else "note"
+                    "engine-vulnerable",
+                    f"worker {process.name}",
+                    text,
+                    severity="error" if refused else "note",
                 )
 
 
 def check_keys(facts: Facts) -> Iterator[Finding]:
     """An edge that wants keys, while there is none."""
     wanting = [
-        one.name for one in facts.processes if "keys" in str((one.data or {}).get("auth", "")).split(",")
+        process.name
+        for process in facts.processes
+        if "keys" in str((process.data or {}).get("auth", "")).split(",")
     ]
     if wanting and facts.keys == 0:
         text = f"{', '.join(wanting)} wants API keys, and none is valid: every request gets 401"
@@ -375,49 +392,49 @@ CHECKS: Final[Sequence[Callable[[Facts], Iterable[Finding]]]] = (
 HEALTHY, FOUND, OUT_OF_REACH = 0, 1, 2
 
 
-async def doctor(asked: Asked, *, as_json: bool) -> int:
+async def doctor(options: Asked, *, as_json: bool) -> int:
     """Print all findings. 0: none but notes; 1: some; 2: the server is out of reach. Raises `ConfigError` for wrong arguments."""
-    facts = await collect(asked)
-    found = diagnose(facts)
-    print(as_document(facts, found) if as_json else as_text(facts, found))
+    facts = await collect(options)
+    findings = diagnose(facts)
+    print(as_document(facts, findings) if as_json else as_text(facts, findings))
     sys.stdout.flush()
     if facts.unreachable is not None:
         return OUT_OF_REACH
-    return FOUND if any(one.severity != "note" for one in found) else HEALTHY
+    return FOUND if any(finding.severity != "note" for finding in findings) else HEALTHY
 
 
 def diagnose(facts: Facts) -> list[Finding]:
     """All findings, the worst first, and of one severity in the order of the table."""
-    found = [one for check in CHECKS for one in check(facts)]
+    findings = [finding for check in CHECKS for finding in check(facts)]
     places = list(KINDS)
-    return sorted(found, key=lambda one: (ORDER.index(one.severity), places.index(one.id)))
+    return sorted(findings, key=lambda finding: (ORDER.index(finding.severity), places.index(finding.id)))
 
 
-def as_document(facts: Facts, found: Sequence[Finding]) -> str:
+def as_document(facts: Facts, findings: Sequence[Finding]) -> str:
     """Everything as JSON."""
     document = {
         "server": facts.url,
         "namespace": facts.namespace,
         "nats_version": facts.server.version if facts.server else "",
-        "findings": [one._asdict() for one in found],
+        "findings": [entry._asdict() for entry in findings],
         "skipped": [
-            {"finding": name, "reason": one.reason} for one in facts.skipped for name in one.findings
+            {"finding": name, "reason": entry.reason} for entry in facts.skipped for name in entry.findings
         ],
     }
     return msgspec.json.encode(document).decode()
 
 
-def as_text(facts: Facts, found: Sequence[Finding]) -> str:
+def as_text(facts: Facts, findings: Sequence[Finding]) -> str:
     """The report for people."""
     lines = [_head(facts)]
-    if found:
-        rows = [(one.severity, one.id, one.about, one.text) for one in found]
+    if findings:
+        rows = [(entry.severity, entry.id, entry.about, entry.text) for entry in findings]
         lines += ["", table(("severity", "finding", "about", "what"), rows), ""]
-        lines += dict.fromkeys(f"remedy of {one.id}: {one.remedy}" for one in found)
-    looked_for = len(KINDS) - len({name for one in facts.skipped for name in one.findings})
-    count = f"{len(found)} finding{'s' if len(found) != 1 else ''}"
+        lines += dict.fromkeys(f"remedy of {entry.id}: {entry.remedy}" for entry in findings)
+    looked_for = len(KINDS) - len({name for entry in facts.skipped for name in entry.findings})
+    count = f"{len(findings)} finding{'s' if len(findings) != 1 else ''}"
     lines += ["", f"{count}; {looked_for} of {len(KINDS)} kinds were looked for"]
-    lines += [f"  not looked for: {', '.join(one.findings)}: {one.reason}" for one in facts.skipped]
+    lines += [f"  not looked for: {', '.join(entry.findings)}: {entry.reason}" for entry in facts.skipped]
     return "\n".join(lines)
 
 
@@ -426,7 +443,7 @@ def _head(facts: Facts) -> str:
     if facts.server is not None:
         parts.append(f"nats-server {facts.server.version}")
     if facts.leases is not None:
-        kinds = [one.kind for one in facts.leases]
+        kinds = [lease.kind for lease in facts.leases]
         counts = [(kinds.count(kind), kind) for kind in ("edge", "router", "worker")]
         parts.append(", ".join(f"{count} {kind}{'s' if count != 1 else ''}" for count, kind in counts))
     return "; ".join(parts)

@@ -70,17 +70,17 @@ class Asked(NamedTuple):
     engine_log: str = ""
 
 
-async def collect(asked: Asked) -> Facts:
+async def collect(options: Asked) -> Facts:
     """All facts that can be learned. Raises `ConfigError` for arguments that are wrong."""
-    nats = asked.nats
+    nats = options.nats
     facts = Facts(
         without_secrets(nats.address),
         nats.namespace,
         __version__,
         given_url=bool(nats.url),
-        engine_log=_log_end(asked.engine_log),
+        engine_log=_log_end(options.engine_log),
     )
-    if not asked.engine_log:
+    if not options.engine_log:
         facts = _without(
             facts, "pass the end of a failed engine's log with --engine-log", diagnosis.ENGINE_LOG
         )
@@ -90,7 +90,7 @@ async def collect(asked: Asked) -> Facts:
     try:
         client = await open_connection(nats, kind, NAME, wait_s=CONNECT_S)
         try:
-            facts = await _of_server(client, asked, facts)
+            facts = await _of_server(client, options, facts)
         finally:
             await client.close()
     except AccessDenied as error:
@@ -99,10 +99,10 @@ async def collect(asked: Asked) -> Facts:
         facts = facts._replace(unreachable=Unreachable(str(error), denied=False))
     if facts.unreachable is not None:
         facts = _without(facts, "the server is out of reach", *OF_SERVER, *OF_TABLES, *OF_LOGS)
-    machine = await asyncio.to_thread(machine_facts, nats, asked.place, facts.leases or ())
+    machine = await asyncio.to_thread(machine_facts, nats, options.place, facts.leases or ())
     if machine.listeners is None:
         facts = _without(facts, "this system does not list its sockets", diagnosis.SOCKETS)
-    return await _of_monitor(facts._replace(machine=machine), asked.monitor)
+    return await _of_monitor(facts._replace(machine=machine), options.monitor)
 
 
 def _without(facts: Facts, reason: str, *sources: str) -> Facts:
@@ -123,9 +123,9 @@ def _log_end(path: str) -> tuple[str, str] | None:
         raise ConfigError(f"--engine-log {path}: {error.strerror or error}") from error
 
 
-async def _of_server(client: Connection, asked: Asked, facts: Facts) -> Facts:
+async def _of_server(client: Connection, options: Asked, facts: Facts) -> Facts:
     """Everything that the server and the processes behind it say."""
-    nats = asked.nats
+    nats = options.nats
     server = server_facts(client.address or facts.url, client.greeting)
     try:
         account = await api(client, "INFO")
@@ -146,9 +146,9 @@ async def _of_server(client: Connection, asked: Asked, facts: Facts) -> Facts:
             *OF_LOGS,
         )
     facts = facts._replace(other_servers=await _other_servers(client, nats.address))
-    streams = await survey(client, nats.namespace, asked.streams.replicas, asked.streams.sizes)
+    streams = await survey(client, nats.namespace, options.streams.replicas, options.streams.sizes)
     facts = facts._replace(streams=tuple(streams), own_clock=await _own_clock(client, streams))
-    missing = {one.name for one in streams if one.trouble}
+    missing = {stream.name for stream in streams if stream.trouble}
     tables = (subjects.lease_bucket(nats.namespace), subjects.card_bucket(nats.namespace))
     if missing & {subjects.table_stream(table) for table in tables}:
         return _without(facts, "the tables of leases and model cards are missing", *OF_TABLES, *OF_LOGS)
@@ -172,10 +172,10 @@ async def _of_server(client: Connection, asked: Asked, facts: Facts) -> Facts:
 
 async def _other_servers(client: Connection, urls: str) -> tuple[ServerFacts, ...]:
     """What the other servers of the cluster say in their greetings: those that we were given, and those that ours names."""
-    known = [one.strip().rpartition("@")[2].rpartition("/")[2] for one in urls.split(",")]
-    known += client.greeting.get("connect_urls") or []
-    found: dict[str, ServerFacts] = {}
-    for address in dict.fromkeys(known):
+    addresses = [url.strip().rpartition("@")[2].rpartition("/")[2] for url in urls.split(",")]
+    addresses += client.greeting.get("connect_urls") or []
+    by_id: dict[str, ServerFacts] = {}
+    for address in dict.fromkeys(addresses):
         host, _, port = address.rpartition(":")
         if not port.isdecimal():
             continue
@@ -185,9 +185,9 @@ async def _other_servers(client: Connection, urls: str) -> tuple[ServerFacts, ..
             # That it is away is seen in the streams' replicas.
             continue
         # One server may have several addresses.
-        found.setdefault(str(greeting.get("server_id")), server_facts(f"nats://{address}", greeting))
-    found.pop(str(client.greeting.get("server_id")), None)
-    return tuple(found.values())
+        by_id.setdefault(str(greeting.get("server_id")), server_facts(f"nats://{address}", greeting))
+    by_id.pop(str(client.greeting.get("server_id")), None)
+    return tuple(by_id.values())
 
 
 def _with_store(server: ServerFacts, account: Mapping[str, Any]) -> ServerFacts:
@@ -198,13 +198,13 @@ def _with_store(server: ServerFacts, account: Mapping[str, Any]) -> ServerFacts:
 
 async def _own_clock(client: Connection, streams: Sequence[StreamStatus]) -> ClockFacts | None:
     """Our clock against the server's: an answer was written between the request and its arrival."""
-    found = []
-    for name in [one.name for one in streams if not one.trouble][:3]:
+    offsets_s = []
+    for name in [stream.name for stream in streams if not stream.trouble][:3]:
         sent_ns = time.time_ns()
         info = await api(client, f"STREAM.INFO.{name}")
         if stamp_ns := parse_time_ns(info.get("ts", "")):
-            found.append((stamp_ns - (sent_ns + time.time_ns()) // 2) / 1e9)
-    return ClockFacts(THIS_MACHINE, min(found, key=abs), 3) if found else None
+            offsets_s.append((stamp_ns - (sent_ns + time.time_ns()) // 2) / 1e9)
+    return ClockFacts(THIS_MACHINE, min(offsets_s, key=abs), 3) if offsets_s else None
 
 
 async def _of_tables(client: Connection, ports: Ports, facts: Facts, kind: str) -> Facts:
@@ -231,17 +231,17 @@ async def _of_pools(ports: Ports, facts: Facts, missing: set[str]) -> Facts:
     offset_s = facts.own_clock.behind_s if facts.own_clock is not None else 0.0
     # The server's clock, which stamps what is in the logs.
     now_ns = ports.clock.wall_ns() + round(offset_s * 1e9)
-    for pool in sorted({card.pool for card in facts.cards} | {one.pool for one in leases if one.pool}):
+    for pool in sorted({card.pool for card in facts.cards} | {entry.pool for entry in leases if entry.pool}):
         if subjects.pool_stream(ports.ns, pool) in missing:
             continue
         try:
             async with asyncio.timeout(LOG_S):
-                found = await pool_facts(ports, pool, hosts, now_ns)
+                collected = await pool_facts(ports, pool, hosts, now_ns)
         except (TimeoutError, LogError) as error:
             reason = f"pool {pool}: {error or f'its log was not read within {LOG_S:.0f} s'}"
             facts = _without(facts, reason, *OF_LOGS)
         else:
-            facts = facts._replace(pools=(*facts.pools, found))
+            facts = facts._replace(pools=(*facts.pools, collected))
     return facts
 
 
@@ -277,17 +277,17 @@ async def _keys(ports: Ports) -> int | None:
 
 
 async def _missing_files(ports: Ports, cards: Sequence[ModelCard]) -> list[MissingFile]:
-    found = []
+    missing = []
     for card in cards:
         files = {
             "tokenizer": card.tokenizer,
             "chat template": card.chat_template,
             "response template": card.response_template,
         }
-        for what, digest in files.items():
+        for file_kind, digest in files.items():
             if digest and not await ports.blobs.has(subjects.artifact_name(digest)):
-                found.append(MissingFile(card.pool, card.name, what))
-    return found
+                missing.append(MissingFile(card.pool, card.name, file_kind))
+    return missing
 
 
 async def _of_monitor(facts: Facts, monitor: str) -> Facts:

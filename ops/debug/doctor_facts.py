@@ -187,9 +187,9 @@ def machine_facts(nats: NatsSettings, place: Place, leases: Sequence[Lease]) -> 
         if lease.kind == "worker" and lease.host == host and lease.pid:
             family = _family(lease.pid)
             sockets += [
-                (lease.name, one)
-                for one in listeners or ()
-                if one.pid in family and not is_loopback(one.host)
+                (lease.name, listener)
+                for listener in listeners or ()
+                if listener.pid in family and not is_loopback(listener.host)
             ]
     return MachineFacts(
         host,
@@ -221,7 +221,7 @@ def local_fleet(folder: Path) -> LocalFleet | None:
 
 def open_key_files(nats: NatsSettings) -> Iterator[str]:
     """Files of our keys that others of this machine may read."""
-    files = [Path(one) for one in (nats.nkey_file, nats.creds_file, nats.tls_key) if one]
+    files = [Path(file_name) for file_name in (nats.nkey_file, nats.creds_file, nats.tls_key) if file_name]
     if nats.keys_dir:
         files += sorted(Path(nats.keys_dir).glob("*.nk"))
     for path in files:
@@ -235,12 +235,12 @@ def open_key_files(nats: NatsSettings) -> Iterator[str]:
 def read_listeners() -> tuple[Listener, ...] | None:
     """The listening TCP sockets of this machine, or of this container; None on systems that list them to nobody but root."""
     try:
-        found = psutil.net_connections("tcp")
+        by_inode = psutil.net_connections("tcp")
     except psutil.Error:
         return None
     return tuple(
         Listener(_unmapped(one.laddr.ip), one.laddr.port, one.pid or 0, _command(one.pid))
-        for one in found
+        for one in by_inode
         if one.status == psutil.CONN_LISTEN
     )
 
@@ -295,7 +295,7 @@ async def pool_facts(ports: Ports, pool: str, hosts: Mapping[str, str], now_ns: 
         recent.clocks(hosts),
         recent.served(epochs, now_ns),
         {name: len(recent.stored[name, epoch]) for name, epoch in epochs.items()},
-        {name: len(found) for name, found in recent.joined.items()},
+        {name: len(joins) for name, joins in recent.joined.items()},
         tuple(findings(fleet, requests, recent.marks)),
     )
 
@@ -351,23 +351,25 @@ class RecentLog:
 
     def served(self, epochs: Mapping[str, int], now_ns: int) -> dict[str, Served]:
         """Of each worker's present incarnation the prompts that it computed blocks of, and those whose last block it announced."""
-        found = dict.fromkeys(epochs, Served())
+        by_worker = dict.fromkeys(epochs, Served())
         for decision, _ in self.decisions:
             worker, epoch = decision.worker, decision.epoch
             done_ns = self._prefilled.get((worker, epoch, decision.request))
             if epochs.get(worker) != epoch or done_ns is None or done_ns > now_ns - SETTLED_NS:
                 continue
-            chosen = next((one for one in decision.candidates if one.worker == worker), None)
+            chosen = next(
+                (candidate for candidate in decision.candidates if candidate.worker == worker), None
+            )
             if chosen is None or not decision.last or decision.leg == "decode":
                 continue
             if chosen.cached_blocks + chosen.lower_blocks >= decision.blocks:
                 # All of it was cached: nothing is announced again.
                 continue
-            known = found[worker]
-            found[worker] = Served(
-                known.prompts + 1, known.announced + (decision.last in self.stored[worker, epoch])
+            previous = by_worker[worker]
+            by_worker[worker] = Served(
+                previous.prompts + 1, previous.announced + (decision.last in self.stored[worker, epoch])
             )
-        return found
+        return by_worker
 
     def clocks(self, hosts: Mapping[str, str]) -> tuple[ClockFacts, ...]:
         """The clock of each machine, by its processes that wrote something."""

@@ -109,10 +109,10 @@ class TraceWriter:
         """Name a process before its first event; `order` sorts processes, and those of one order are in that of their names' first use."""
         if name in self._processes:
             return
-        made = self._processes[name] = _Process(len(self._processes) + 1)
-        self._metadata(made.pid, EVENTS_LANE, "process_name", {"name": name})
-        self._metadata(made.pid, EVENTS_LANE, "process_sort_index", {"sort_index": order})
-        self._metadata(made.pid, EVENTS_LANE, "thread_name", {"name": "events"})
+        trace_process = self._processes[name] = _Process(len(self._processes) + 1)
+        self._metadata(trace_process.pid, EVENTS_LANE, "process_name", {"name": name})
+        self._metadata(trace_process.pid, EVENTS_LANE, "process_sort_index", {"sort_index": order})
+        self._metadata(trace_process.pid, EVENTS_LANE, "thread_name", {"name": "events"})
 
     def _metadata(self, pid: int, tid: int, name: str, arguments: Mapping[str, Any]) -> None:
         self._write({"ph": "M", "name": name, "pid": pid, "tid": tid, "args": arguments})
@@ -138,29 +138,29 @@ class TraceWriter:
         self._slices(owner.pid, tid, several)
 
     def _slices(self, pid: int, tid: int, several: Iterable[Slice]) -> None:
-        for one in several:
-            start_us = self._us(one.start_ns)
+        for piece in several:
+            start_us = self._us(piece.start_ns)
             event = {
                 "ph": "X",
-                "name": one.name,
-                "cat": one.category,
+                "name": piece.name,
+                "cat": piece.category,
                 "pid": pid,
                 "tid": tid,
                 "ts": start_us,
-                "dur": max(0.0, self._us(one.end_ns) - start_us),
-                "args": one.arguments,
+                "dur": max(0.0, self._us(piece.end_ns) - start_us),
+                "args": piece.arguments,
             }
             self._write(event)
-            self._slices(pid, tid, one.nested)
+            self._slices(pid, tid, piece.nested)
 
     def counter(self, process: str, name: str, time_ns: int, values: Mapping[str, Value]) -> None:
         """Write the values of a counter, if they differ from the last ones. Times of one counter must not fall."""
         owner = self._processes[process]
         now = tuple(values.values())
-        known = owner.counters.get(name)
-        if known is not None and known[1] == now:
+        latest = owner.counters.get(name)
+        if latest is not None and latest[1] == now:
             return
-        time_ns = max(time_ns, known[0]) if known is not None else time_ns
+        time_ns = max(time_ns, latest[0]) if latest is not None else time_ns
         owner.counters[name] = (time_ns, now)
         self._event("C", name, owner.pid, time_ns, values)
 
@@ -279,29 +279,29 @@ class Exporter:
         arguments = _about(held.events, is_open=is_open)
         start_ns = held.events[0].time_ns
         for choice in sorted({span.choice for span in spans}) or [0]:
-            own = [_ended(span, end_ns) for span in spans if span.choice == choice]
+            choice_spans = [_ended(span, end_ns) for span in spans if span.choice == choice]
             name = f"{request} choice {choice}" if choice else request
-            first_ns = min([start_ns, *(span.start_ns for span in own)])
-            stages = tuple(_stage(span) for span in _apart(own))
-            whole = Slice(name, "request", first_ns, end_ns, arguments, stages)
-            self._writer.slices(edge, [whole], "requests")
-            for worker, run in _runs(own):
+            first_ns = min([start_ns, *(span.start_ns for span in choice_spans)])
+            stages = tuple(_stage(span) for span in _apart(choice_spans))
+            request_slice = Slice(name, "request", first_ns, end_ns, arguments, stages)
+            self._writer.slices(edge, [request_slice], "requests")
+            for worker, run in _runs(choice_spans):
                 self._writer.slices(self._worker(worker), [_stage(span, request) for span in run], "requests")
 
 
 def _about(events: list[Stamped], *, is_open: bool) -> dict[str, Any]:
     """What is shown of a request as a whole."""
-    found: dict[str, Any] = {}
+    about: dict[str, Any] = {}
     for _, _, event in events:
         if isinstance(event, RequestAccepted):
-            found |= fields_of(event, "model", "endpoint", "prompt_tokens", "max_tokens")
+            about |= fields_of(event, "model", "endpoint", "prompt_tokens", "max_tokens")
         elif isinstance(event, RequestEnded):
-            found |= fields_of(event, "reason", "completion_tokens", "cached_tokens", "migrations", "ttft_ms")
+            about |= fields_of(event, "reason", "completion_tokens", "cached_tokens", "migrations", "ttft_ms")
             if event.error:
-                found["error"] = event.error
+                about["error"] = event.error
     if not isinstance(events[0].event, RequestAccepted):
-        found["began"] = "before the trace"
-    return {**found, "state": "open at the trace's end"} if is_open else found
+        about["began"] = "before the trace"
+    return {**about, "state": "open at the trace's end"} if is_open else about
 
 
 def _ended(span: Span, end_ns: int) -> Span:
@@ -312,7 +312,7 @@ def _ended(span: Span, end_ns: int) -> Span:
 def _apart(spans: list[Span]) -> Iterator[Span]:
     """The spans of a choice by their starts, each cut where it would overlap the one before."""
     free_ns = 0
-    for span in sorted(spans, key=lambda one: (one.start_ns, one.end_ns)):
+    for span in sorted(spans, key=lambda entry: (entry.start_ns, entry.end_ns)):
         start_ns = max(span.start_ns, free_ns)
         free_ns = max(free_ns, span.end_ns)
         yield msgspec.structs.replace(span, start_ns=start_ns, end_ns=max(start_ns, span.end_ns))
@@ -365,25 +365,25 @@ async def write(
     with ExitStack() as stack:
         try:
             file: BinaryIO = sys.stdout.buffer if output == "-" else stack.enter_context(part.open("wb"))
-            found = await _trace(ports, pool, log, first, last, file)
+            exported = await _trace(ports, pool, log, first, last, file)
         except BaseException:
             part.unlink(missing_ok=True)
             raise
     if output != "-":
         os.replace(part, target)
-    _report(pool, found, first, last, output, as_json=as_json)
+    _report(pool, exported, first, last, output, as_json=as_json)
     return 0
 
 
-def _report(pool: str, found: Exported, first: int, last: int, output: str, *, as_json: bool) -> None:
+def _report(pool: str, exported: Exported, first: int, last: int, output: str, *, as_json: bool) -> None:
     if as_json:
-        facts = {"pool": pool, "from": first, "to": last, "file": output, **found._asdict()}
+        facts = {"pool": pool, "from": first, "to": last, "file": output, **exported._asdict()}
         print(msgspec.json.encode(facts).decode(), file=sys.stderr if output == "-" else sys.stdout)
         return
-    left_out = f", {found.left_out} left out" if found.left_out else ""
+    left_out = f", {exported.left_out} left out" if exported.left_out else ""
     print(
-        f"pool {pool}, positions {first} to {last}: {found.ended} requests that ended, {found.open} open ones{left_out}; "
-        f"{found.events} trace events in {output}: open it at https://ui.perfetto.dev",
+        f"pool {pool}, positions {first} to {last}: {exported.ended} requests that ended, {exported.open} open ones{left_out}; "
+        f"{exported.events} trace events in {output}: open it at https://ui.perfetto.dev",
         file=sys.stderr,
     )
 
@@ -398,11 +398,13 @@ async def _trace(ports: Ports, pool: str, log: PoolLog, first: int, last: int, f
     requests_first = await ports.requests.position_at(start_ns - 1)
     requests_last = await ports.requests.position_at(end_ns)
     subjects = tuple(pool_subject(ports.ns, pool, kind, ANY) for kind in KINDS)
-    ours = _records(log.log, first, last, subjects, exporter.pool)
+    pool_records = _records(log.log, first, last, subjects, exporter.pool)
     requests_filter = (request_filter(ports.ns),)
-    theirs = _records(ports.requests, requests_first, requests_last, requests_filter, exporter.request)
+    request_records = _records(
+        ports.requests, requests_first, requests_last, requests_filter, exporter.request
+    )
     with Progress("reading both logs") as progress:
-        async for record, take in merged((ours, theirs), lambda one: one[0].stored_ns):
+        async for record, take in merged((pool_records, request_records), lambda one: one[0].stored_ns):
             take(record)
             if take == exporter.pool:
                 progress.at(record.position - first, last - first)

@@ -45,30 +45,30 @@ async def open_log(ports: Ports, pool: str) -> PoolLog:
     log, store = await ports.pool_log(pool), SnapshotStore(ports.blobs, pool)
     if not isinstance(log, CapturedLog):
         return PoolLog(log, store, ports.clock.wall_ns)
-    ends = [await stored_at(one, (await one.bounds()).last) for one in (log, ports.requests)]
+    ends = [await stored_at(source, (await source.bounds()).last) for source in (log, ports.requests)]
     return PoolLog(log, store, lambda: max(ends))
 
 
-async def find_position(text: str, pool: PoolLog, what: str) -> int:
-    """The last position at a place; `what` names the argument in errors. Raises `ConfigError`."""
+async def find_position(text: str, pool: PoolLog, argument: str) -> int:
+    """The last position at a place; `argument` names the argument in errors. Raises `ConfigError`."""
     bounds = await pool.log.bounds()
     if text in ("start", "end"):
         return bounds.first if text == "start" else bounds.last
     if text.isdecimal():
-        return _within(int(text), bounds, f"{what} {text}")
+        return _within(int(text), bounds, f"{argument} {text}")
     wall_ns = time_ns(text, pool.now_ns())
     if wall_ns is not None:
         return await pool.log.position_at(wall_ns)
     bookmarks = await pool.store.bookmarks.all()
     if text in bookmarks:
-        return _within(bookmarks[text], bounds, f"{what} {text} (position {bookmarks[text]})")
-    raise ConfigError(f"{what} {text}: expected {NOTATION}")
+        return _within(bookmarks[text], bounds, f"{argument} {text} (position {bookmarks[text]})")
+    raise ConfigError(f"{argument} {text}: expected {NOTATION}")
 
 
-def _within(position: int, bounds: Bounds, what: str) -> int:
+def _within(position: int, bounds: Bounds, label: str) -> int:
     if bounds.first - 1 <= position <= bounds.last:
         return position
-    raise ConfigError(f"{what}: the log holds positions {bounds.first} to {bounds.last}")
+    raise ConfigError(f"{label}: the log holds positions {bounds.first} to {bounds.last}")
 
 
 async def scan_each(
@@ -79,15 +79,15 @@ async def scan_each(
     The server filters by one subject at little cost; a scan of several would receive all messages.
     """
     streams = [log.scan(after, until, (subject,)) for subject in subjects]
-    left = [(run, stream) for stream in streams if (run := await _next_run(stream))]
-    while left:
-        left.sort(key=lambda one: one[0][0].position)
-        (run, stream), others = left[0], left[1:]
+    pending = [(run, stream) for stream in streams if (run := await _next_run(stream))]
+    while pending:
+        pending.sort(key=lambda entry: entry[0][0].position)
+        (run, stream), others = pending[0], pending[1:]
         before = others[0][0][0].position if others else until + 1
         end = bisect_left(run, before, key=lambda message: message.position)
         yield run[:end]
         rest = run[end:] or await _next_run(stream)
-        left = [(rest, stream), *others] if rest else others
+        pending = [(rest, stream), *others] if rest else others
 
 
 async def _next_run(pieces: AsyncIterator[Slice]) -> Sequence[Message]:
@@ -161,7 +161,7 @@ async def running(*work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
     """Run these until the block ends. Raises the `LogError` that ends one of them as it is, not in a group."""
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one) for one in work]
+            tasks = [group.create_task(coroutine) for coroutine in work]
             try:
                 yield
             finally:
@@ -175,10 +175,10 @@ async def running(*work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
 
 
 def _first(failed: BaseExceptionGroup[BaseException]) -> LogError | None:
-    for one in failed.exceptions:
-        found = _first(one) if isinstance(one, BaseExceptionGroup) else one
-        if isinstance(found, LogError):
-            return found
+    for inner in failed.exceptions:
+        cause = _first(inner) if isinstance(inner, BaseExceptionGroup) else inner
+        if isinstance(cause, LogError):
+            return cause
     return None
 
 

@@ -160,9 +160,9 @@ class Totals:
             span.replace(old.get(fact), new.get(fact))
 
     def _number(self, worker: Worker, fact: str) -> Number:
-        found = WORKER[fact].read(self._state, worker)
-        assert isinstance(found, int | float)
-        return found
+        number = WORKER[fact].read(self._state, worker)
+        assert isinstance(number, int | float)
+        return number
 
     def total(self, fact: str) -> Number:
         """The sum of a fact over all workers."""
@@ -340,14 +340,14 @@ class _Builder:
                 )
 
     def _names(self, node: ast.expr, several: list[ast.expr]) -> _Part:
-        parts = [self.part(one) for one in several]
+        parts = [self.part(element) for element in several]
         if any(part.kind != "text" or not part.words for part in parts):
             raise self.error(node, "must be a list of texts")
         words = tuple(part.words[0] for part in parts)
         return _Part("names", lambda _: words, words)
 
     def _all_or_any(self, node: ast.BoolOp) -> _Part:
-        parts = [self.truth(one).evaluate for one in node.values]
+        parts = [self.truth(operand).evaluate for operand in node.values]
         if isinstance(node.op, ast.And):
             return _Part("truth", lambda values: all(part(values) for part in parts))
         return _Part("truth", lambda values: any(part(values) for part in parts))
@@ -360,7 +360,7 @@ class _Builder:
 
     def _comparison(self, node: ast.Compare) -> _Part:
         nodes = [node.left, *node.comparators]
-        parts = [self.part(one) for one in nodes]
+        parts = [self.part(operand) for operand in nodes]
         steps = []
         for op, left, right, at in zip(node.ops, parts, parts[1:], nodes, strict=False):
             if type(op) not in COMPARE:
@@ -371,18 +371,18 @@ class _Builder:
 
     def _check(self, node: ast.Compare, op: ast.cmpop, left: _Part, right: _Part, at: ast.expr) -> None:
         """Raise an error for a comparison that can never hold, or not be made."""
-        wanted = "names" if isinstance(op, ast.In | ast.NotIn) else left.kind
-        if right.kind != wanted or (wanted == "names" and left.kind != "text"):
+        expected = "names" if isinstance(op, ast.In | ast.NotIn) else left.kind
+        if right.kind != expected or (expected == "names" and left.kind != "text"):
             raise self.error(node, f"compares a {left.kind} with a {right.kind}")
         if isinstance(op, ORDERED) and left.kind != "number":
             raise self.error(node, f"orders a {left.kind}: use == or !=")
-        for one, other in ((left, right), (right, left)):
-            if len(one.words) > 1 and one.kind == "text":
+        for part, other in ((left, right), (right, left)):
+            if len(part.words) > 1 and part.kind == "text":
                 for word in other.words:
-                    if word not in one.words:
+                    if word not in part.words:
                         raise self.error(
                             node,
-                            f"compares with what it cannot be: {_suggest(word, one.words, 'it is one of')}",
+                            f"compares with what it cannot be: {_suggest(word, part.words, 'it is one of')}",
                         )
 
     def _fact(self, node: ast.expr) -> _Part:
@@ -408,7 +408,7 @@ class _Builder:
                     node, "number", "", WORKER["cached_blocks"].kinds, lambda state, _: read(state)
                 )
             case _:
-                roots = [one.id for one in ast.walk(node) if isinstance(one, ast.Name)]
+                roots = [child.id for child in ast.walk(node) if isinstance(child, ast.Name)]
                 unknown = [name for name in roots if name not in ROOTS]
                 fix = "write " + ", ".join(FORMS)
                 if unknown and difflib.get_close_matches(unknown[0], ROOTS):
@@ -416,17 +416,17 @@ class _Builder:
                 raise self.error(node, f"is not known: {fix}")
 
     def _of_worker(self, node: ast.expr, name: str, fact: str) -> _Part:
-        known = WORKER.get(fact)
-        if known is None:
+        definition = WORKER.get(fact)
+        if definition is None:
             raise self.error(node, f"is not known: {_suggest(fact, WORKER, 'facts of a worker are')}")
         absent = OF_ABSENT.get(fact)
 
         def read(state: RouterState, _: Totals) -> Value:
             worker = state.loads.workers.get(name)
-            return absent if worker is None else known.read(state, worker)
+            return absent if worker is None else definition.read(state, worker)
 
-        part = self._term(node, known.kind, name, known.kinds, read)
-        return part._replace(words=known.words)
+        part = self._term(node, definition.kind, name, definition.kinds, read)
+        return part._replace(words=definition.words)
 
     def _of_all(self, node: ast.expr, fact: str) -> _Part:
         fleet = WORKER["present"].kinds
@@ -459,17 +459,17 @@ class _Builder:
 def _compared(
     compare: Callable[[Any, Any], bool], left: Evaluate, right: Evaluate, values: tuple[Value, ...]
 ) -> bool:
-    one, other = left(values), right(values)
-    return one is not None and other is not None and compare(one, other)
+    left_value, other = left(values), right(values)
+    return left_value is not None and other is not None and compare(left_value, other)
 
 
 def _calculated(calculate: Callable[[Any, Any], Any], left: Evaluate, right: Evaluate) -> Evaluate:
     def result(values: tuple[Value, ...]) -> Value:
-        one, other = left(values), right(values)
-        if one is None or other is None:
+        left_value, other = left(values), right(values)
+        if left_value is None or other is None:
             return None
         try:
-            return float(calculate(one, other))
+            return float(calculate(left_value, other))
         except (ZeroDivisionError, OverflowError):
             return None
 
@@ -480,7 +480,7 @@ def _negative(value: Any) -> Value:
     return None if value is None else -float(value)
 
 
-def _suggest(word: str, known: Iterable[str], title: str) -> str:
-    names = list(known)
+def _suggest(word: str, choices: Iterable[str], title: str) -> str:
+    names = list(choices)
     near = difflib.get_close_matches(word, names, n=1)
     return f"did you mean {near[0]}?" if near else f"{title} {', '.join(names)}"

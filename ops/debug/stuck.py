@@ -36,15 +36,15 @@ async def show(ports: Ports, pool: str, quiet_s: float = 10.0, *, as_json: bool 
     requests = await _of_pool(ports, pool, await open_requests(ports, log.now_ns()))
     around = await surroundings(ports, pool, log, requests)
     # A request without a decision in this pool, on a worker of another one, is that pool's.
-    own = [one for one in requests if not _is_elsewhere(one, around)]
-    found = stuck_requests(own, around, round(quiet_s * 1e9))
+    pool_requests = [request for request in requests if not _is_elsewhere(request, around)]
+    stuck = stuck_requests(pool_requests, around, round(quiet_s * 1e9))
     if as_json:
-        document = {"pool": pool, "time": iso_time(around.now_ns), "open": len(own), "stuck": found}
+        document = {"pool": pool, "time": iso_time(around.now_ns), "open": len(pool_requests), "stuck": stuck}
         print(msgspec.json.encode(document).decode())
     else:
-        print(as_text(pool, len(own), found, quiet_s))
+        print(as_text(pool, len(pool_requests), stuck, quiet_s))
     sys.stdout.flush()
-    return 1 if found else 0
+    return 1 if stuck else 0
 
 
 async def open_requests(ports: Ports, now_ns: int) -> list[OpenRequest]:
@@ -69,13 +69,13 @@ async def _of_pool(ports: Ports, pool: str, requests: list[OpenRequest]) -> list
     """Those whose model is not known to be served by another pool."""
     cards = await CardTable(ports.cards).models()
     others = {name for card in cards if card.pool != pool for name in (card.name, *card.aliases)}
-    own = {name for card in cards if card.pool == pool for name in (card.name, *card.aliases)}
-    return [one for one in requests if one.model not in others - own]
+    pool_models = {name for card in cards if card.pool == pool for name in (card.name, *card.aliases)}
+    return [request for request in requests if request.model not in others - pool_models]
 
 
 def _is_elsewhere(request: OpenRequest, around: Surroundings) -> bool:
-    leases = {one.name: one for one in around.leases or () if one.kind == "worker"}
-    named = [one.worker for one in request.choices.values() if one.worker]
+    leases = {entry.name: entry for entry in around.leases or () if entry.kind == "worker"}
+    named = [entry.worker for entry in request.choices.values() if entry.worker]
     return bool(named) and all(
         name not in around.workers and name in leases and leases[name].pool != around.pool for name in named
     )
@@ -85,14 +85,14 @@ async def surroundings(ports: Ports, pool: str, log: PoolLog, requests: list[Ope
     """The state of the pool now, and the newest decision for each request."""
     last = (await log.log.bounds()).last
     state = await state_at(log, last)
-    wanted = {one.id for one in requests}
+    request_ids = {request.id for request in requests}
     decisions: dict[str, Decision] = {}
     decided_ns: dict[str, int] = {}
     if requests:
-        start = await log.log.position_at(min(one.accepted_ns for one in requests) - 1)
+        start = await log.log.position_at(min(request.accepted_ns for request in requests) - 1)
         async for piece in log.log.scan(start, last, (pool_subject(ports.ns, pool, "route", ANY),)):
             for record, event in piece.events():
-                if isinstance(event, Decision) and (name := request_of(event.request)) in wanted:
+                if isinstance(event, Decision) and (name := request_of(event.request)) in request_ids:
                     decisions[name], decided_ns[name] = event, record.stored_ns
     since_ns = log.now_ns() - REPORTS_NS
     reported = await _reported(ports, pool, log, since_ns, last)
@@ -110,26 +110,26 @@ async def surroundings(ports: Ports, pool: str, log: PoolLog, requests: list[Ope
 
 async def _reported(ports: Ports, pool: str, log: PoolLog, since_ns: int, last: int) -> dict[str, int]:
     """When each worker reported its load last, of those that did since a time."""
-    found: dict[str, int] = {}
+    reported: dict[str, int] = {}
     start = await log.log.position_at(since_ns)
     async for piece in log.log.scan(start, last, (pool_subject(ports.ns, pool, "load", ANY),)):
         for record in piece.records:
             if any(isinstance(event, LoadReported) for event in record.batch.events):
-                found[record.batch.writer] = record.stored_ns
-    return found
+                reported[record.batch.writer] = record.stored_ns
+    return reported
 
 
-def as_text(pool: str, count: int, found: list[Stuck], quiet_s: float) -> str:
+def as_text(pool: str, count: int, stuck: list[Stuck], quiet_s: float) -> str:
     """The report for people."""
-    if not found:
+    if not stuck:
         return f"pool {pool}: each of {count} open requests had an event in the last {quiet_s:g} s"
-    lines = [f"pool {pool}: {len(found)} of {count} open requests make no progress"]
-    for one in found:
-        head = f"{one.request} ({one.endpoint} of {one.edge}, {one.prompt_tokens} prompt tokens)"
-        lines.append(f"{head}: no event for {one.quiet_ns / 1e9:.1f} s")
-        lines += [f"  {fact}" for fact in one.facts]
-        for waiting in one.waiting:
-            choice = f"choice {waiting.choice}: " if len(one.waiting) > 1 else ""
+    lines = [f"pool {pool}: {len(stuck)} of {count} open requests make no progress"]
+    for report in stuck:
+        head = f"{report.request} ({report.endpoint} of {report.edge}, {report.prompt_tokens} prompt tokens)"
+        lines.append(f"{head}: no event for {report.quiet_ns / 1e9:.1f} s")
+        lines += [f"  {fact}" for fact in report.facts]
+        for waiting in report.waiting:
+            choice = f"choice {waiting.choice}: " if len(report.waiting) > 1 else ""
             lines.append(
                 f"  {choice}{waiting.state} since {iso_time(waiting.since_ns)}: waits for {waiting.waits_for}"
             )

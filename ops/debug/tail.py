@@ -121,7 +121,7 @@ def _load(event: LoadReported) -> str:
 
 def _decision(event: Decision) -> str:
     leg = f" ({event.leg})" if event.leg else ""
-    unit = " ms" if any(one.prefill_ms for one in event.candidates) else ""
+    unit = " ms" if any(candidate.prefill_ms for candidate in event.candidates) else ""
     waited = f", after {event.waited_ms} ms in the queue" if event.waited_ms else ""
     chosen = event.chosen
     scored = event.scored or len(event.candidates)
@@ -133,17 +133,17 @@ def _decision(event: Decision) -> str:
 
 def data_of(event: Event) -> dict[str, Any]:
     """The fields of an event by name; block hashes in hex, other bytes in base64 (by the encoder)."""
-    found: dict[str, Any] = _plain(event)
-    return found
+    fields: dict[str, Any] = _plain(event)
+    return fields
 
 
 def _plain(value: Any, field: str = "") -> Any:
     if isinstance(value, msgspec.Struct):
         return {name: _plain(getattr(value, name), name) for name in value.__struct_fields__}
     if isinstance(value, tuple):
-        return [_plain(one) for one in value]
+        return [_plain(element) for element in value]
     if isinstance(value, bytes) and field in HASHES:
-        return [f"{one:016x}" for one in unpack_hashes(value).tolist()]
+        return [f"{element:016x}" for element in unpack_hashes(value).tolist()]
     return value
 
 
@@ -204,7 +204,9 @@ class Wanted(NamedTuple):
             return False
         if self.worker and self.worker not in (getattr(event, "worker", ""), record.batch.writer):
             return False
-        return not self.request or any(is_attempt_of(one, self.request) for one in requests_of(event))
+        return not self.request or any(
+            is_attempt_of(request_name, self.request) for request_name in requests_of(event)
+        )
 
 
 def requests_of(event: Event) -> tuple[str, ...]:
@@ -226,25 +228,25 @@ def _kind_of(name: str) -> str:
 
 def read_wanted(kinds: str, names: str, worker: str, request: str) -> Wanted:
     """The filters of a command line. Raises `ConfigError`."""
-    wanted = _listed(kinds, KINDS, "--kind", "kinds")
+    chosen_kinds = _listed(kinds, KINDS, "--kind", "kinds")
     events = _listed(names, tuple(TAGS), "--event", "events")
-    found = Wanted(wanted or frozenset(KINDS), events, worker, request)
-    if not found.of_requests and not found.pool_subjects("ns", "p"):
-        given = " and ".join(
-            flag for flag, one in (("--kind", kinds), ("--event", names), ("--request", request)) if one
+    filters = Wanted(chosen_kinds or frozenset(KINDS), events, worker, request)
+    if not filters.of_requests and not filters.pool_subjects("ns", "p"):
+        flags = " and ".join(
+            flag for flag, text in (("--kind", kinds), ("--event", names), ("--request", request)) if text
         )
-        raise ConfigError(f"{given} leave no event: leave one of them out")
-    return found
+        raise ConfigError(f"{flags} leave no event: leave one of them out")
+    return filters
 
 
-def _listed(text: str, known: tuple[str, ...], flag: str, what: str) -> frozenset[str]:
-    found = [one.strip() for one in text.split(",") if one.strip()]
-    for one in found:
-        if one not in known:
-            near = difflib.get_close_matches(one, known, n=1)
-            fix = f"did you mean {near[0]}?" if near else f"{what} are {', '.join(known)}"
-            raise ConfigError(f"{flag} {one}: {fix}")
-    return frozenset(found)
+def _listed(text: str, choices: tuple[str, ...], flag: str, label: str) -> frozenset[str]:
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    for name in names:
+        if name not in choices:
+            near = difflib.get_close_matches(name, choices, n=1)
+            fix = f"did you mean {near[0]}?" if near else f"{label} are {', '.join(choices)}"
+            raise ConfigError(f"{flag} {name}: {fix}")
+    return frozenset(names)
 
 
 class Shown(NamedTuple):
@@ -275,48 +277,48 @@ class Sources(NamedTuple):
 
 
 async def tail(
-    nats: NatsSettings, pool: str, wanted: Wanted, start: str, *, follow: bool, as_json: bool
+    nats: NatsSettings, pool: str, filters: Wanted, start: str, *, follow: bool, as_json: bool
 ) -> int:
     """Print the events from `start` on; with `follow` also those to come, until interrupted. 1 if there is none."""
     async with operator_ports(nats, "tail") as ports:
         pool = await choose_pool(ports, pool)
         # Nothing comes after the end of a capture.
         follow = follow and not nats.capture
-        return await show(ports, pool, wanted, start, follow=follow, as_json=as_json)
+        return await show(ports, pool, filters, start, follow=follow, as_json=as_json)
 
 
 async def show(
-    ports: Ports, pool: str, wanted: Wanted, start: str = "", *, follow: bool = False, as_json: bool = False
+    ports: Ports, pool: str, filters: Wanted, start: str = "", *, follow: bool = False, as_json: bool = False
 ) -> int:
     """See `tail`."""
     write = json_lines if as_json else text_lines
-    sources = await open_sources(ports, pool, wanted, start)
+    sources = await open_sources(ports, pool, filters, start)
     until = (await sources.pool.log.bounds()).last, (await sources.requests.bounds()).last
     count = 0
-    async with aclosing(past(sources, *until)) as found:
-        async for one in found:
-            count += _print(one, write)
+    async with aclosing(past(sources, *until)) as shown_events:
+        async for shown in shown_events:
+            count += _print(shown, write)
     sys.stdout.flush()
     if follow:
         async with aclosing(coming(sources, *until)) as batches:
             async for batch in batches:
-                for one in batch:
-                    count += _print(one, write)
+                for shown in batch:
+                    count += _print(shown, write)
                 sys.stdout.flush()
     if not count:
         print(f"no such event from position {sources.pool_after + 1} on", file=sys.stderr)
     return 0 if count else 1
 
 
-def _print(one: Shown, write: Callable[[Shown], Iterator[str]]) -> int:
+def _print(shown: Shown, write: Callable[[Shown], Iterator[str]]) -> int:
     count = 0
-    for line in write(one):
+    for line in write(shown):
         print(line)
         count += 1
     return count
 
 
-async def open_sources(ports: Ports, pool: str, wanted: Wanted, start: str) -> Sources:
+async def open_sources(ports: Ports, pool: str, filters: Wanted, start: str) -> Sources:
     """Where reading begins in each log. Raises `ConfigError`."""
     log = await open_log(ports, pool)
     bounds = await log.log.bounds()
@@ -330,8 +332,8 @@ async def open_sources(ports: Ports, pool: str, wanted: Wanted, start: str) -> S
     after = max(after, bounds.first - 1)
     stored_ns = await stored_at(log.log, after + 1) if after < bounds.last else log.now_ns()
     requests_after = await ports.requests.position_at(stored_ns - 1) if after >= bounds.first else 0
-    names = wanted.pool_subjects(ports.ns, pool)
-    return Sources(log, ports.requests, wanted, names, after, requests_after)
+    names = filters.pool_subjects(ports.ns, pool)
+    return Sources(log, ports.requests, filters, names, after, requests_after)
 
 
 async def past(sources: Sources, pool_until: int, requests_until: int) -> AsyncGenerator[Shown, None]:
@@ -344,8 +346,8 @@ async def past(sources: Sources, pool_until: int, requests_until: int) -> AsyncG
     if sources.wanted.of_requests:
         pieces = sources.requests.scan(sources.requests_after, requests_until)
         streams.append(_shown(pieces, "requests", sources.wanted))
-    async for one in merged(streams, attrgetter("order")):
-        yield one
+    async for entry in merged(streams, attrgetter("order")):
+        yield entry
 
 
 async def coming(sources: Sources, pool_after: int, requests_after: int) -> AsyncGenerator[list[Shown], None]:
@@ -354,8 +356,8 @@ async def coming(sources: Sources, pool_after: int, requests_after: int) -> Asyn
 
     async def collect(log: Log, name: str, after: int) -> None:
         async with aclosing(log.read(after, follow=True)) as pieces:  # type: ignore[type-var]
-            async for one in _shown(pieces, name, sources.wanted):
-                await queue.put(one)
+            async for shown in _shown(pieces, name, sources.wanted):
+                await queue.put(shown)
 
     work = []
     if sources.pool_subjects:
@@ -368,10 +370,10 @@ async def coming(sources: Sources, pool_after: int, requests_after: int) -> Asyn
             await asyncio.sleep(SETTLE_S)
             while not queue.empty():
                 batch.append(queue.get_nowait())
-            yield sorted(batch, key=lambda one: one.order)
+            yield sorted(batch, key=lambda shown: shown.order)
 
 
-async def _shown(pieces: AsyncIterator[Slice], log: str, wanted: Wanted) -> AsyncGenerator[Shown, None]:
+async def _shown(pieces: AsyncIterator[Slice], log: str, filters: Wanted) -> AsyncGenerator[Shown, None]:
     """The wanted events of some slices; what is missing or unreadable among them, whatever is wanted."""
     stored_ns = 0
     async for piece in pieces:
@@ -385,9 +387,9 @@ async def _shown(pieces: AsyncIterator[Slice], log: str, wanted: Wanted) -> Asyn
                 yield Shown(stored_ns, log, message.position, None, (), problem)
                 continue
             stored_ns = message.stored_ns
-            if log == "pool" and pool_kind(message.subject) not in wanted.all_kinds:
+            if log == "pool" and pool_kind(message.subject) not in filters.all_kinds:
                 continue
-            events = tuple([event for event in message.batch.events if wanted.keeps(message, event)])
+            events = tuple([event for event in message.batch.events if filters.keeps(message, event)])
             if events:
                 yield Shown(stored_ns, log, message.position, message, events)
 
@@ -396,26 +398,26 @@ def _gone(gap: Gap) -> str:
     return f"positions {gap.first} to {gap.last} are gone: {gap.reason}"
 
 
-def text_lines(one: Shown) -> Iterator[str]:
+def text_lines(shown: Shown) -> Iterator[str]:
     """Time, position, name, writer and content of each event, in columns."""
-    time = iso_time(one.stored_ns) if one.stored_ns else "-"
-    head = f"{time:<24} {one.position:>9}"
-    if one.record is None:
-        yield f"{head} {'-':<17} {one.log}: {one.problem}"
+    time = iso_time(shown.stored_ns) if shown.stored_ns else "-"
+    head = f"{time:<24} {shown.position:>9}"
+    if shown.record is None:
+        yield f"{head} {'-':<17} {shown.log}: {shown.problem}"
         return
-    writer = f"{one.record.batch.writer}.{one.record.batch.epoch}"
-    for event in one.events:
+    writer = f"{shown.record.batch.writer}.{shown.record.batch.epoch}"
+    for event in shown.events:
         yield f"{head} {tag_of(event):<17} {writer:<16} {text_of(event)}".rstrip()
 
 
-def json_lines(one: Shown) -> Iterator[str]:
+def json_lines(shown: Shown) -> Iterator[str]:
     """An object for each event."""
-    head: dict[str, Any] = {"time": iso_time(one.stored_ns), "log": one.log, "position": one.position}
-    if one.record is None:
-        yield msgspec.json.encode({**head, "problem": one.problem}).decode()
+    head: dict[str, Any] = {"time": iso_time(shown.stored_ns), "log": shown.log, "position": shown.position}
+    if shown.record is None:
+        yield msgspec.json.encode({**head, "problem": shown.problem}).decode()
         return
-    batch = one.record.batch
-    for event in one.events:
-        kind = pool_kind(one.record.subject) if one.log == "pool" else REQUESTS
+    batch = shown.record.batch
+    for event in shown.events:
+        kind = pool_kind(shown.record.subject) if shown.log == "pool" else REQUESTS
         facts = {"kind": kind, "writer": batch.writer, "epoch": batch.epoch, "event": tag_of(event)}
         yield msgspec.json.encode({**head, **facts, "fields": data_of(event)}).decode()

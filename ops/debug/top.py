@@ -140,15 +140,15 @@ class Present:
     def ttft_ms(self, worker: str = "") -> float | None:
         """The median of the last minute, of one worker or of all of the pool."""
         times = [
-            one.ttft_ms
-            for one in self.firsts
-            if one.worker == worker or (not worker and one.worker in self.state.loads.workers)
+            first_token.ttft_ms
+            for first_token in self.firsts
+            if first_token.worker == worker or (not worker and first_token.worker in self.state.loads.workers)
         ]
         return round(statistics.median(times), 1) if times else None
 
     def _row(self, worker: Worker) -> WorkerRow:
-        own = [one for one in self.computed if one.worker == worker.name]
-        tokens = sum(one.tokens for one in own)
+        worker_samples = [sample for sample in self.computed if sample.worker == worker.name]
+        tokens = sum(sample.tokens for sample in worker_samples)
         cold = " (cold)" if worker.name in self.state.cold else ""
         return WorkerRow(
             worker.name,
@@ -161,7 +161,7 @@ class Present:
             len(worker.requests),
             self.state.index.blocks.get(worker.name, 0),
             round(worker.step_ms, 2),
-            round(sum(one.cached for one in own) / tokens, 4) if tokens else None,
+            round(sum(sample.cached for sample in worker_samples) / tokens, 4) if tokens else None,
             self.ttft_ms(worker.name),
         )
 

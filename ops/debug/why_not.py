@@ -53,38 +53,40 @@ class Standing(NamedTuple):
 
 def standing_of(state: RouterState, loads: Loads, worker: str, decision: Decision) -> Standing:
     """The worker on the state that the decision was made on. `loads` are those of its router."""
-    known = loads.workers.get(worker)
-    if known is None:
+    member = loads.workers.get(worker)
+    if member is None:
         return Standing(False)
     try:
-        wanted = constraints_of(loads, decision)
+        constraints = constraints_of(loads, decision)
     except CannotRecompute:
-        wanted = decision.constraints
+        constraints = decision.constraints
     obstacles: list[Obstacle] = []
-    if wanted.pinned and wanted.pinned != worker:
-        obstacles.append(Obstacle("pinned", f"the request was for worker {wanted.pinned} only"))
-    for one in FILTERS:
-        if one.applies(wanted) and not one.keeps(known.traits, wanted):
-            obstacles.append(Obstacle(one.name, TEXTS[one.name](known.traits, wanted)))
-    if f"{worker}.{known.epoch}" in wanted.exclude:
+    if constraints.pinned and constraints.pinned != worker:
+        obstacles.append(Obstacle("pinned", f"the request was for worker {constraints.pinned} only"))
+    for condition in FILTERS:
+        if condition.applies(constraints) and not condition.keeps(member.traits, constraints):
+            obstacles.append(Obstacle(condition.name, TEXTS[condition.name](member.traits, constraints)))
+    if f"{worker}.{member.epoch}" in constraints.exclude:
         obstacles.append(Obstacle("excluded", "the query left it out by name"))
-    weights = shares_for(loads, wanted, "engine")
-    if weights and weights.get(known.engine, 0.0) <= 0:
+    weights = shares_for(loads, constraints, "engine")
+    if weights and weights.get(member.engine, 0.0) <= 0:
         shares = " ".join(f"{engine}={weight:g}" for engine, weight in sorted(weights.items()))
-        text = f"the engine weights ({shares}) give its engine {known.engine} no new request"
+        text = f"the engine weights ({shares}) give its engine {member.engine} no new request"
         obstacles.append(Obstacle("engine weights", text))
-    split = shares_for(loads, wanted, "revision")
-    if split.get(known.revision, 1.0) <= 0:
+    split = shares_for(loads, constraints, "revision")
+    if split.get(member.revision, 1.0) <= 0:
         shares = " ".join(f"{revision}={share:g}" for revision, share in sorted(split.items()))
-        text = f"the traffic split ({shares}) gives its revision {known.revision} no new request"
+        text = f"the traffic split ({shares}) gives its revision {member.revision} no new request"
         obstacles.append(Obstacle("traffic split", text))
-    return Standing(True, known.epoch, known.engine, worker in state.cold, tuple(obstacles), known.revision)
+    return Standing(
+        True, member.epoch, member.engine, worker in state.cold, tuple(obstacles), member.revision
+    )
 
 
-def _role_text(worker: Traits, wanted: Constraints) -> str:
+def _role_text(worker: Traits, constraints: Constraints) -> str:
     if worker.role == "prefill":
         return "it only prefills, and this was a decode leg"
-    return f"it cannot take over KV of the kind {wanted.pairs_with}: its own is {worker.pairs_with or 'none'}"
+    return f"it cannot take over KV of the kind {constraints.pairs_with}: its own is {worker.pairs_with or 'none'}"
 
 
 TEXTS: Final[dict[str, Callable[[Traits, Constraints], str]]] = {
@@ -155,8 +157,8 @@ def compare(decision: Decision, worker: Candidate) -> Comparison:
     timed = any(candidate.prefill_ms for candidate in (worker, decision.chosen))
     terms: tuple[Term, ...] = ()
     if timed:
-        own, chosen = cost_terms(worker, decision), cost_terms(decision.chosen, decision)
-        terms = tuple(map(Term, CostTerms._fields, own, chosen))
+        worker_terms, chosen = cost_terms(worker, decision), cost_terms(decision.chosen, decision)
+        terms = tuple(map(Term, CostTerms._fields, worker_terms, chosen))
     return Comparison(worker, decision.chosen, "ms" if timed else "blocks", terms)
 
 
@@ -250,15 +252,15 @@ class _Standings(Reconstruction):
     """A reconstruction that notes how the wanted decisions found a worker."""
 
     def __init__(self, state: RouterState, decisions: list[Recorded], request: str, worker: str) -> None:
-        super().__init__(state, decisions, lambda one: is_attempt_of(one.request, request))
+        super().__init__(state, decisions, lambda decision: is_attempt_of(decision.request, request))
         self.standings: dict[Key, Standing] = {}
         self._worker = worker
         self._request = request
 
     def _compare(self, loads: Loads, recorded: Recorded) -> Difference | None:
         if is_attempt_of(recorded.decision.request, self._request):
-            found = standing_of(self.state, loads, self._worker, recorded.decision)
-            self.standings[recorded.incarnation, recorded.decision.number] = found
+            standing = standing_of(self.state, loads, self._worker, recorded.decision)
+            self.standings[recorded.incarnation, recorded.decision.number] = standing
         return super()._compare(loads, recorded)
 
 
@@ -274,43 +276,45 @@ async def show(ports: Ports, pool: str, request: str, worker: str, *, as_json: b
     log = await open_log(ports, pool)
     members = await _memberships(ports.ns, pool, log)
     if worker not in members:
-        known = ", ".join(sorted(members)) or "none"
-        raise ConfigError(f"WORKER {worker}: no such worker ever joined pool {pool}; there were: {known}")
-    found = await _decisions(ports.ns, pool, log, request)
-    if not found:
+        names = ", ".join(sorted(members)) or "none"
+        raise ConfigError(f"WORKER {worker}: no such worker ever joined pool {pool}; there were: {names}")
+    stored = await _decisions(ports.ns, pool, log, request)
+    if not stored:
         print(
             f"no decision for {request} in this log; {ID_FORM}",
             file=sys.stderr,
         )
         return 1
-    answers = await answer(ports, pool, log, request, worker, found)
+    answers = await answer(ports, pool, log, request, worker, stored)
     if as_json:
-        print(msgspec.json.encode([as_data(one, worker) for one in answers]).decode())
+        print(msgspec.json.encode([as_data(answered, worker) for answered in answers]).decode())
     else:
-        print("\n".join(as_text(one, worker, members[worker]) for one in answers))
+        print("\n".join(as_text(answered, worker, members[worker]) for answered in answers))
     return 0
 
 
 async def _decisions(ns: str, pool: str, log: PoolLog, request: str) -> list[StoredDecision]:
-    found: list[StoredDecision] = []
+    decisions: list[StoredDecision] = []
     last = (await log.log.bounds()).last
     with Progress("searching the log for decisions") as progress:
         async for piece in log.log.scan(0, last, (pool_subject(ns, pool, "route", ANY),)):
             for record in piece.records:
                 progress.at(record.position, last)
-                found += [one for one in decisions_in(record) if is_attempt_of(one.decision.request, request)]
-    return found
+                decisions += [
+                    one for one in decisions_in(record) if is_attempt_of(one.decision.request, request)
+                ]
+    return decisions
 
 
 async def _memberships(ns: str, pool: str, log: PoolLog) -> dict[str, Membership]:
-    found: dict[str, Membership] = {}
+    memberships: dict[str, Membership] = {}
     first, last = await log.log.bounds()
     if first > 1:
         # The log does not have the joining of those that were there when it begins.
         begins = await nearest_state(log, await earliest(log))
         for name, worker in begins.loads.workers.items():
             text = f"was there as epoch {worker.epoch} when the log begins"
-            found[name] = [(begins.position, text)]
+            memberships[name] = [(begins.position, text)]
     async for piece in log.log.scan(0, last, (pool_subject(ns, pool, "fleet", ANY),)):
         for record, event in piece.events():
             if isinstance(event, WorkerJoined):
@@ -319,38 +323,38 @@ async def _memberships(ns: str, pool: str, log: PoolLog) -> dict[str, Membership
                 text = f"epoch {event.epoch} had left at position {record.position}: {event.reason}"
             else:
                 continue
-            found.setdefault(event.worker, []).append((record.position, text))
-    return found
+            memberships.setdefault(event.worker, []).append((record.position, text))
+    return memberships
 
 
 async def answer(
-    ports: Ports, pool: str, log: PoolLog, request: str, worker: str, found: list[StoredDecision]
+    ports: Ports, pool: str, log: PoolLog, request: str, worker: str, stored: list[StoredDecision]
 ) -> list[Answer]:
     """The answer for each decision, on the state that it was made on."""
-    near = await nearest_state(log, max(0, min(one.decision.position for one in found) - NEAR))
-    run = await _fold(log, near, request, worker, found)
-    if len(run.standings) < len(found) and near.position > 0:
+    near = await nearest_state(log, max(0, min(entry.decision.position for entry in stored) - NEAR))
+    run = await _fold(log, near, request, worker, stored)
+    if len(run.standings) < len(stored) and near.position > 0:
         # A router had made decisions before that state which were not stored yet.
-        whole = await nearest_state(log, await earliest(log))
-        run = await _fold(log, whole, request, worker, found)
-    failed = await _failures(ports, request, worker, found)
-    return [_answer(one, worker, run, failed) for one in found]
+        base_state = await nearest_state(log, await earliest(log))
+        run = await _fold(log, base_state, request, worker, stored)
+    failed = await _failures(ports, request, worker, stored)
+    return [_answer(entry, worker, run, failed) for entry in stored]
 
 
 async def _fold(
-    log: PoolLog, state: RouterState, request: str, worker: str, found: list[StoredDecision]
+    log: PoolLog, state: RouterState, request: str, worker: str, stored: list[StoredDecision]
 ) -> _Standings:
     """Fold from a state until all decisions about the request are made again."""
-    start, last = state.position, found[-1].position
+    start, last = state.position, stored[-1].position
     run = _Standings(state, await decisions_after(log.log, start, last), request, worker)
     await make_again(run, log.log.scan(start, last), last)
     return run
 
 
-async def _failures(ports: Ports, request: str, worker: str, found: list[StoredDecision]) -> dict[int, str]:
+async def _failures(ports: Ports, request: str, worker: str, stored: list[StoredDecision]) -> dict[int, str]:
     """Where the request had failed on that worker's incarnations, by epoch: the first reason."""
-    start = await ports.requests.position_at(found[0].stored_ns - BEFORE_NS)
-    end = await ports.requests.position_at(found[-1].stored_ns)
+    start = await ports.requests.position_at(stored[0].stored_ns - BEFORE_NS)
+    end = await ports.requests.position_at(stored[-1].stored_ns)
     failed: dict[int, str] = {}
     async for piece in ports.requests.scan(start, end):
         for _, event in piece.events():
@@ -370,17 +374,22 @@ def _answer(stored: StoredDecision, worker: str, run: _Standings, failed: dict[i
     again = run.found.get(key)
     problem = "this log does not hold all that it was made on" if again is None else again.problem
     candidates = again.candidates if again is not None and not again.problem else decision.candidates
-    own = next((one for one in candidates if one.worker == worker), None)
+    candidate = next((one for one in candidates if one.worker == worker), None)
     if standing is None:
-        comparison = compare(decision, own) if own is not None else None
-        return Answer(stored, False, None, comparison=comparison, problem="" if own else problem)
+        comparison = compare(decision, candidate) if candidate is not None else None
+        return Answer(stored, False, None, comparison=comparison, problem="" if candidate else problem)
     obstacles = tuple(_with_reason(one, standing, failed) for one in standing.obstacles)
-    if own is None:
+    if candidate is None:
         if not obstacles and standing.present and not problem:
             obstacles = (_no_leg(decision),)
         return Answer(stored, False, standing, obstacles, problem="" if obstacles else problem)
     return Answer(
-        stored, False, standing, obstacles, passed_over(decision, standing, own), compare(decision, own)
+        stored,
+        False,
+        standing,
+        obstacles,
+        passed_over(decision, standing, candidate),
+        compare(decision, candidate),
     )
 
 
@@ -403,21 +412,21 @@ def _no_leg(decision: Decision) -> Obstacle:
     )
 
 
-def as_data(one: Answer, worker: str) -> dict[str, Any]:
+def as_data(answer: Answer, worker: str) -> dict[str, Any]:
     """An answer for programs."""
-    decision, comparison = one.stored.decision, one.comparison
+    decision, comparison = answer.stored.decision, answer.comparison
     return {
         "decision": decision.request,
         "made_at": decision.position,
-        "stored_at": one.stored.position,
+        "stored_at": answer.stored.position,
         "worker": worker,
         "chosen": decision.worker,
-        "was_chosen": one.chosen,
-        "present": None if one.standing is None else one.standing.present,
-        "cold": None if one.standing is None else one.standing.cold,
-        "obstacles": one.obstacles,
-        "passed_over": one.passed_over,
-        "problem": one.problem,
+        "was_chosen": answer.chosen,
+        "present": None if answer.standing is None else answer.standing.present,
+        "cold": None if answer.standing is None else answer.standing.cold,
+        "obstacles": answer.obstacles,
+        "passed_over": answer.passed_over,
+        "problem": answer.problem,
         "cost": None
         if comparison is None
         else {
@@ -428,22 +437,22 @@ def as_data(one: Answer, worker: str) -> dict[str, Any]:
     }
 
 
-def as_text(one: Answer, worker: str, member: Membership) -> str:
+def as_text(answer: Answer, worker: str, member: Membership) -> str:
     """An answer in a few sentences."""
-    decision = one.stored.decision
+    decision = answer.stored.decision
     head = f"{decision.request}: decided at log position {decision.position}, went to {decision.worker}"
     lines: list[str] = []
-    if one.chosen:
+    if answer.chosen:
         return f"{head}, the worker asked about"
-    if one.standing is not None and not one.standing.present:
+    if answer.standing is not None and not answer.standing.present:
         lines.append(f"{worker} was not in the pool: {_absence(member, decision.position)}")
-    lines += [f"{worker} was no candidate: {obstacle.text}" for obstacle in one.obstacles]
-    if one.comparison is not None:
-        if one.passed_over:
-            lines.append(f"{worker} was a candidate and not chosen: {one.passed_over}")
-        lines += sentences(one.comparison, decision)
-    if one.standing is not None and one.standing.cold:
+    lines += [f"{worker} was no candidate: {obstacle.text}" for obstacle in answer.obstacles]
+    if answer.comparison is not None:
+        if answer.passed_over:
+            lines.append(f"{worker} was a candidate and not chosen: {answer.passed_over}")
+        lines += sentences(answer.comparison, decision)
+    if answer.standing is not None and answer.standing.cold:
         lines.append("its cached blocks did not count: KV events of it were missing (cold)")
-    if one.problem:
-        lines.append(f"whether {worker} could have been chosen cannot be recomputed: {one.problem}")
+    if answer.problem:
+        lines.append(f"whether {worker} could have been chosen cannot be recomputed: {answer.problem}")
     return "\n".join([head, *(f"  {line}" for line in lines)])

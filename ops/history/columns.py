@@ -48,12 +48,12 @@ class Columns:
         at = bisect_left(self.rows, getattr(row, self._time), key=self._time_of)
         self._made = min(self._made, at)
 
-    def keep(self, wanted: Callable[[Any], bool]) -> None:
+    def keep(self, keeps: Callable[[Any], bool]) -> None:
         """Drop all other rows."""
-        kept = np.fromiter(map(wanted, self.rows), np.bool_, len(self.rows))
-        self._lines = self.lines()[kept]
+        mask = np.fromiter(map(keeps, self.rows), np.bool_, len(self.rows))
+        self._lines = self.lines()[mask]
         self._made = len(self._lines)
-        self.rows = list(compress(self.rows, kept.tolist()))
+        self.rows = list(compress(self.rows, mask.tolist()))
 
     def lines(self) -> Lines:
         """All lines."""
@@ -63,24 +63,26 @@ class Columns:
             grown[: self._made] = self._lines[: self._made]
             self._lines = grown
         if count > self._made:
-            made = [self._line(row) for row in self.rows[self._made :]]
-            self._lines[self._made : count] = np.array(made, self._lines.dtype)
+            new_lines = [self._line(row) for row in self.rows[self._made :]]
+            self._lines[self._made : count] = np.array(new_lines, self._lines.dtype)
             self._made = count
         return self._lines[:count]
 
     def between(self, from_ns: int, to_ns: int) -> Lines:
         """The lines after one time and until another."""
-        found = self.lines()[self.places_between(from_ns, to_ns)]
-        return found if found["here"].all() else found[found["here"]]
+        lines = self.lines()[self.places_between(from_ns, to_ns)]
+        return lines if lines["here"].all() else lines[lines["here"]]
 
     def rows_between(self, from_ns: int, to_ns: int, most: int | None = None) -> Sequence[Any]:
         """The rows after one time and until another; of more than `most` some, evenly spaced."""
         places = self.places_between(from_ns, to_ns)
-        here = self.lines()[places]["here"]
-        found = (
-            range(places.start, places.stop) if here.all() else (np.flatnonzero(here) + places.start).tolist()
+        is_present = self.lines()[places]["here"]
+        selected = (
+            range(places.start, places.stop)
+            if is_present.all()
+            else (np.flatnonzero(is_present) + places.start).tolist()
         )
-        return [self.rows[at] for at in (spread(found, most) if most else found)]
+        return [self.rows[at] for at in (spread(selected, most) if most else selected)]
 
     def places_between(self, from_ns: int, to_ns: int) -> slice:
         """Where the rows after one time and until another are."""
@@ -88,13 +90,13 @@ class Columns:
         return slice(start, end)
 
     def _time_of(self, row: Any) -> int:
-        found: int = getattr(row, self._time)
-        return found
+        time_ns: int = getattr(row, self._time)
+        return time_ns
 
 
-def spread(found: Sequence[ItemT], most: int) -> Sequence[ItemT]:
+def spread(elements: Sequence[ItemT], most: int) -> Sequence[ItemT]:
     """At most so many of some, evenly spaced."""
-    return found[:: -(-len(found) // most)] if len(found) > most else found
+    return elements[:: -(-len(elements) // most)] if len(elements) > most else elements
 
 
 USES_MAX: Final = 500_000

@@ -63,7 +63,7 @@ def terms_of(candidate: Candidate, decision: Decision, block_size: int) -> list[
     """A candidate's cost in terms, which sum to its score."""
     if candidate.prefill_ms or candidate.transfer_ms or is_timed(decision):
         queue, prefill, transfer, others, _ = cost_terms(candidate, decision)
-        found = [
+        terms = [
             Term("queue", queue),
             Term("prefill", prefill),
             Term("transfer", transfer),
@@ -75,23 +75,23 @@ def terms_of(candidate: Candidate, decision: Decision, block_size: int) -> list[
         size = max(1, block_size)
         cached = candidate.cached_blocks + candidate.lower_blocks
         held = candidate.decode_blocks + max(0, -(-decision.prompt_tokens // size) - candidate.cached_blocks)
-        found = [
+        terms = [
             Term("queue", weights.prefill * candidate.prefill_tokens / size),
             Term("prefill", weights.prefill * (decision.prompt_tokens - cached * size) / size),
             Term("lower tier", weights.prefill * weights.lower_tier * candidate.lower_blocks),
             Term("held blocks", weights.decode * held),
         ]
         if candidate.leg == "decode":
-            found = [Term("held blocks", weights.decode * held)]
+            terms = [Term("held blocks", weights.decode * held)]
         rest = "rest"
-    found = [term for term in found if term.value]
-    left = candidate.score - sum(term.value for term in found)
-    return [*found, Term(rest, left)] if abs(left) > 1e-6 else found
+    terms = [term for term in terms if term.value]
+    remainder = candidate.score - sum(term.value for term in terms)
+    return [*terms, Term(rest, remainder)] if abs(remainder) > 1e-6 else terms
 
 
 def margin_of(decision: Decision, candidates: Sequence[Candidate]) -> float | None:
     """How much more the best other candidate would have cost than the chosen one; None without another."""
-    others = [one.score for one in candidates if one.worker != decision.worker]
+    others = [candidate.score for candidate in candidates if candidate.worker != decision.worker]
     return min(others) - decision.chosen.score if others else None
 
 
@@ -100,67 +100,67 @@ def explanation(decision: Decision, engines: Mapping[str, str]) -> str:
     return "; ".join([*explain_draws(decision), why(decision, engines, timed=is_timed(decision))])
 
 
-async def later(history: History, found: StoredDecision, position: int) -> list[str]:
+async def later(history: History, recorded: StoredDecision, position: int) -> list[str]:
     """What the log knew of a decision afterwards, up to `LATER_S` and a position."""
-    until = min(position, await history.log.position_at(found.stored_ns + LATER_S * 1_000_000_000))
+    until = min(position, await history.log.position_at(recorded.stored_ns + LATER_S * 1_000_000_000))
     lines: list[str] = []
-    wanted = [subject for subject in history.subjects if ".kv." not in subject]
-    async for piece in history.log.scan(found.position, until, wanted):
+    subjects = [subject for subject in history.subjects if ".kv." not in subject]
+    async for piece in history.log.scan(recorded.position, until, subjects):
         for _, event in piece.events():
-            lines += afterwards(found.decision, event)
-            if isinstance(event, LoadReported) and found.decision.request in event.finished:
+            lines += afterwards(recorded.decision, event)
+            if isinstance(event, LoadReported) and recorded.decision.request in event.finished:
                 return lines
     return lines
 
 
-async def state_of(history: History, found: StoredDecision) -> tuple[RouterState, Loads]:
+async def state_of(history: History, recorded: StoredDecision) -> tuple[RouterState, Loads]:
     """The state on which a decision was made. Raises `NotKept` and `LogError`.
 
     Its router knew the log up to the decision's position, and those of its own decisions that the log stored later. In which order it
     learnt of these and of what workers reported makes no difference to the loads.
     """
-    decision = found.decision
-    own = await _stored_later(history, found)
-    if len(own) < decision.number - decision.seen - 1:
+    decision = recorded.decision
+    later_decisions = await _stored_later(history, recorded)
+    if len(later_decisions) < decision.number - decision.seen - 1:
         raise NotKept("earlier decisions of its router, which were not stored yet, are not in this log")
     state = await history.state_at(decision.position)
     loads = msgspec.convert(msgspec.to_builtins(state.loads), Loads)
-    for earlier in own:
+    for earlier in later_decisions:
         loads.decide(earlier)
     return state, loads
 
 
-async def _stored_later(history: History, found: StoredDecision) -> list[Decision]:
+async def _stored_later(history: History, recorded: StoredDecision) -> list[Decision]:
     """The router's own decisions before this one that the log did not hold yet, in order."""
-    decision = found.decision
+    decision = recorded.decision
     if decision.seen == decision.number - 1:
         return []
     routes = [subject for subject in history.subjects if ".route." in subject]
     return [
         earlier.decision
-        async for piece in history.log.scan(decision.position, found.position + STORED_WITHIN, routes)
+        async for piece in history.log.scan(decision.position, recorded.position + STORED_WITHIN, routes)
         for record in piece.records
         for earlier in decisions_in(record)
-        if earlier.router == found.router and decision.seen < earlier.decision.number < decision.number
+        if earlier.router == recorded.router and decision.seen < earlier.decision.number < decision.number
     ]
 
 
-async def candidates_of(history: History, found: StoredDecision) -> WhatIf:
+async def candidates_of(history: History, recorded: StoredDecision) -> WhatIf:
     """All candidates of a decision, also those that its record does not keep."""
-    policy = cast(PolicyName, found.decision.preferences.policy)
-    return await what_if(history, found, policy, {})
+    policy = cast(PolicyName, recorded.decision.preferences.policy)
+    return await what_if(history, recorded, policy, {})
 
 
 async def what_if(
-    history: History, found: StoredDecision, policy: PolicyName, weights: Mapping[str, float]
+    history: History, recorded: StoredDecision, policy: PolicyName, weights: Mapping[str, float]
 ) -> WhatIf:
     """The decision made again on the same state with another policy, or other weights by name."""
-    decision = found.decision
+    decision = recorded.decision
     if decision.algorithm not in RECOMPUTABLE:
-        known = " and ".join(map(str, sorted(RECOMPUTABLE)))
+        versions = " and ".join(map(str, sorted(RECOMPUTABLE)))
         return WhatIf(
             None,
-            problem=f"version {decision.algorithm} of the algorithm made it, and this release has {known}; its record is shown as it is",
+            problem=f"version {decision.algorithm} of the algorithm made it, and this release has {versions}; its record is shown as it is",
         )
     changed = msgspec.structs.replace(
         decision,
@@ -169,7 +169,7 @@ async def what_if(
         weights=msgspec.structs.replace(decision.weights, **weights),
     )
     try:
-        state, loads = await state_of(history, found)
+        state, loads = await state_of(history, recorded)
         again = reevaluate(state.index, loads, state.cold, changed)
     except (CannotRecompute, PolicyError, NotKept, LogError) as error:
         return WhatIf(None, problem=str(error))
@@ -178,23 +178,23 @@ async def what_if(
     return WhatIf(again.decision, list(again.candidates))
 
 
-def weights_with(given: Mapping[str, str]) -> dict[str, Any]:
+def weights_with(overrides: Mapping[str, str]) -> dict[str, Any]:
     """Weights from texts by name. Raises ValueError for an unknown name or a text that is no number of its kind."""
-    known = {field.name: field.default for field in msgspec.structs.fields(Weights)}
-    found: dict[str, Any] = {}
-    for name, text in given.items():
-        if name not in known:
-            raise ValueError(f"there is no weight {name!r}: weights are {', '.join(known)}")
-        default = known[name]
+    defaults = {field.name: field.default for field in msgspec.structs.fields(Weights)}
+    weights: dict[str, Any] = {}
+    for name, text in overrides.items():
+        if name not in defaults:
+            raise ValueError(f"there is no weight {name!r}: weights are {', '.join(defaults)}")
+        default = defaults[name]
         try:
             if isinstance(default, bool):
-                found[name] = {"true": True, "false": False}[text.lower()]
+                weights[name] = {"true": True, "false": False}[text.lower()]
             else:
-                found[name] = type(default)(float(text))
+                weights[name] = type(default)(float(text))
         except (KeyError, ValueError, OverflowError):
             raise ValueError(
                 f"weight {name}: {text!r} is not {'true or false' if isinstance(default, bool) else 'a number'}"
             ) from None
-        if not isinstance(default, bool) and not 0 <= found[name] < 1e12:
+        if not isinstance(default, bool) and not 0 <= weights[name] < 1e12:
             raise ValueError(f"weight {name}: {text} is not between 0 and 1e12")
-    return found
+    return weights

@@ -144,25 +144,29 @@ def explain_draws(decision: Decision) -> list[str]:
         ("revision", decision.revision_draw),
         ("policy", decision.policy_draw),
     )
-    found = [why_drawn(what, draw, decision) for what, draw in draws if draw is not None]
+    explanations = [why_drawn(subject, draw, decision) for subject, draw in draws if draw is not None]
     if decision.constraints.revision:
-        found.append(f"revision {decision.revision}: the only one that the query allowed")
-    return found
+        explanations.append(f"revision {decision.revision}: the only one that the query allowed")
+    return explanations
 
 
-def why_drawn(what: str, draw: Draw, decision: Decision) -> str:
+def why_drawn(subject: str, draw: Draw, decision: Decision) -> str:
     """The engine, revision or policy, and how weights selected it."""
     weights = " ".join(f"{name}={weight:g}" for name, weight in draw.weights)
     by = drawing_key(decision.preferences, decision.seed)
     if draw.drawn == draw.used:
-        return f"{what} {draw.used}: drawn by weights {weights}, {by}"
-    return f"{what} {draw.used} in place of {draw.drawn}, drawn by weights {weights}, {by}: {draw.reason}"
+        return f"{subject} {draw.used}: drawn by weights {weights}, {by}"
+    return f"{subject} {draw.used} in place of {draw.drawn}, drawn by weights {weights}, {by}: {draw.reason}"
 
 
 def why(decision: Decision, engines: Mapping[str, str], *, timed: bool) -> str:
     """Return in a few words why the chosen worker was chosen."""
     chosen, draw = decision.chosen, decision.draw
-    offered = [one for one in decision.candidates if draw is None or engines.get(one.worker) == draw.used]
+    offered = [
+        considered
+        for considered in decision.candidates
+        if draw is None or engines.get(considered.worker) == draw.used
+    ]
     if decision.revision_draw is not None:
         # The record does not say of which revision the others are.
         offered = [chosen]
@@ -224,7 +228,7 @@ def event_line(event: Event) -> str:
 
 def _encoded_kind(needs: Sequence[str]) -> str:
     """Return which kind of media an encode worker with these capabilities was asked to encode."""
-    return ONE[next((kind for kind, wanted in ENCODE_NEEDS.items() if set(wanted) == set(needs)), "image")]
+    return ONE[next((kind for kind, needed in ENCODE_NEEDS.items() if set(needed) == set(needs)), "image")]
 
 
 def _media_text(places: Sequence[MediaPlace]) -> str:

@@ -95,9 +95,9 @@ def _since(rows: list[Request], usual: float) -> list[Request]:
 
 
 def _expected(rows: list[Request]) -> float | None:
-    known = [row for row in rows if row.expected_tokens >= 0]
-    total = sum(row.prompt_tokens for row in known)
-    return sum(row.expected_tokens for row in known) / total if total else None
+    expecting = [row for row in rows if row.expected_tokens >= 0]
+    total = sum(row.prompt_tokens for row in expecting)
+    return sum(row.expected_tokens for row in expecting) / total if total else None
 
 
 def _worker(rows: list[Request], usual: float) -> str:
@@ -111,7 +111,7 @@ def _worker(rows: list[Request], usual: float) -> str:
     if len(lost) < 2:
         return ""
     worst = max(lost, key=lambda name: lost[name])
-    share = lost[worst] / sum(max(0.0, one) for one in lost.values())
+    share = lost[worst] / sum(max(0.0, loss) for loss in lost.values())
     return worst if share > max(OF_ONE_WORKER, OVER_ITS_PART * counts[worst] / len(rows)) else ""
 
 
@@ -159,7 +159,7 @@ def findings(fleet: FleetAt, table: RequestTable, marks: Sequence[Mark]) -> list
     """All findings at the moment of `fleet`. `marks` are the changes of the fleet of the last `BEFORE_NS`."""
     now_ns = fleet.stored_ns
     workers = list(fleet.loads.workers.values())
-    found = [
+    all_findings = [
         *_missing(workers, marks, now_ns),
         *_slow_workers(workers),
         *_full_workers(workers),
@@ -167,13 +167,13 @@ def findings(fleet: FleetAt, table: RequestTable, marks: Sequence[Mark]) -> list
         *_stuck(table, fleet, now_ns),
         *_not_ready(workers),
     ]
-    return sorted(found, key=lambda one: _ORDER[one.severity])
+    return sorted(all_findings, key=lambda finding: _ORDER[finding.severity])
 
 
 def _missing(workers: Sequence[Worker], marks: Sequence[Mark], now_ns: int) -> list[Finding]:
     """Workers that left and did not come back, and a fleet without any."""
     present = {worker.name for worker in workers}
-    found: dict[str, Finding] = {}
+    by_worker: dict[str, Finding] = {}
     severity: Severity
     for mark in [one for one in marks if one.kind == "left"]:
         is_clean = any(word in mark.text for word in ("stopped", "drained"))
@@ -189,14 +189,17 @@ def _missing(workers: Sequence[Worker], marks: Sequence[Mark], now_ns: int) -> l
         else:
             continue
         name, text = mark.worker, f"{mark.worker} {mark.text}"
-        found[name] = Finding(severity, f"{name} {title}", text, remedy, name, position=mark.position)
+        by_worker[name] = Finding(severity, f"{name} {title}", text, remedy, name, position=mark.position)
     if not any(worker.takes_requests for worker in workers):
-        known = f"{len(workers)} workers, none of which takes requests" if workers else "no workers"
+        described = f"{len(workers)} workers, none of which takes requests" if workers else "no workers"
         none = Finding(
-            "critical", "No worker takes requests", f"The pool has {known}.", "start a worker, or wake one"
+            "critical",
+            "No worker takes requests",
+            f"The pool has {described}.",
+            "start a worker, or wake one",
         )
-        return [none, *found.values()]
-    return list(found.values())
+        return [none, *by_worker.values()]
+    return list(by_worker.values())
 
 
 class _Usual(NamedTuple):
@@ -217,7 +220,7 @@ def _slow_workers(workers: Sequence[Worker]) -> list[Finding]:
     groups: defaultdict[str, list[Worker]] = defaultdict(list)
     for worker in workers:
         groups[worker.step_kind].append(worker)
-    found = []
+    problems = []
     for group in groups.values():
         usuals: dict[str, _Usual] = {}
         for worker in group:
@@ -231,7 +234,7 @@ def _slow_workers(workers: Sequence[Worker]) -> list[Finding]:
                 text = f"its prefills take {worker.pace / usual.pace:.1f} times as long as those of the others of its kind"
             else:
                 continue
-            found.append(
+            problems.append(
                 Finding(
                     "warning",
                     f"{worker.name} is slow",
@@ -240,7 +243,7 @@ def _slow_workers(workers: Sequence[Worker]) -> list[Finding]:
                     worker=worker.name,
                 )
             )
-    return found
+    return problems
 
 
 def _full_workers(workers: Sequence[Worker]) -> list[Finding]:
@@ -264,11 +267,11 @@ def _requests(table: RequestTable, marks: Sequence[Mark], now_ns: int) -> list[F
     ended = table.ended.between(from_ns, now_ns)
     recent = _started(table, from_ns, now_ns)
     before = _started(table, now_ns - BEFORE_NS, from_ns)
-    found = []
+    problems = []
     failed = int(ended["failed"].sum())
     if failed >= max(1, ERRORS * len(ended)):
         newest = table.last_failed(now_ns)
-        found.append(
+        problems.append(
             Finding(
                 "critical" if failed > len(ended) / 4 else "warning",
                 "Requests fail",
@@ -278,10 +281,10 @@ def _requests(table: RequestTable, marks: Sequence[Mark], now_ns: int) -> list[F
                 position=newest.decisions[-1] if newest.decisions else None,
             )
         )
-    found += _fallen(recent, before, marks)
+    problems += _fallen(recent, before, marks)
     if len(recent) >= LEAST_REQUESTS and len(before) >= LEAST_REQUESTS:
-        found += _compared(recent, before)
-    return found
+        problems += _compared(recent, before)
+    return problems
 
 
 def _started(table: RequestTable, from_ns: int, to_ns: int) -> list[Request]:

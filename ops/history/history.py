@@ -137,11 +137,11 @@ class FleetHistory:
             self._keep_rung()
 
     def _sample(self, record: Record, event: LoadReported) -> None:
-        kept = self.samples.get(record.batch.writer)
-        if kept is None:
-            kept = self.samples[record.batch.writer] = Samples()
+        worker_samples = self.samples.get(record.batch.writer)
+        if worker_samples is None:
+            worker_samples = self.samples[record.batch.writer] = Samples()
         used = event.used_blocks / max(1, event.total_blocks)
-        kept.add(record.stored_ns, event.running, event.waiting, used)
+        worker_samples.add(record.stored_ns, event.running, event.waiting, used)
 
     def _keep_rung(self) -> None:
         self._records = 0
@@ -154,7 +154,7 @@ class FleetHistory:
             older = len(self.rungs) // 2
             # The first stays: what is before it cannot be shown.
             self.rungs = [self.rungs[0], *self.rungs[1:older][::2], *self.rungs[older:]]
-            self.bytes = sum(len(one.data) for one in self.rungs)
+            self.bytes = sum(len(kept_rung.data) for kept_rung in self.rungs)
 
     def rung_before(self, position: int) -> Rung | None:
         """The last kept state at or before a position; None for a position before the first one."""
@@ -182,12 +182,12 @@ def restore(rung: Rung) -> FleetAt:
     return FleetAt(rung.position, rung.stored_ns, loads)
 
 
-def fold_on(found: FleetAt, records: Sequence[Record]) -> FleetAt:
+def fold_on(fleet: FleetAt, records: Sequence[Record]) -> FleetAt:
     """The state after further messages; changes the one that is passed."""
     for record in records:
         for event in record.batch.events:
-            apply_to_loads(found.loads, record, event)
-    return FleetAt(records[-1].position, records[-1].stored_ns, found.loads) if records else found
+            apply_to_loads(fleet.loads, record, event)
+    return FleetAt(records[-1].position, records[-1].stored_ns, fleet.loads) if records else fleet
 
 
 def mark_of(record: Record, event: object) -> Mark | None:
@@ -384,7 +384,7 @@ class History:
             raise NotKept(
                 f"position {position} is gone: the log and its snapshots begin at {max(self.indexed_from, self.first - 1)}"
             )
-        at = bisect_right(self._times, position, key=lambda one: one.position)
+        at = bisect_right(self._times, position, key=lambda moment: moment.position)
         near = self._times[at - 1] if at else Moment(self.indexed_from, 0)
         if near.position == position:
             return near
@@ -418,13 +418,13 @@ class History:
                 raise NotKept(
                     f"position {moment.position} is before the history, which begins at {self.indexed_from}"
                 )
-            found = self._fleet
-            if found is None or not rung.position <= found.position <= moment.position:
-                found = restore(rung)
+            fleet = self._fleet
+            if fleet is None or not rung.position <= fleet.position <= moment.position:
+                fleet = restore(rung)
             self._fleet = None
-            async for piece in self.log.scan(found.position, moment.position, self.subjects):
-                found = fold_on(found, piece.records)
-            self._fleet = FleetAt(moment.position, moment.stored_ns, found.loads)
+            async for piece in self.log.scan(fleet.position, moment.position, self.subjects):
+                fleet = fold_on(fleet, piece.records)
+            self._fleet = FleetAt(moment.position, moment.stored_ns, fleet.loads)
             return self._fleet
 
     async def state_at(self, position: int) -> RouterState:
@@ -450,14 +450,14 @@ class History:
         """A snapshot that saves folding much of the way."""
         if until - after < 20_000:
             return None
-        near = [one for one in await self.snapshots.positions() if after + 10_000 < one <= until]
+        near = [stored for stored in await self.snapshots.positions() if after + 10_000 < stored <= until]
         return await self._restored(near[-1]) if near else None
 
     async def _nearest(self, position: int) -> RouterState:
         bounds = await self.log.bounds()
-        for kept in reversed(await self.snapshots.positions()):
-            if bounds.first - 1 <= kept <= position:
-                state = await self._restored(kept)
+        for snapshot_position in reversed(await self.snapshots.positions()):
+            if bounds.first - 1 <= snapshot_position <= position:
+                state = await self._restored(snapshot_position)
                 if state is not None:
                     return state
         if bounds.first > 1:

@@ -82,7 +82,7 @@ def at_edge(events: Sequence[Stamped]) -> list[Stamped]:
 
     A log's server stores events in batches, some milliseconds after they happened.
     """
-    found: list[Stamped] = []
+    stamped: list[Stamped] = []
     began_ns = 0
     for stored_ns, position, event in events:
         if isinstance(event, RequestAccepted):
@@ -90,9 +90,9 @@ def at_edge(events: Sequence[Stamped]) -> list[Stamped]:
         else:
             after_ms = _after_ms(event)
             time_ns = began_ns + int(after_ms * MS_NS) if began_ns and after_ms else 0
-        earliest_ns = found[-1].time_ns if found else 0
-        found.append(Stamped(max(time_ns or stored_ns, earliest_ns), position, event))
-    return found
+        earliest_ns = stamped[-1].time_ns if stamped else 0
+        stamped.append(Stamped(max(time_ns or stored_ns, earliest_ns), position, event))
+    return stamped
 
 
 def _after_ms(event: Event) -> float:
@@ -133,11 +133,11 @@ class _Assembly:
                     self._route(event, time_ns)
                 case RequestPrefilled():
                     self._close(event.choice, time_ns, {"prefill_ms": event.prefill_ms})
-                    kept = self._begin(
+                    handoff_span = self._begin(
                         "handoff", "KV waits for its decode worker", event.choice, event.worker, time_ns
                     )
                     if event.handoff:
-                        kept.detail = {"handoff": event.handoff, "lease_ms": event.lease_ms}
+                        handoff_span.detail = {"handoff": event.handoff, "lease_ms": event.lease_ms}
                 case RequestStarted():
                     self._start(event, time_ns)
                 case RequestCheckpoint():
@@ -193,7 +193,7 @@ class _Assembly:
 
     def _split_queue(self, choice: int, time_ns: int, waited_ms: int) -> None:
         """Of the span that ended when a choice was dispatched, the router's queue is the last part before the decision."""
-        route = next((one for one in reversed(self._found.spans) if one.choice == choice), None)
+        route = next((span for span in reversed(self._found.spans) if span.choice == choice), None)
         if route is None or route.name != "route":
             return
         start_ns = max(route.start_ns, time_ns - waited_ms * MS_NS)

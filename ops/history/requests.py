@@ -142,8 +142,8 @@ class Request(msgspec.Struct):
 
     def waited_at(self, position: int) -> int:
         """Its longest wait in the router's queue, of the decisions up to a position of the pool log, in ms."""
-        known = zip(self.decisions, self.waits, strict=True)
-        return max((waited for decided, waited in known if decided <= position), default=0)
+        decided_waits = zip(self.decisions, self.waits, strict=True)
+        return max((waited for decided, waited in decided_waits if decided <= position), default=0)
 
 
 def _latest(values: tuple[tuple[int, ValueT], ...], now_ns: int, before: ValueT) -> ValueT:
@@ -284,8 +284,12 @@ class RequestTable:
                     row.workers += ((now_ns, intern(event.worker)),)
                     self.accepted.change(row)
                     if not row.started_ns:
-                        own = (intern(attempt_of(event.attempt, row.id)),)
-                        row.attempts = own + row.attempts if event.leg == "decode" else row.attempts + own
+                        new_attempts = (intern(attempt_of(event.attempt, row.id)),)
+                        row.attempts = (
+                            new_attempts + row.attempts
+                            if event.leg == "decode"
+                            else row.attempts + new_attempts
+                        )
                 case RequestPrefilled():
                     row.steps += ((now_ns, "handoff"),)
                 case RequestStarted():
@@ -326,8 +330,8 @@ class RequestTable:
         )
         self.accepted.add(row)
         self.by_id[event.request] = self._open[event.request] = row
-        for known in self._early.pop(event.request, ()):
-            _note_decision(row, known)
+        for decided in self._early.pop(event.request, ()):
+            _note_decision(row, decided)
         if len(self.rows) > self._rows_max:
             self._drop(self._rows_max // 10)
 
@@ -350,10 +354,10 @@ class RequestTable:
         """Take a decision that is stored at a position of the pool log."""
         self.uses.decide(decision, position)
         request = request_of(decision.request)
-        known = Decided(position, decision, block_size)
+        decided = Decided(position, decision, block_size)
         row = self.by_id.get(request)
         if row is not None:
-            _note_decision(row, known)
+            _note_decision(row, decided)
             self.accepted.change(row)
             if row.started_ns:
                 self.started.change(row)
@@ -361,7 +365,7 @@ class RequestTable:
                 self.ended.change(row)
             return
         # Of the two logs, either may be read first.
-        self._early.setdefault(request, []).append(known)
+        self._early.setdefault(request, []).append(decided)
         while len(self._early) > EARLY_MAX:
             del self._early[next(iter(self._early))]
 
@@ -381,8 +385,8 @@ class RequestTable:
     def last_failed(self, now_ns: int) -> Request:
         """The request that failed last, at or before a time, of those that did."""
         lines = self.ended.lines()[: self.ended.places_between(0, now_ns).stop]
-        found: Request = self.ended.rows[int(np.flatnonzero(lines["failed"] & lines["here"])[-1])]
-        return found
+        failed_request: Request = self.ended.rows[int(np.flatnonzero(lines["failed"] & lines["here"])[-1])]
+        return failed_request
 
     def open_at(self, now_ns: int) -> list[Request]:
         """The requests that are accepted and not ended at a time, the oldest first."""
@@ -393,9 +397,9 @@ class RequestTable:
         lately = self.accepted_between(first_ns - 1, now_ns)
         if len(lately) < len(ended) - later:
             return [row for row in lately if not 0 < row.ended_ns <= now_ns]
-        found = [row for row in ended[later:] if row.accepted_ns <= now_ns and row.is_here]
-        found += [row for row in self._open.values() if row.accepted_ns <= now_ns and row.is_here]
-        return sorted(found, key=attrgetter("accepted_ns"))
+        open_requests = [row for row in ended[later:] if row.accepted_ns <= now_ns and row.is_here]
+        open_requests += [row for row in self._open.values() if row.accepted_ns <= now_ns and row.is_here]
+        return sorted(open_requests, key=attrgetter("accepted_ns"))
 
 
 def itl_ms(row: Request) -> float | None:
@@ -411,8 +415,8 @@ def regret_ms(row: Request) -> float | None:
 
 def request_of(decision: str) -> str:
     """The request that a decision is about: its name has the choice, the attempt and perhaps an item of media behind the request's id."""
-    found = _ATTEMPT.fullmatch(decision)
-    return str(found[1]) if found is not None else decision
+    match = _ATTEMPT.fullmatch(decision)
+    return str(match[1]) if match is not None else decision
 
 
 def is_attempt_of(name: str, request: str) -> bool:
@@ -425,34 +429,34 @@ def attempt_of(decision: str, request: str) -> str:
     return decision.removeprefix(request)
 
 
-def _note_decision(row: Request, known: Decided) -> None:
-    row.decisions += (known.position,)
-    row.waits += (known.decision.waited_ms,)
+def _note_decision(row: Request, decided: Decided) -> None:
+    row.decisions += (decided.position,)
+    row.waits += (decided.decision.waited_ms,)
     if not row.started_ns and not row.ended_ns:
-        row.noted += (known,)
-        _expect(row, known)
-    elif attempt_of(known.decision.request, row.id) in row.attempts:
-        _expect(row, known)
+        row.noted += (decided,)
+        _expect(row, decided)
+    elif attempt_of(decided.decision.request, row.id) in row.attempts:
+        _expect(row, decided)
 
 
 def _settle(row: Request, choice: int) -> None:
     """The first token came, of a choice: what was expected of it is what its own attempt expected, whichever log was read first."""
-    row.attempts = tuple(sorted(row.attempts, key=lambda one: one.startswith(f"-{choice}-")))
+    row.attempts = tuple(sorted(row.attempts, key=lambda attempt: attempt.startswith(f"-{choice}-")))
     noted, row.noted = row.noted, ()
     row.expected_ms, row.expected_tokens, row.waited_ms = 0.0, -1, 0
-    for known in noted:
-        if attempt_of(known.decision.request, row.id) in row.attempts:
-            _expect(row, known)
+    for decided in noted:
+        if attempt_of(decided.decision.request, row.id) in row.attempts:
+            _expect(row, decided)
 
 
-def _expect(row: Request, known: Decided) -> None:
+def _expect(row: Request, decided: Decided) -> None:
     """Take what a decision expected of the first token."""
-    decision = known.decision
+    decision = decided.decision
     row.waited_ms = max(row.waited_ms, decision.waited_ms)
     if row.started_ns and attempt_of(decision.request, row.id) != row.attempts[-1]:
         return
     if decision.leg != "decode" and "encode" not in decision.constraints.needs:
         chosen = decision.chosen
         row.expected_ms = chosen.ttft_ms if chosen.prefill_ms else 0.0
-        row.expected_tokens = chosen.cached_blocks * known.block_size
+        row.expected_tokens = chosen.cached_blocks * decided.block_size
         row.prompt_tokens = row.prompt_tokens or decision.prompt_tokens

@@ -75,12 +75,12 @@ def lane(samples: Samples, window: Window, left_ns: int = 0) -> Lane:
         return Lane(nothing, nothing, nothing)
     at = np.searchsorted(times, ends, side="right") - 1
     reported = times[np.maximum(at, 0)]
-    known = (at >= 0) & (ends - reported <= REPORT_NS_MAX + window.step_ns)
+    fresh = (at >= 0) & (ends - reported <= REPORT_NS_MAX + window.step_ns)
     if left_ns:
-        known &= ~((reported <= left_ns) & (left_ns < ends))
+        fresh &= ~((reported <= left_ns) & (left_ns < ends))
 
     def column(values: Any) -> F64:
-        return np.where(known, np.array(values, np.float64)[np.maximum(at, 0)], np.nan)
+        return np.where(fresh, np.array(values, np.float64)[np.maximum(at, 0)], np.nan)
 
     return Lane(column(samples.running), column(samples.waiting), np.round(column(samples.used), 4))
 
@@ -105,11 +105,11 @@ class Rates(NamedTuple):
 
 def hit_rate(rows: Sequence[Request]) -> float | None:
     """The share of prompt tokens that engines found cached, of the requests that say so."""
-    known = [
+    counted = [
         (row.found_tokens, row.prompt_tokens) for row in rows if row.found_tokens >= 0 and row.prompt_tokens
     ]
-    total = sum(prompt for _, prompt in known)
-    return sum(found for found, _ in known) / total if total else None
+    total = sum(prompt for _, prompt in counted)
+    return sum(cached for cached, _ in counted) / total if total else None
 
 
 def rates(table: RequestTable, from_ns: int, to_ns: int) -> Rates:
@@ -134,10 +134,10 @@ def hits_by_worker(table: RequestTable, from_ns: int, to_ns: int) -> dict[str, f
     started = table.started.between(from_ns, to_ns)
     started = started[(started["accepted_ns"] > from_ns) & (started["found_tokens"] >= 0)]
     count = len(table.names)
-    found, total = (
+    cached, total = (
         np.bincount(started["worker"], started[name], count) for name in ("found_tokens", "prompt_tokens")
     )
-    return {table.names[at]: float(found[at] / total[at]) for at in np.flatnonzero(total)}
+    return {table.names[at]: float(cached[at] / total[at]) for at in np.flatnonzero(total)}
 
 
 class Selection(NamedTuple):
@@ -201,12 +201,12 @@ def load_series(lanes: Sequence[Lane], window: Window) -> dict[str, list[float]]
     if not lanes:
         nothing = [float("nan")] * window.columns
         return {"running": nothing, "waiting": nothing, "kv_used": nothing}
-    running, waiting, used = (np.array([one[number] for one in lanes]) for number in range(3))
-    known = ~np.isnan(running)
-    count = known.sum(axis=0)
+    running, waiting, used = (np.array([lane[number] for lane in lanes]) for number in range(3))
+    sampled = ~np.isnan(running)
+    count = sampled.sum(axis=0)
 
     def total(values: F64) -> F64:
-        return np.where(count > 0, np.where(known, values, 0.0).sum(axis=0), np.nan)
+        return np.where(count > 0, np.where(sampled, values, 0.0).sum(axis=0), np.nan)
 
     return {
         "running": total(running).tolist(),
@@ -256,7 +256,7 @@ def usage_by(rows: Selection, field: str, opened: Sequence[int]) -> dict[int, Us
         *(sums(ended[field], ended[name]) for name in tokens),
         sums(still),
     )
-    return {value: Usage(*one) for value, *one in zip(values.tolist(), *parts, strict=True)}
+    return {value: Usage(*totals) for value, *totals in zip(values.tolist(), *parts, strict=True)}
 
 
 def _by_column(lines: Lines, window: Window) -> list[Lines]:
@@ -268,8 +268,8 @@ def _by_column(lines: Lines, window: Window) -> list[Lines]:
 
 def _known(values: F64) -> F64:
     """Without zeros and NaN."""
-    known: F64 = values[(values != 0.0) & ~np.isnan(values)]
-    return known
+    nonzero: F64 = values[(values != 0.0) & ~np.isnan(values)]
+    return nonzero
 
 
 def _ranked(ordered: F64, share: float) -> float | None:
@@ -285,6 +285,6 @@ def _nearest(values: F64, share: float) -> float | None:
 
 def _share(started: Lines, field: str) -> float | None:
     """The share of prompt tokens that were found, or expected, of the requests of which that is known."""
-    known = started[(started[field] >= 0) & (started["prompt_tokens"] > 0)]
-    total = int(known["prompt_tokens"].sum())
-    return int(known[field].sum()) / total if total else None
+    reported = started[(started[field] >= 0) & (started["prompt_tokens"] > 0)]
+    total = int(reported["prompt_tokens"].sum())
+    return int(reported[field].sum()) / total if total else None

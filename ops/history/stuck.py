@@ -86,10 +86,10 @@ class OpenRequests:
                     | RequestStepped()
                     | RequestEncoded()
                 ):
-                    found = self.open.get(event.request)
-                    if found is not None:
-                        found.last_ns = record.stored_ns
-                        _advance(found, event, record.stored_ns)
+                    open_request = self.open.get(event.request)
+                    if open_request is not None:
+                        open_request.last_ns = record.stored_ns
+                        _advance(open_request, event, record.stored_ns)
                 case _:
                     pass
 
@@ -115,22 +115,24 @@ _Step = (
 
 
 def _advance(request: OpenRequest, event: _Step, now_ns: int) -> None:
-    one = request.choices.setdefault(event.choice, ChoiceProgress(event.choice, "routing", now_ns, now_ns))
-    one.last_ns = now_ns
+    progress = request.choices.setdefault(
+        event.choice, ChoiceProgress(event.choice, "routing", now_ns, now_ns)
+    )
+    progress.last_ns = now_ns
     match event:
         case RequestRouted():
-            one.state, one.since_ns = ("prefill" if event.leg == "prefill" else "decode"), now_ns
-            one.worker, one.epoch, one.attempt = event.worker, event.epoch, event.attempt
-            one.tokens, one.started = event.emitted_tokens, event.emitted_tokens > 0
+            progress.state, progress.since_ns = ("prefill" if event.leg == "prefill" else "decode"), now_ns
+            progress.worker, progress.epoch, progress.attempt = event.worker, event.epoch, event.attempt
+            progress.tokens, progress.started = event.emitted_tokens, event.emitted_tokens > 0
         case RequestPrefilled():
-            one.state, one.since_ns = "handoff", now_ns
+            progress.state, progress.since_ns = "handoff", now_ns
         case RequestStarted():
-            one.state, one.since_ns, one.started = "decode", now_ns, True
-            one.worker, one.epoch = event.worker, event.epoch
+            progress.state, progress.since_ns, progress.started = "decode", now_ns, True
+            progress.worker, progress.epoch = event.worker, event.epoch
         case RequestCheckpoint():
-            one.tokens = event.emitted_tokens
+            progress.tokens = event.emitted_tokens
         case RequestStepped():
-            one.state, one.since_ns = event.after, now_ns
+            progress.state, progress.since_ns = event.after, now_ns
         case _:
             pass
 
@@ -153,7 +155,7 @@ class Surroundings(NamedTuple):
 
     def lease(self, kind: str, name: str) -> Lease | None:
         """The present lease of a process."""
-        return next((one for one in self.leases or () if (one.kind, one.name) == (kind, name)), None)
+        return next((lease for lease in self.leases or () if (lease.kind, lease.name) == (kind, name)), None)
 
 
 class Waiting(msgspec.Struct, frozen=True):
@@ -184,26 +186,26 @@ class Stuck(msgspec.Struct, frozen=True):
 
 def stuck_requests(requests: Iterable[OpenRequest], around: Surroundings, quiet_ns: int) -> list[Stuck]:
     """The requests of which every choice has been quiet for too long, the longest first."""
-    found = []
-    for one in requests:
-        choices = [choice for choice in one.choices.values() if choice.state != "ended"]
-        if any(not is_quiet(one, choice, around, quiet_ns) for choice in choices):
+    stuck = []
+    for request in requests:
+        choices = [choice for choice in request.choices.values() if choice.state != "ended"]
+        if any(not is_quiet(request, choice, around, quiet_ns) for choice in choices):
             continue
-        waiting = tuple(waits_for(one, choice, around) for choice in choices)
-        quiet = around.now_ns - _last_ns(one, around)
-        found.append(
+        waiting = tuple(waits_for(request, choice, around) for choice in choices)
+        quiet = around.now_ns - _last_ns(request, around)
+        stuck.append(
             Stuck(
-                one.id,
-                one.edge,
-                one.endpoint,
-                one.prompt_tokens,
-                one.accepted_ns,
+                request.id,
+                request.edge,
+                request.endpoint,
+                request.prompt_tokens,
+                request.accepted_ns,
                 quiet,
-                _edge_facts(one, around),
+                _edge_facts(request, around),
                 waiting,
             )
         )
-    return sorted(found, key=lambda one: -one.quiet_ns)
+    return sorted(stuck, key=lambda request: -request.quiet_ns)
 
 
 def _last_ns(request: OpenRequest, around: Surroundings) -> int:
@@ -244,47 +246,51 @@ def waits_for(request: OpenRequest, choice: ChoiceProgress, around: Surroundings
     decision = around.decisions.get(request.id)
     newer = decision is not None and around.decided_ns.get(request.id, 0) > choice.since_ns
     if choice.state == "routing" and decision is not None and newer:
-        what = f"{decision.worker} to accept it, as decided at log position {decision.position}"
-        return _on_worker(choice, around, decision.worker, decision.epoch, decision.request, what)
+        awaited = f"{decision.worker} to accept it, as decided at log position {decision.position}"
+        return _on_worker(choice, around, decision.worker, decision.epoch, decision.request, awaited)
     if choice.state == "routing":
         facts, remedy = _router(around)
         return _waiting(choice, around, "", "a router to choose a worker", facts, remedy)
     if choice.state == "handoff":
         if decision is not None and newer and decision.leg == "decode":
-            what = f"{decision.worker} to take over its KV from {choice.worker}"
-            return _on_worker(choice, around, decision.worker, decision.epoch, decision.request, what)
+            awaited = f"{decision.worker} to take over its KV from {choice.worker}"
+            return _on_worker(choice, around, decision.worker, decision.epoch, decision.request, awaited)
         facts, remedy = _router(around)
-        what = f"a router to choose a decode worker for its KV on {choice.worker}"
-        return _waiting(choice, around, choice.worker, what, facts, remedy)
-    what = f"the prefill of {choice.worker}"
+        awaited = f"a router to choose a decode worker for its KV on {choice.worker}"
+        return _waiting(choice, around, choice.worker, awaited, facts, remedy)
+    awaited = f"the prefill of {choice.worker}"
     if choice.state == "decode":
-        what = f"{'further tokens' if choice.started else 'the first token'} of {choice.worker}"
-        what += f", after {choice.tokens} tokens" if choice.tokens else ""
-    return _on_worker(choice, around, choice.worker, choice.epoch, choice.attempt, what)
+        awaited = f"{'further tokens' if choice.started else 'the first token'} of {choice.worker}"
+        awaited += f", after {choice.tokens} tokens" if choice.tokens else ""
+    return _on_worker(choice, around, choice.worker, choice.epoch, choice.attempt, awaited)
 
 
 def _waiting(
-    choice: ChoiceProgress, around: Surroundings, worker: str, what: str, facts: Iterable[str], remedy: str
+    choice: ChoiceProgress, around: Surroundings, worker: str, awaited: str, facts: Iterable[str], remedy: str
 ) -> Waiting:
     quiet_ns = around.now_ns - choice.last_ns
-    return Waiting(choice.index, choice.state, choice.since_ns, quiet_ns, worker, what, tuple(facts), remedy)
+    return Waiting(
+        choice.index, choice.state, choice.since_ns, quiet_ns, worker, awaited, tuple(facts), remedy
+    )
 
 
 def _router(around: Surroundings) -> tuple[list[str], str]:
     """What is known about the routers of the pool and the workers that they could choose, and the remedy."""
-    leases = [one for one in around.leases or () if one.kind == "router" and one.pool == around.pool]
+    leases = [
+        process for process in around.leases or () if process.kind == "router" and process.pool == around.pool
+    ]
     if around.leases is not None and not leases:
         return [
             f"no router of pool {around.pool} holds a lease"
         ], f"start one: headwater router --pool {around.pool}"
-    facts = [f"router {one.name} cannot write to its log" for one in leases if one.stalled]
+    facts = [f"router {process.name} cannot write to its log" for process in leases if process.stalled]
     if facts:
         return facts, "free disk space on the NATS server, or restore its peers"
     if not around.workers:
         return ["no worker is in the pool"], "start workers: headwater engine"
     ready = [worker for worker in around.workers.values() if worker.takes_requests]
     if not ready:
-        states = ", ".join(f"{one.name} is {state_of(one)}" for one in around.workers.values())
+        states = ", ".join(f"{process.name} is {state_of(process)}" for process in around.workers.values())
         return [states], "resume or wake one of them (headwater ctl WORKER resume), or start another"
     waiting = sum(worker.waiting for worker in ready)
     queued = sum(worker.prefill_tokens for worker in ready)
@@ -298,7 +304,7 @@ def _router(around: Surroundings) -> tuple[list[str], str]:
 
 
 def _on_worker(
-    choice: ChoiceProgress, around: Surroundings, name: str, epoch: int, attempt: str, what: str
+    choice: ChoiceProgress, around: Surroundings, name: str, epoch: int, attempt: str, awaited: str
 ) -> Waiting:
     """A choice that waits for a worker: the worst thing that is known of it decides the remedy."""
     worker = around.workers.get(name)
@@ -307,11 +313,11 @@ def _on_worker(
         if worker is not None:
             fact = f"{name} has restarted: epoch {epoch} has ended, {worker.epoch} serves"
         remedy = "its edge moves the request when it notices; if it does not, look at the edge's log and restart it"
-        return _waiting(choice, around, name, what, [fact], remedy)
+        return _waiting(choice, around, name, awaited, [fact], remedy)
     facts, remedy = _health(worker, around)
     facts += _place(worker, attempt)
     remedy = remedy or f"look at {name}: headwater ctl {name} status, and its log"
-    return _waiting(choice, around, name, what, facts, remedy)
+    return _waiting(choice, around, name, awaited, facts, remedy)
 
 
 def _health(worker: Worker, around: Surroundings) -> tuple[list[str], str]:

@@ -94,25 +94,27 @@ class Trace(NamedTuple):
     spans: list[TraceSpan]
 
 
-def spans_of(request: str, edge: str, events: Sequence[Stamped], made: Sequence[StoredDecision]) -> Trace:
+def spans_of(request: str, edge: str, events: Sequence[Stamped], routings: Sequence[StoredDecision]) -> Trace:
     """The trace of a request from its events, of which there is at least one, and the decisions about it."""
-    return _Assembly(request, edge, at_edge(events), made).trace()
+    return _Assembly(request, edge, at_edge(events), routings).trace()
 
 
 class _Assembly:
     """Makes the spans of one request."""
 
     def __init__(
-        self, request: str, edge: str, events: list[Stamped], made: Sequence[StoredDecision]
+        self, request: str, edge: str, events: list[Stamped], routings: Sequence[StoredDecision]
     ) -> None:
         self._request = request
         self._edge = edge
         self._events = events
-        self._made = {one.decision.request: one for one in made}
-        self._accepted = next((one.event for one in events if isinstance(one.event, RequestAccepted)), None)
-        self._ended = next((one.event for one in events if isinstance(one.event, RequestEnded)), None)
+        self._made = {entry.decision.request: entry for entry in routings}
+        self._accepted = next(
+            (entry.event for entry in events if isinstance(entry.event, RequestAccepted)), None
+        )
+        self._ended = next((entry.event for entry in events if isinstance(entry.event, RequestEnded)), None)
         self._routed = {
-            one.event.attempt: one.event for one in events if isinstance(one.event, RequestRouted)
+            entry.event.attempt: entry.event for entry in events if isinstance(entry.event, RequestRouted)
         }
         context = self._accepted.context if self._accepted is not None else NO_TRACE
         self._trace = context.trace_of(request)
@@ -127,7 +129,7 @@ class _Assembly:
     def trace(self) -> Trace:
         self._add_request()
         self._add_preparation()
-        shown = waterfall(self._events, [one.decision for one in self._made.values()])
+        shown = waterfall(self._events, [routing.decision for routing in self._made.values()])
         for choice in sorted({span.choice for span in shown.spans}):
             self._add_choice(choice, [span for span in shown.spans if span.choice == choice])
         return self._found
@@ -185,7 +187,7 @@ class _Assembly:
         )
 
     def _about(self, accepted: RequestAccepted, operation: str) -> dict[str, Value]:
-        found: dict[str, Value] = {
+        attributes: dict[str, Value] = {
             "gen_ai.operation.name": operation,
             "gen_ai.provider.name": "headwater",
             "gen_ai.request.model": accepted.model,
@@ -195,12 +197,12 @@ class _Assembly:
             "headwater.priority": accepted.priority,
         }
         if accepted.max_tokens:
-            found["gen_ai.request.max_tokens"] = accepted.max_tokens
+            attributes["gen_ai.request.max_tokens"] = accepted.max_tokens
         if accepted.choices > 1:
-            found["gen_ai.request.choice.count"] = accepted.choices
+            attributes["gen_ai.request.choice.count"] = accepted.choices
         if accepted.media:
-            found["headwater.media"] = [place.kind for place in accepted.media]
-        return found
+            attributes["headwater.media"] = [place.kind for place in accepted.media]
+        return attributes
 
     def _moments(self) -> Iterator[SpanEvent]:
         for time_ns, _, event in self._events:
@@ -216,12 +218,12 @@ class _Assembly:
             return
         end_ns = self._events[0].time_ns
         start_ns = end_ns - int(accepted.prepare_ms * MS_NS)
-        whole = self._add(("prepare",), "prepare", "edge", self._edge, start_ns, end_ns)
+        prepare_span = self._add(("prepare",), "prepare", "edge", self._edge, start_ns, end_ns)
         if accepted.media_ms:
             media_ns = int(accepted.media_ms * MS_NS)
             self._add(
                 *(("media",), "media", "edge", self._edge, start_ns, min(end_ns, start_ns + media_ns)),
-                parent=whole.span,
+                parent=prepare_span.span,
             )
 
     # What was done for one choice.
@@ -246,7 +248,9 @@ class _Assembly:
         encoded = self._add_encodings(encodings)
         failed = ""
         for leg in legs:
-            wait = next((one for one in reversed(waits) if one.start_ns <= leg[0].start_ns), None)
+            wait = next(
+                (candidate for candidate in reversed(waits) if candidate.start_ns <= leg[0].start_ns), None
+            )
             start_ns = self._dispatched_ns(leg[0], wait, encodings)
             added = self._add_leg(leg, start_ns, choice, failed)
             failed = added.span if added.error else ""
@@ -255,11 +259,11 @@ class _Assembly:
     def _dispatched_ns(self, leg: Span, wait: Span | None, encodings: list[Span]) -> int:
         """When a leg was sent: after it was decided, and after its media were encoded, and before its worker had it. The wait for it ends then."""
         known_ns = leg.start_ns
-        one = self._made.get(leg.attempt)
-        if one is None or wait is None:
+        routing = self._made.get(leg.attempt)
+        if routing is None or wait is None:
             return known_ns
         # The clocks of a router and an edge differ.
-        wait.end_ns = min(max(one.decision.wall_ns, wait.start_ns), known_ns)
+        wait.end_ns = min(max(routing.decision.wall_ns, wait.start_ns), known_ns)
         return min(known_ns, max([wait.end_ns, *(e.end_ns for e in encodings if e.attempt == leg.attempt)]))
 
     def _add_leg(self, leg: list[Span], start_ns: int, choice: int, failed: str) -> TraceSpan:
@@ -268,7 +272,7 @@ class _Assembly:
         attempt, routed = first.attempt, self._routed[first.attempt]
         generates = self._accepted is None or self._accepted.max_tokens > 0
         attributes = {"choice": choice, "attempt": attempt, "leg": routed.leg, "worker": routed.worker}
-        whole = self._add(
+        leg_span = self._add(
             *(
                 (attempt,),
                 routed.leg or ("generate" if generates else "compute"),
@@ -285,15 +289,15 @@ class _Assembly:
                 self._add(
                     *((attempt, number), stage.name, "worker", routed.worker),
                     *(stage.start_ns, stage.end_ns),
-                    parent=whole.span,
+                    parent=leg_span.span,
                     attributes=_named(stage.detail) if number else {},
                     error=stage.outcome,
                 )
-        return whole
+        return leg_span
 
     def _add_encodings(self, encodings: list[Span]) -> dict[str, str]:
         """Add the spans of media that were encoded; returns them by the name of the decision that each followed."""
-        found: dict[str, str] = {}
+        span_ids: dict[str, str] = {}
         for attempt in dict.fromkeys(span.attempt for span in encodings):
             before = f"{attempt}-e"
             tries: dict[str, list[str]] = {}
@@ -301,26 +305,26 @@ class _Assembly:
                 if name.startswith(before):
                     tries.setdefault(name.removeprefix(before).partition("-")[0], []).append(name)
             groups = [tries[number] for number in sorted(tries, key=int)]
-            own = [span for span in encodings if span.attempt == attempt]
-            for number, span in enumerate(own):
+            attempt_spans = [span for span in encodings if span.attempt == attempt]
+            for number, span in enumerate(attempt_spans):
                 # An item for which no encode worker was there has no decision.
-                names = groups[number] if len(groups) == len(own) else []
+                names = groups[number] if len(groups) == len(attempt_spans) else []
                 place = (names[-1],) if names else (attempt, "encode", number)
                 added = self._add(
                     *(place, "encode", "worker" if span.worker else "edge", span.worker or self._edge),
                     *(span.start_ns, span.end_ns),
                     attributes=_named({"choice": span.choice, "attempt": attempt, **span.detail}),
                 )
-                found |= dict.fromkeys(names, added.span)
-        return found
+                span_ids |= dict.fromkeys(names, added.span)
+        return span_ids
 
     def _add_waits(
         self, choice: int, waits: list[Span], legs: list[list[Span]], encoded: dict[str, str]
     ) -> None:
         """Add the times in which a choice was at no worker, and the decisions that were made then."""
         before = f"{self._request}-{choice}-"
-        own = [one for name, one in self._made.items() if name.startswith(before)]
-        own.sort(key=lambda one: (one.decision.wall_ns, one.position))
+        choice_routings = [routing for name, routing in self._made.items() if name.startswith(before)]
+        choice_routings.sort(key=lambda routing: (routing.decision.wall_ns, routing.position))
         ids: list[str] = []
         for number, span in enumerate(waits):
             is_move = span.name == "route" and any(leg[0].start_ns < span.start_ns for leg in legs)
@@ -330,29 +334,43 @@ class _Assembly:
                 attributes=_named({"choice": choice, **span.detail}),
             )
             ids.append(added.span)
-        for one in own:
-            during = [at for at, span in enumerate(waits) if span.start_ns <= one.decision.wall_ns]
+        for routing in choice_routings:
+            during = [at for at, span in enumerate(waits) if span.start_ns <= routing.decision.wall_ns]
             near = ids[during[-1] if during else 0] if ids else self._root
-            self._add_decision(one, encoded.get(one.decision.request, near))
+            self._add_decision(routing, encoded.get(routing.decision.request, near))
 
-    def _add_decision(self, one: StoredDecision, parent: str) -> None:
-        decision = one.decision
+    def _add_decision(self, routing: StoredDecision, parent: str) -> None:
+        decision = routing.decision
         start_ns = decision.wall_ns - decision.waited_ms * MS_NS
         decided = self._add(
-            *(("decide", decision.request), "decide", "router", one.router[0], start_ns, decision.wall_ns),
+            *(
+                ("decide", decision.request),
+                "decide",
+                "router",
+                routing.router[0],
+                start_ns,
+                decision.wall_ns,
+            ),
             parent=parent,
-            attributes=_named(_reasons(one)),
+            attributes=_named(_reasons(routing)),
         )
         if decision.waited_ms:
             self._add(
-                *(("queue", decision.request), "queue", "router", one.router[0], start_ns, decision.wall_ns),
+                *(
+                    ("queue", decision.request),
+                    "queue",
+                    "router",
+                    routing.router[0],
+                    start_ns,
+                    decision.wall_ns,
+                ),
                 parent=decided.span,
                 attributes=_named({"waited_ms": decision.waited_ms}),
             )
 
 
 def _outcome(ended: RequestEnded, position: int) -> dict[str, Value]:
-    found: dict[str, Value] = {
+    attributes: dict[str, Value] = {
         "headwater.log_position_end": position,
         "headwater.migrations": ended.migrations,
         "gen_ai.response.finish_reasons": [ended.reason],
@@ -360,21 +378,21 @@ def _outcome(ended: RequestEnded, position: int) -> dict[str, Value]:
         "gen_ai.usage.cache_read.input_tokens": max(0, ended.cached_tokens),
     }
     if ended.ttft_ms:
-        found["gen_ai.response.time_to_first_chunk"] = ended.ttft_ms / 1000
+        attributes["gen_ai.response.time_to_first_chunk"] = ended.ttft_ms / 1000
     if ended.reason in ("error", "cancelled"):
-        found["error.type"] = ended.reason
-    return found
+        attributes["error.type"] = ended.reason
+    return attributes
 
 
-def _reasons(one: StoredDecision) -> dict[str, Any]:
+def _reasons(routing: StoredDecision) -> dict[str, Any]:
     """What a decision was made of."""
-    decision = one.decision
+    decision = routing.decision
     chosen = decision.chosen
     others = [candidate.score for candidate in decision.candidates if candidate is not chosen]
     return {
         "attempt": decision.request,
         "position": decision.position,
-        "stored_position": one.position,
+        "stored_position": routing.position,
         "worker": decision.worker,
         "epoch": decision.epoch,
         "leg": decision.leg,

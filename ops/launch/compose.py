@@ -121,7 +121,7 @@ def _image(engine: str, registry: str, tag: str) -> str:
 def _service(process: HostProcess, registry: str, tag: str, drain: int) -> dict[str, Any]:
     # An engine that loads nothing needs no packages of its own.
     loads = process.kind == "engine" and engine_registry.traits_of(process.engine).loads != "nothing"
-    made: dict[str, Any] = {
+    service: dict[str, Any] = {
         "image": _image(process.engine if loads else "", registry, tag),
         "command": ["headwater", process.kind, "--config", CONFIG_PATH, *process.after],
         "environment": {"HOME": "/tmp", "HEADWATER_CACHE_DIR": CACHE},
@@ -134,23 +134,23 @@ def _service(process: HostProcess, registry: str, tag: str, drain: int) -> dict[
         "cap_drop": ["ALL"],
     }
     if process.kind not in ("admin", "console"):
-        made["healthcheck"] = {
+        service["healthcheck"] = {
             "test": ["CMD", "python3", "-c", LIVE],
             "interval": "10s",
             "start_period": "30s",
         }
     if process.references:
-        made["environment"] |= {
+        service["environment"] |= {
             variable: f"${{{reference['env']}:?set it in the environment or in .env}}"
             for variable, reference in process.references.items()
             if "env" in reference
         }
     if process.kind == "engine":
-        made["volumes"] = [f"models:{MODELS}"]
-        made["environment"]["HF_HOME"] = MODELS
-        made["shm_size"] = "8gb"
-        made["stop_grace_period"] = f"{drain + 2 * STOP_MARGIN_S}s"
+        service["volumes"] = [f"models:{MODELS}"]
+        service["environment"]["HF_HOME"] = MODELS
+        service["shm_size"] = "8gb"
+        service["stop_grace_period"] = f"{drain + 2 * STOP_MARGIN_S}s"
     if process.gpus:
         device = {"driver": "nvidia", "count": process.gpus, "capabilities": ["gpu"]}
-        made["deploy"] = {"resources": {"reservations": {"devices": [device]}}}
-    return made
+        service["deploy"] = {"resources": {"reservations": {"devices": [device]}}}
+    return service

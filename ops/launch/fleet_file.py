@@ -150,10 +150,10 @@ class FleetFile(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 def with_addresses(fleet: FleetFile, addresses: Sequence[str]) -> FleetFile:
     """The same fleet with other addresses of hosts, given as NAME=ADDRESS. Raises `ConfigError`."""
     changed = dict(fleet.hosts)
-    for given in addresses:
-        name, _, address = given.partition("=")
+    for entry in addresses:
+        name, _, address = entry.partition("=")
         if not address:
-            raise ConfigError(f"--address {given}: give NAME=ADDRESS")
+            raise ConfigError(f"--address {entry}: give NAME=ADDRESS")
         changed[name] = msgspec.structs.replace(fleet.host(name), address=address)
     return msgspec.structs.replace(fleet, hosts=changed) if addresses else fleet
 
@@ -196,10 +196,10 @@ def _readable(error: msgspec.ValidationError) -> str:
 
 
 def _check_hosts(fleet: FleetFile) -> None:
-    known = set(fleet.host_names)
+    host_names = set(fleet.host_names)
     for place, part in parts_of(fleet):
         for name in part.hosts:
-            if name not in known:
+            if name not in host_names:
                 raise ConfigError(
                     f"{place}.hosts: there is no host {name}; the file has {', '.join(fleet.host_names)}"
                 )
@@ -207,7 +207,7 @@ def _check_hosts(fleet: FleetFile) -> None:
             raise ConfigError(f"{place}.hosts: names a host twice; `count` is the number on each")
     if len(fleet.hosts) > 1:
         addresses = [host.address for host in fleet.hosts.values()]
-        twice = next((one for one in addresses if addresses.count(one) > 1), "")
+        twice = next((address for address in addresses if addresses.count(address) > 1), "")
         if twice:
             raise ConfigError(
                 f"hosts: two have the address {twice}; each needs the one by which the others reach it"
@@ -314,21 +314,21 @@ def settings_in(
 def _settings_in(
     table: Mapping[str, Any], place: str, prefix: str, below: Mapping[str, Any], resolve: bool
 ) -> Iterator[tuple[str, Any]]:
-    known = all_settings()
+    settings = all_settings()
     for name, value in table.items():
         key = f"{prefix}{name}"
         if key in PLANNED or key.startswith(("fleet.", "processes.")):
             raise ConfigError(f"{place}.{key}: follows from the rest of the file; leave it out here")
-        if key in known:
+        if key in settings:
             if is_reference(value):
                 if not resolve:
                     _check_reference(value, f"{place}.{key}")
                     continue
                 value = resolved(value, f"{place}.{key}")
-            elif known[key].fields and isinstance(value, dict):
+            elif settings[key].fields and isinstance(value, dict):
                 value = _without_references(value, f"{place}.{key}", resolve)
-            yield key, known[key].read([value], f"{place}.{key} = ", below.get(key))
-        elif isinstance(value, dict) and any(one.startswith(f"{key}.") for one in known):
+            yield key, settings[key].read([value], f"{place}.{key} = ", below.get(key))
+        elif isinstance(value, dict) and any(setting_key.startswith(f"{key}.") for setting_key in settings):
             yield from _settings_in(value, place, f"{key}.", below, resolve)
         else:
             near = nearest_key(key)
@@ -342,19 +342,19 @@ def is_reference(value: Any) -> bool:
 
 def _without_references(table: Mapping[str, Any], place: str, resolve: bool) -> dict[str, Any]:
     """A setting that is a table, with what its references stand for; without `resolve` they are checked and left out."""
-    found = {}
+    settings = {}
     for name, value in table.items():
         if not is_reference(value):
-            found[name] = value
+            settings[name] = value
         elif resolve:
-            found[name] = resolved(value, f"{place}.{name}")
+            settings[name] = resolved(value, f"{place}.{name}")
         else:
             _check_reference(value, f"{place}.{name}")
-    return found
+    return settings
 
 
 def _check_reference(value: Mapping[str, Any], place: str) -> tuple[str, str]:
-    if len(value) != 1 or not all(isinstance(one, str) and one for one in value.values()):
+    if len(value) != 1 or not all(isinstance(text, str) and text for text in value.values()):
         raise ConfigError(f'{place}: a reference is {{ env = "NAME" }} or {{ file = "PATH" }}')
     return next(iter(value.items()))
 

@@ -86,14 +86,16 @@ def plan_host(fleet: FleetFile, host: str, *, remote: bool = False) -> MachinePl
 
 def shared_settings(fleet: FleetFile) -> Settings:
     """All settings with those that the file has for every process; without references."""
-    found: Settings = with_fields(DEFAULTS, settings_in(fleet.settings, "settings", resolve=False))
-    return found
+    shared: Settings = with_fields(DEFAULTS, settings_in(fleet.settings, "settings", resolve=False))
+    return shared
 
 
 def with_fields(base: Any, values: Mapping[str, Any]) -> Any:
     """A process's settings with those values that it has; it is no error to have none of a shared one."""
-    own = {setting(key).path: value for key, value in values.items() if setting(key).path[0] in base._fields}
-    return with_values(base, own) if own else base
+    applicable = {
+        setting(key).path: value for key, value in values.items() if setting(key).path[0] in base._fields
+    }
+    return with_values(base, applicable) if applicable else base
 
 
 def refuse_foreign(kind: Any, values: Mapping[str, Any], place: str) -> None:
@@ -111,8 +113,8 @@ def server_plan(fleet: FleetFile, host: str) -> ServerPlan:
         return ServerPlan(nats.port, exact_port=exact)
     hosts = fleet.nats_hosts
     addresses = tuple(fleet.host(name).address for name in hosts)
-    wanted = nats_config.Wanted(fleet.namespace, servers=len(hosts), hosts=addresses, port=nats.port)
-    settings = nats_config.server_settings(wanted, hosts.index(host), Path(nats.keys_dir))
+    nats_plan = nats_config.Wanted(fleet.namespace, servers=len(hosts), hosts=addresses, port=nats.port)
+    settings = nats_config.server_settings(nats_plan, hosts.index(host), Path(nats.keys_dir))
     return ServerPlan(nats.port, fleet.host(host).address, exact_port=True, settings=settings)
 
 
@@ -312,39 +314,41 @@ class HostProcess(NamedTuple):
 
 def processes_of(fleet: FleetFile, host: str) -> Iterator[HostProcess]:
     """A host's processes in the order in which they start, workers one by one. Raises `ConfigError`."""
-    wanted = plan_host(fleet, host, remote=True)
+    machine_plan = plan_host(fleet, host, remote=True)
     if host == fleet.host_names[0]:
         # With limited rights only the operator may create streams.
-        pools = PoolOperator(nats=wanted.nats, streams=wanted.streams, log=wanted.log)
+        pools = PoolOperator(nats=machine_plan.nats, streams=machine_plan.streams, log=machine_plan.log)
         yield _process(fleet, "pools", pools, ("--watch",))
-    for router in wanted.routers:
+    for router in machine_plan.routers:
         yield _process(fleet, "router", router)
-    for edge in wanted.edges:
-        shared = edge.http._replace(share_port=len(wanted.edges) > 1)
+    for edge in machine_plan.edges:
+        shared = edge.http._replace(share_port=len(machine_plan.edges) > 1)
         yield _process(fleet, "edge", edge._replace(http=shared))
-    for kind, single in wanted.singles:
+    for kind, single in machine_plan.singles:
         yield _process(fleet, kind, single)
-    for engines in wanted.engines:
+    for engines in machine_plan.engines:
         launcher = plan.launcher_for(engines)
         # Ports that nobody chose are found where the worker starts, not here.
         chosen = engines.worker.handoff_port
         for worker in plan.plan(engines):
-            here = worker if chosen else worker._replace(side_port=0)
-            own, after = plan.apart(plan.of_worker(engines, here))
+            placed_worker = worker if chosen else worker._replace(side_port=0)
+            process_settings, after = plan.apart(plan.of_worker(engines, placed_worker))
             gpus = launcher.gpus() if plan.uses_gpus(engines) else 0
-            yield _process(fleet, "engine", own, tuple(after))._replace(engine=worker.engine, gpus=gpus)
-    for follower in wanted.followers:
-        own, after = plan.apart(follower)
-        found = _process(fleet, "engine", own, tuple(after))
-        yield found._replace(name=f"{follower.name}-follower", engine=follower.worker.engine)
+            yield _process(fleet, "engine", process_settings, tuple(after))._replace(
+                engine=worker.engine, gpus=gpus
+            )
+    for follower in machine_plan.followers:
+        process_settings, after = plan.apart(follower)
+        process = _process(fleet, "engine", process_settings, tuple(after))
+        yield process._replace(name=f"{follower.name}-follower", engine=follower.worker.engine)
 
 
 def _process(fleet: FleetFile, kind: str, process: Any, after: tuple[str, ...] = ()) -> HostProcess:
     settings = {
-        one.key: value
+        setting.key: value
         for name in process._fields
-        for one in settings_below(name)
-        if (value := value_at(process, one.path)) != one.default and one.key != "fleet.workers"
+        for setting in settings_below(name)
+        if (value := value_at(process, setting.path)) != setting.default and setting.key != "fleet.workers"
     }
     references = {
         all_settings()[key].variable: reference
@@ -356,24 +360,24 @@ def _process(fleet: FleetFile, kind: str, process: Any, after: tuple[str, ...] =
 
 def references_of(fleet: FleetFile) -> dict[str, Mapping[str, str]]:
     """All references of a fleet's file by the setting's key."""
-    found: dict[str, Mapping[str, str]] = {}
+    references: dict[str, Mapping[str, str]] = {}
     for _, table in tables_of(fleet):
-        found |= _references_in(table, "")
+        references |= _references_in(table, "")
     if isinstance(fleet.nats.url, dict):
-        found["nats.url"] = fleet.nats.url
-    return found
+        references["nats.url"] = fleet.nats.url
+    return references
 
 
 def _references_in(table: Mapping[str, Any], prefix: str) -> dict[str, Mapping[str, str]]:
-    found: dict[str, Mapping[str, str]] = {}
+    references: dict[str, Mapping[str, str]] = {}
     for name, value in table.items():
         key = f"{prefix}{name}"
         if isinstance(value, dict):
             if is_reference(value):
-                found[key] = value
+                references[key] = value
             else:
-                found |= _references_in(value, f"{key}.")
-    return found
+                references |= _references_in(value, f"{key}.")
+    return references
 
 
 def _toml(key: str, value: Any) -> str:

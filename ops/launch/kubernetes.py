@@ -31,10 +31,10 @@ def render(fleet: FleetFile) -> str:
     """The values, as YAML. Raises `ConfigError` for what the chart does not have."""
     import yaml
 
-    found = references_of(fleet)
-    if found:
+    references = references_of(fleet)
+    if references:
         raise ConfigError(
-            f"kubernetes: {next(iter(found))} is a reference; in a cluster it comes from a Secret: leave it out, and name the Secret in "
+            f"kubernetes: {next(iter(references))} is a reference; in a cluster it comes from a Secret: leave it out, and name the Secret in "
             "the chart's values"
         )
     values: dict[str, Any] = {"fleetNamespace": fleet.namespace}
@@ -57,8 +57,8 @@ def render(fleet: FleetFile) -> str:
     return f"# Written by `headwater kubernetes render`, for: helm install NAME deploy/helm/headwater -f FILE\n{text}"
 
 
-def _number(fleet: FleetFile, wanted: Processes | Workers) -> int:
-    return wanted.count * len(wanted.hosts or fleet.host_names)
+def _number(fleet: FleetFile, spec: Processes | Workers) -> int:
+    return spec.count * len(spec.hosts or fleet.host_names)
 
 
 def _words(kind: Any, values: Mapping[str, Any], without: Sequence[str] = ()) -> list[str]:
@@ -72,24 +72,24 @@ def _words(kind: Any, values: Mapping[str, Any], without: Sequence[str] = ()) ->
 
 
 def _edge(fleet: FleetFile) -> dict[str, Any]:
-    own = settings_in(fleet.edges.settings, "edges.settings")
-    hosts.refuse_foreign(EdgeProcess, own, "edges.settings")
-    made: dict[str, Any] = {"replicas": _number(fleet, fleet.edges)}
-    if "http.port" in own:
-        made["service"] = {"port": own["http.port"]}
+    edge_settings = settings_in(fleet.edges.settings, "edges.settings")
+    hosts.refuse_foreign(EdgeProcess, edge_settings, "edges.settings")
+    edge_values: dict[str, Any] = {"replicas": _number(fleet, fleet.edges)}
+    if "http.port" in edge_settings:
+        edge_values["service"] = {"port": edge_settings["http.port"]}
     shared = settings_in(fleet.settings, "settings")
     values = settings_in(fleet.edges.settings, "edges.settings", shared)
     # A pod has an address of its own, and the chart says how it logs and drains.
     words = _words(EdgeProcess, values, without=("http.port", "http.host", "log.level", "drain_timeout"))
     if words:
-        made["args"] = words
+        edge_values["args"] = words
     if "drain_timeout" in shared:
-        made["drainSeconds"] = int(shared["drain_timeout"])
-    return made
+        edge_values["drainSeconds"] = int(shared["drain_timeout"])
+    return edge_values
 
 
 def _model(fleet: FleetFile, model: str, pool: PoolOfModel) -> dict[str, Any]:
-    engines = {one.engine for one in pool.workers}
+    engines = {group.engine for group in pool.workers}
     if len(engines) > 1:
         raise ConfigError(
             f"kubernetes: pools.{model}: workers of {' and '.join(sorted(engines))}; the chart gives a model one engine"
@@ -97,46 +97,46 @@ def _model(fleet: FleetFile, model: str, pool: PoolOfModel) -> dict[str, Any]:
     place = f"pools.{model}"
     shared = settings_in(fleet.settings, "settings")
     of_pool = settings_in(pool.settings, f"{place}.settings", shared)
-    made: dict[str, Any] = {
+    model_values: dict[str, Any] = {
         "engine": engines.pop(),
         "modelArtifacts": {"name": model, "uri": _uri(pool.model or model, place)},
         "router": {"replicas": _routers(fleet, pool)},
     }
     routers = settings_in(pool.routers.settings, f"{place}.routers.settings", of_pool)
     if "router.policy" in pool.routers.settings.get("router", {}):
-        made["router"]["policy"] = routers["router.policy"]
+        model_values["router"]["policy"] = routers["router.policy"]
     words = _words(RouterProcess, routers, without=("router.policy", "log.level"))
     if words:
-        made["router"]["args"] = words
+        model_values["router"]["args"] = words
     for number, workers in enumerate(pool.workers):
         role = ROLES[workers.role]
-        if role in made:
+        if role in model_values:
             raise ConfigError(
                 f"kubernetes: {place}.workers[{number}]: the chart gives a model one group of {role} workers; a second one needs another pool"
             )
         settings = settings_in(workers.settings, f"{place}.workers[{number}].settings", of_pool)
-        _move_to_model(made, settings, workers)
-        made[role] = _workers(fleet, workers, settings)
-    made.setdefault("decode", {"replicas": 0})
-    return made
+        _move_to_model(model_values, settings, workers)
+        model_values[role] = _workers(fleet, workers, settings)
+    model_values.setdefault("decode", {"replicas": 0})
+    return model_values
 
 
 def _routers(fleet: FleetFile, pool: PoolOfModel) -> int:
     return pool.routers.count * len(pool.routers.hosts or fleet.nats_hosts or fleet.host_names)
 
 
-def _move_to_model(made: dict[str, Any], settings: dict[str, Any], workers: Workers) -> None:
+def _move_to_model(model_values: dict[str, Any], settings: dict[str, Any], workers: Workers) -> None:
     """Move what the chart has as a model's values there."""
     for key, name in (("worker.block_size", "blockSize"), ("worker.max_model_len", "maxModelLen")):
         if key in settings:
-            made[name] = settings.pop(key)
+            model_values[name] = settings.pop(key)
     if workers.nodes > 1:
-        made["multinode"] = True
+        model_values["multinode"] = True
 
 
 def _workers(fleet: FleetFile, workers: Workers, settings: dict[str, Any]) -> dict[str, Any]:
     words = list(workers.arguments)
-    made: dict[str, Any] = {"replicas": _number(fleet, workers) // workers.nodes}
+    worker_values: dict[str, Any] = {"replicas": _number(fleet, workers) // workers.nodes}
     parallelism = {}
     for name, flags in PARALLELISM.items():
         for flag in flags:
@@ -147,15 +147,15 @@ def _workers(fleet: FleetFile, workers: Workers, settings: dict[str, Any]) -> di
     if workers.nodes > 1:
         parallelism["workers"] = workers.nodes
     if parallelism:
-        made["parallelism"] = parallelism
+        worker_values["parallelism"] = parallelism
     if words:
-        made["args"] = words
-    own = _words(EngineProcess, settings, without=("log.level", "drain_timeout"))
-    if own:
-        made["headwaterArgs"] = own
+        worker_values["args"] = words
+    headwater_words = _words(EngineProcess, settings, without=("log.level", "drain_timeout"))
+    if headwater_words:
+        worker_values["headwaterArgs"] = headwater_words
     if "drain_timeout" in settings:
-        made["drainSeconds"] = int(settings["drain_timeout"])
-    return made
+        worker_values["drainSeconds"] = int(settings["drain_timeout"])
+    return worker_values
 
 
 def _uri(model: str, place: str) -> str:

@@ -48,16 +48,16 @@ def launch(path: str, host: str, addresses: Sequence[str], *, from_stdin: bool, 
 
 
 def _run_here(fleet: FleetFile, host: str, *, from_stdin: bool, main: Main) -> int:
-    wanted = hosts.plan_host(fleet, host)
-    _configure_logs(wanted.log)
-    _check_environment(wanted)
+    machine_plan = hosts.plan_host(fleet, host)
+    _configure_logs(machine_plan.log)
+    _check_environment(machine_plan)
     spawner = up.start_spawner(main)
 
     async def run(stop: asyncio.Event) -> int:
         controller = Controller(stop) if from_stdin else None
         if controller is not None:
             await controller.connect()
-        return await up.up(wanted, stop, spawner, controller)
+        return await up.up(machine_plan, stop, spawner, controller)
 
     return signals.run(run)
 
@@ -66,9 +66,9 @@ def _configure_logs(log: LogSettings) -> None:
     logs.configure(log.level, log.format, kind="launch")
 
 
-def _check_environment(wanted: MachinePlan) -> None:
+def _check_environment(machine_plan: MachinePlan) -> None:
     """Check that this Python has the engines that a whole fleet runs in: only those with a process per worker may be elsewhere. Raises `ConfigError`."""
-    for engines in (*wanted.engines, *wanted.followers):
+    for engines in (*machine_plan.engines, *machine_plan.followers):
         engine = engines.worker.engine
         needs = registry.traits_of(engine).environment
         if needs is None or needs.per_worker or engine_process.has(engine):
@@ -153,11 +153,11 @@ def describe(fleet: FleetFile) -> str:
 
 def commands_of(fleet: FleetFile, host: str) -> list[list[str]]:
     """The command lines of a host's processes, without references."""
-    wanted = hosts.plan_host(fleet, host, remote=True)
-    found = [["router", *process_words(one)] for one in wanted.routers]
-    found += [["edge", *process_words(one)] for one in wanted.edges]
-    found += [[kind, *process_words(one)] for kind, one in wanted.singles]
-    for engines in (*wanted.engines, *wanted.followers):
-        own, after = plan.apart(engines)
-        found.append(["engine", *process_words(own), *after])
-    return found
+    machine_plan = hosts.plan_host(fleet, host, remote=True)
+    commands = [["router", *process_words(process)] for process in machine_plan.routers]
+    commands += [["edge", *process_words(process)] for process in machine_plan.edges]
+    commands += [[kind, *process_words(process)] for kind, process in machine_plan.singles]
+    for engines in (*machine_plan.engines, *machine_plan.followers):
+        process_settings, after = plan.apart(engines)
+        commands.append(["engine", *process_words(process_settings), *after])
+    return commands

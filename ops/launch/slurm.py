@@ -63,7 +63,7 @@ def render(fleet: FleetFile, text: str, options: SlurmOptions) -> str:
         )
         if value
     ]
-    lines += [f"#SBATCH {one}" for one in options.more]
+    lines += [f"#SBATCH {option}" for option in options.more]
     container = []
     if options.container:
         container = [f"--container-image={options.container}", "--no-container-mount-home"]
@@ -83,9 +83,9 @@ def render(fleet: FleetFile, text: str, options: SlurmOptions) -> str:
 def _gpus_on(fleet: FleetFile, host: str) -> int:
     wanted = hosts.plan_host(fleet, host, remote=True)
     return sum(
-        plan.gpus_needed(one)
-        for one in (*wanted.engines, *wanted.followers)
-        if registry.traits_of(one.worker.engine).loads != "nothing"
+        plan.gpus_needed(group)
+        for group in (*wanted.engines, *wanted.followers)
+        if registry.traits_of(group.worker.engine).loads != "nothing"
     )
 
 

@@ -108,10 +108,10 @@ WantedBy=headwater.target
 def render(fleet: FleetFile, host: str, *, command: str) -> dict[str, str]:
     """The units and configuration files of a host, by path below the root folder. Raises `ConfigError`."""
     drain = int(hosts.shared_settings(fleet).drain_timeout)
-    found = list(processes_of(fleet, host))
+    processes = list(processes_of(fleet, host))
     files: dict[str, str] = {}
     units = []
-    for kind in dict.fromkeys(process.kind for process in found):
+    for kind in dict.fromkeys(process.kind for process in processes):
         files[f"etc/systemd/system/headwater-{kind}@.service"] = _unit(kind, command, drain)
     if host in fleet.nats_hosts:
         files["etc/systemd/system/headwater-nats.service"] = _NATS.format(
@@ -119,7 +119,7 @@ def render(fleet: FleetFile, host: str, *, command: str) -> dict[str, str]:
         )
         files[f"{CONFIG_DIR[1:]}/nats.conf"] = nats_conf(fleet, host, f"{STATE_DIR}/jetstream")
         units.append("headwater-nats.service")
-    for process in found:
+    for process in processes:
         units.append(f"headwater-{process.kind}@{process.name}.service")
         files[f"{CONFIG_DIR[1:]}/{process.name}.toml"] = process.config()
         environment = environment_file(process)
@@ -177,7 +177,7 @@ def environment_file(process: HostProcess) -> str:
 
 def nats_conf(fleet: FleetFile, host: str, store: str) -> str:
     """The configuration of a host's NATS server. Raises `ConfigError`."""
-    wanted = hosts.server_plan(fleet, host)
-    config: dict[str, Any] = nats_server.loopback_config(wanted.port or fleet.nats.port, store)
-    config |= wanted.settings
+    server = hosts.server_plan(fleet, host)
+    config: dict[str, Any] = nats_server.loopback_config(server.port or fleet.nats.port, store)
+    config |= server.settings
     return json.dumps(config, indent=2) + "\n"

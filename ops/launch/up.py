@@ -107,18 +107,21 @@ class Starter(Protocol):
 
 
 async def up(
-    wanted: MachinePlan, stop: asyncio.Event, spawner: Spawner | None = None, starter: Starter | None = None
+    machine_plan: MachinePlan,
+    stop: asyncio.Event,
+    spawner: Spawner | None = None,
+    starter: Starter | None = None,
 ) -> int:
     """Run one machine's processes until stopped. Exit code 1 if a process cannot be kept alive."""
     began = time.monotonic()
-    fleet = Machine(wanted, spawner, before_server=starter.wait_for_others if starter else None)
+    fleet = Machine(machine_plan, spawner, before_server=starter.wait_for_others if starter else None)
     waiting = asyncio.ensure_future(stop.wait())
     try:
         if logs.is_json():
             _log.info("fleet_starting", workers=plan.described(fleet.workers))
         else:
-            what = plan.described(fleet.workers) or "processes without workers"
-            print(f"starting {what} …", file=sys.stderr, flush=True)
+            description = plan.described(fleet.workers) or "processes without workers"
+            print(f"starting {description} …", file=sys.stderr, flush=True)
         ends: set[asyncio.Future[Any]] = {waiting, fleet.failure}
         starting = asyncio.create_task(fleet.start(), name="start")
         await asyncio.wait({starting, *ends}, return_when=asyncio.FIRST_COMPLETED)
@@ -320,7 +323,7 @@ async def _explain(nats: NatsSettings, requests: list[str]) -> int:
     async with operator_ports(nats, "demo") as ports:
         pool = await choose_pool(ports, "")
         pool_log = await ports.pool_log(pool)
-        found: list[str] = []
+        descriptions: list[str] = []
         for request in requests:
             # Decisions are stored a few milliseconds after they were answered.
             for _ in range(100):
@@ -328,9 +331,12 @@ async def _explain(nats: NatsSettings, requests: list[str]) -> int:
                 if decisions:
                     break
                 await asyncio.sleep(0.05)
-            found += [describe(one.decision, one.position, one.after, one.engines) for one in decisions]
+            descriptions += [
+                describe(explained.decision, explained.position, explained.after, explained.engines)
+                for explained in decisions
+            ]
         print("why each went where it went:\n")
-        print("\n\n".join(found))
+        print("\n\n".join(descriptions))
         print()
         print(await log.summary(ports, pool))
-    return 0 if len(found) >= len(requests) else 1
+    return 0 if len(descriptions) >= len(requests) else 1

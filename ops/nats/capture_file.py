@@ -295,7 +295,7 @@ class CaptureFile:
         except BaseException:
             self._archive.close()
             raise
-        self._blobs = {one.name: one for one in self.contents.blobs}
+        self._blobs = {blob.name: blob for blob in self.contents.blobs}
         self.chunk = lru_cache(CACHED_CHUNKS)(self._chunk)
 
     def close(self) -> None:
@@ -361,4 +361,4 @@ class _Version(msgspec.Struct):
 
 def chunk_after(entry: LogEntry, position: int) -> int:
     """The number of the first chunk with a message after a position."""
-    return bisect_left(entry.chunks, position + 1, key=lambda one: one.last)
+    return bisect_left(entry.chunks, position + 1, key=lambda chunk: chunk.last)

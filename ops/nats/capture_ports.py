@@ -80,26 +80,26 @@ class CapturedLog:
             gap, after = Gap(last + 1, after, SHORTER), last
         elif after + 1 < first:
             gap, after = Gap(after + 1, first - 1, NOT_CAPTURED), first - 1
-        left = self._left_after(after)
-        if gap is not None or not left:
-            yield Slice([], left, gap)
+        remaining = self._left_after(after)
+        if gap is not None or not remaining:
+            yield Slice([], remaining, gap)
         for run in self._runs(after, last):
             for part in _without_holes(run):
                 hole = Gap(after + 1, part[0].position - 1, GONE) if part[0].position > after + 1 else None
                 after = part[-1].position
-                left -= len(part)
-                yield Slice.decode(part, left, hole)
+                remaining -= len(part)
+                yield Slice.decode(part, remaining, hole)
         if follow:
             await asyncio.Event().wait()
 
     async def scan(self, after: int, until: int, subjects: Sequence[str] = ()) -> AsyncIterator[Slice]:
         """See `Log.scan`. `lag` is exact where it is 0; with subjects, it counts those of others otherwise."""
         held: list[StoredMessage] = []
-        left = self._left_after(after)
+        remaining = self._left_after(after)
         async for run in self.scan_raw(after, until, subjects):
             if held:
-                yield Slice.decode(held, max(1, left), None)
-            held, left = run, self._left_after(run[-1].position)
+                yield Slice.decode(held, max(1, remaining), None)
+            held, remaining = run, self._left_after(run[-1].position)
         if held:
             yield Slice.decode(held, 0, None)
 
@@ -107,13 +107,15 @@ class CapturedLog:
         self, after: int, until: int, subjects: Sequence[str] = ()
     ) -> AsyncIterator[list[StoredMessage]]:
         """See `Log.scan_raw`."""
-        wanted: dict[str, bool] = {}
+        selected: dict[str, bool] = {}
         for run in self._runs(after, until):
             if subjects:
                 for message in run:
-                    if message.subject not in wanted:
-                        wanted[message.subject] = any(matches(one, message.subject) for one in subjects)
-                run = [message for message in run if wanted[message.subject]]
+                    if message.subject not in selected:
+                        selected[message.subject] = any(
+                            matches(pattern, message.subject) for pattern in subjects
+                        )
+                run = [message for message in run if selected[message.subject]]
             if run:
                 yield run
                 # One task must not hold the others up for the whole of a log.
@@ -143,11 +145,11 @@ class CapturedLog:
     async def position_at(self, wall_ns: int) -> int:
         """See `Log.position_at`."""
         chunks = self._entry.chunks
-        number = bisect_right(chunks, wall_ns, key=lambda one: one.first_ns) - 1
+        number = bisect_right(chunks, wall_ns, key=lambda entry: entry.first_ns) - 1
         if number < 0:
             return self._entry.after
         messages = self._file.chunk(chunks[number]).messages
-        return messages[bisect_right(messages, wall_ns, key=lambda one: one.stored_ns) - 1].position
+        return messages[bisect_right(messages, wall_ns, key=lambda entry: entry.stored_ns) - 1].position
 
     async def bounds(self) -> Bounds:
         """See `Log.bounds`."""
@@ -211,8 +213,8 @@ class CapturedBlobs:
 
 async def _table(clock: Clock, values: Sequence[TableValue] = ()) -> MemoryTable:
     table = MemoryTable(clock)
-    for one in values:
-        await table.put(one.key, one.value)
+    for entry in values:
+        await table.put(entry.key, entry.value)
     return table
 
 

@@ -163,42 +163,40 @@ class Made(NamedTuple):
     secrets: dict[str, str]
 
 
-def make(wanted: Wanted, known: dict[str, str]) -> Made:
-    """The configuration of each server. Secrets in `known` (file name to content) are kept. Raises `ConfigError`."""
-    _check(wanted)
-    kept: dict[str, str] = {}
+def make(plan: Wanted, existing: dict[str, str]) -> Made:
+    """The configuration of each server. Secrets in `existing` (file name to content) are kept. Raises `ConfigError`."""
+    _check(plan)
+    secret_files: dict[str, str] = {}
 
     def secret(file: str, fresh: str) -> str:
-        kept[file] = known.get(file) or fresh + "\n"
-        return kept[file].strip()
+        secret_files[file] = existing.get(file) or fresh + "\n"
+        return secret_files[file].strip()
 
-    members = users(wanted.actors) if wanted.auth != "none" else []
-    entries = _entries(wanted, members, secret)
-    cluster_password = secret(CLUSTER_PASSWORD, secrets.token_urlsafe(24)) if wanted.servers > 1 else ""
+    members = users(plan.actors) if plan.auth != "none" else []
+    entries = _entries(plan, members, secret)
+    cluster_password = secret(CLUSTER_PASSWORD, secrets.token_urlsafe(24)) if plan.servers > 1 else ""
     leaf_password = ""
-    if wanted.hub and LEAF_PASSWORD not in known and wanted.auth != "none":
+    if plan.hub and LEAF_PASSWORD not in existing and plan.auth != "none":
         raise ConfigError(
             f"--hub: copy {LEAF_PASSWORD}, which the hub's `headwater nats-config --site` wrote, into --out first"
         )
-    if wanted.domain and wanted.auth != "none":
+    if plan.domain and plan.auth != "none":
         leaf_password = secret(LEAF_PASSWORD, secrets.token_urlsafe(24))
     servers = {}
-    for number in range(wanted.servers):
-        file = "nats.conf" if wanted.servers == 1 else f"nats-{number + 1}.conf"
-        servers[file] = _text(
-            wanted, _server(wanted, number, entries, cluster_password, leaf_password), members
-        )
+    for number in range(plan.servers):
+        file = "nats.conf" if plan.servers == 1 else f"nats-{number + 1}.conf"
+        servers[file] = _text(plan, _server(plan, number, entries, cluster_password, leaf_password), members)
     for user in members:
-        kept[f"{user.label}.env"] = _environment(wanted, user, kept)
-    return Made(servers, kept)
+        secret_files[f"{user.label}.env"] = _environment(plan, user, secret_files)
+    return Made(servers, secret_files)
 
 
-def _entries(wanted: Wanted, members: list[User], secret: Callable[[str, str], str]) -> list[dict[str, Any]]:
+def _entries(plan: Wanted, members: list[User], secret: Callable[[str, str], str]) -> list[dict[str, Any]]:
     """Each user's login and permissions; `secret` returns the content of a file, or keeps the fresh one that it is given."""
     entries: list[dict[str, Any]] = []
     for user in members:
         entry: dict[str, Any]
-        if wanted.auth == "nkey":
+        if plan.auth == "nkey":
             entry = {"nkey": public_key(secret(seed_file(user.kind, user.name), new_seed()))}
         else:
             entry = {
@@ -206,7 +204,7 @@ def _entries(wanted: Wanted, members: list[User], secret: Callable[[str, str], s
                 "password": secret(f"{user.label}.password", secrets.token_urlsafe(24)),
             }
         try:
-            entry["permissions"] = _permissions(wanted, user)
+            entry["permissions"] = _permissions(plan, user)
         except InvalidName as error:
             raise ConfigError(str(error)) from error
         entries.append(entry)
@@ -219,23 +217,23 @@ LEAF_PASSWORD: Final = "leaf.password"
 MANIFEST_FILE: Final = "secret.yaml"
 
 
-def kubernetes_secret(wanted: Wanted, name: str, known: dict[str, str]) -> dict[str, str]:
+def kubernetes_secret(plan: Wanted, name: str, existing: dict[str, str]) -> dict[str, str]:
     """The files of `--kubernetes`: the keys, and a manifest of the Secret `name` with them, the servers' part of the users and the
-    password of their routes. Keys in `known` are kept.
+    password of their routes. Keys in `existing` are kept.
 
     Where servers listen and store is the chart's. Raises `ConfigError` for what would have no effect.
     """
-    default = Wanted(wanted.namespace)
+    default = Wanted(plan.namespace)
     for flag, is_default in (
-        ("--auth", wanted.auth == default.auth),
-        ("--actor", wanted.actors == default.actors),
-        ("--servers", wanted.servers == default.servers),
-        ("--hosts", wanted.hosts == default.hosts),
-        ("--store", wanted.store == default.store),
-        ("--site, --hub", not (wanted.sites or wanted.hub)),
+        ("--auth", plan.auth == default.auth),
+        ("--actor", plan.actors == default.actors),
+        ("--servers", plan.servers == default.servers),
+        ("--hosts", plan.hosts == default.hosts),
+        ("--store", plan.store == default.store),
+        ("--site, --hub", not (plan.sites or plan.hub)),
         (
             "--tls-cert, --tls-ca",
-            not (wanted.tls_cert or wanted.tls_key or wanted.tls_ca or wanted.tls_verify),
+            not (plan.tls_cert or plan.tls_key or plan.tls_ca or plan.tls_verify),
         ),
     ):
         if not is_default:
@@ -247,14 +245,14 @@ def kubernetes_secret(wanted: Wanted, name: str, known: dict[str, str]) -> dict[
     files: dict[str, str] = {}
 
     def secret(file: str, fresh: str) -> str:
-        files[file] = known.get(file) or fresh
+        files[file] = existing.get(file) or fresh
         return files[file].strip()
 
     members = users(())
-    entries = _entries(wanted, members, secret)
+    entries = _entries(plan, members, secret)
     secret(CLUSTER_PASSWORD, secrets.token_urlsafe(24))
     data = {file: text.strip() for file, text in files.items()}
-    data[USERS_FILE] = _text(wanted, {"authorization": {"users": entries}}, members)
+    data[USERS_FILE] = _text(plan, {"authorization": {"users": entries}}, members)
     manifest = {
         "apiVersion": "v1",
         "kind": "Secret",
@@ -289,7 +287,7 @@ def write_private(folder: Path, files: Mapping[str, str]) -> list[str]:
     return sorted(files)
 
 
-def server_settings(wanted: Wanted, number: int, folder: Path) -> dict[str, Any]:
+def server_settings(plan: Wanted, number: int, folder: Path) -> dict[str, Any]:
     """The configuration of one server of those that `write` has made keys for in `folder`, without its store. Raises `ConfigError`."""
 
     def secret(file: str, _: str) -> str:
@@ -300,31 +298,33 @@ def server_settings(wanted: Wanted, number: int, folder: Path) -> dict[str, Any]
                 f"{folder / file}: {error.strerror}: make the keys with `headwater nats-config --out {folder}`, and copy them to each host"
             ) from error
 
-    _check(wanted)
-    entries = _entries(wanted, users(wanted.actors), secret)
-    password = secret(CLUSTER_PASSWORD, "") if wanted.servers > 1 else ""
-    made = _server(wanted, number, entries, password, "")
-    del made["jetstream"]
-    return made
+    _check(plan)
+    entries = _entries(plan, users(plan.actors), secret)
+    password = secret(CLUSTER_PASSWORD, "") if plan.servers > 1 else ""
+    server_config = _server(plan, number, entries, password, "")
+    del server_config["jetstream"]
+    return server_config
 
 
-def write(wanted: Wanted, folder: Path) -> list[str]:
+def write(plan: Wanted, folder: Path) -> list[str]:
     """Write everything into `folder`, readable by its owner only; returns the file names. Keys there are kept."""
     try:
-        known = known_secrets(folder)
+        existing = known_secrets(folder)
         # So that the environment files hold from everywhere.
-        made = make(wanted._replace(store=str(Path(wanted.store).resolve())), known)
-        files = made.configurations | made.secrets
-        here = str(folder.resolve())
-        return write_private(folder, {name: text.replace(_KEYS_HERE, here) for name, text in files.items()})
+        generated = make(plan._replace(store=str(Path(plan.store).resolve())), existing)
+        files = generated.configurations | generated.secrets
+        keys_folder = str(folder.resolve())
+        return write_private(
+            folder, {name: text.replace(_KEYS_HERE, keys_folder) for name, text in files.items()}
+        )
     except OSError as error:
         raise ConfigError(f"--out {folder}: {error.strerror}: {error.filename}") from error
 
 
-def write_kubernetes(wanted: Wanted, name: str, folder: Path) -> list[str]:
+def write_kubernetes(plan: Wanted, name: str, folder: Path) -> list[str]:
     """Write the keys and the manifest of the Secret `name` into `folder`, like `write`; returns the file names. Raises `ConfigError`."""
     try:
-        return write_private(folder, kubernetes_secret(wanted, name, known_secrets(folder)))
+        return write_private(folder, kubernetes_secret(plan, name, known_secrets(folder)))
     except OSError as error:
         raise ConfigError(f"--out {folder}: {error.strerror}: {error.filename}") from error
 
@@ -334,93 +334,93 @@ def users(actors: tuple[str, ...]) -> list[User]:
     named: list[User] = []
     for actor in actors:
         kind, _, name = actor.partition(":")
-        known = next((value for value in KINDS if value == kind), None)
-        if known is None or not name:
+        user_kind = next((value for value in KINDS if value == kind), None)
+        if user_kind is None or not name:
             raise ConfigError(f"--actor {actor}: give KIND:NAME, with a kind of {', '.join(KINDS)}")
-        named.append(User(known, name))
-    own = {user.kind for user in named}
-    return [*(User(kind) for kind in KINDS if kind not in own), *dict.fromkeys(named)]
+        named.append(User(user_kind, name))
+    named_kinds = {user.kind for user in named}
+    return [*(User(kind) for kind in KINDS if kind not in named_kinds), *dict.fromkeys(named)]
 
 
 _KEYS_HERE = "@KEYS@"
 
 
-def _check(wanted: Wanted) -> None:
-    if bool(wanted.tls_cert) != bool(wanted.tls_key):
+def _check(plan: Wanted) -> None:
+    if bool(plan.tls_cert) != bool(plan.tls_key):
         raise ConfigError("--tls-cert and --tls-key belong together: give both")
-    if wanted.tls_verify and not (wanted.tls_ca and wanted.tls_cert):
+    if plan.tls_verify and not (plan.tls_ca and plan.tls_cert):
         raise ConfigError("--tls-verify needs --tls-ca, which clients' certificates are checked by")
-    if len(wanted.hosts) not in (1, wanted.servers):
-        raise ConfigError(f"--hosts: {len(wanted.hosts)} hosts for {wanted.servers} servers; give one each")
-    if wanted.sites and wanted.hub:
+    if len(plan.hosts) not in (1, plan.servers):
+        raise ConfigError(f"--hosts: {len(plan.hosts)} hosts for {plan.servers} servers; give one each")
+    if plan.sites and plan.hub:
         raise ConfigError("--site and --hub: servers are a hub's or a site's, not both")
-    if wanted.namespace in wanted.sites:
+    if plan.namespace in plan.sites:
         raise ConfigError(
-            f"--site {wanted.namespace}: the hub has this name (--namespace); a site has one of its own"
+            f"--site {plan.namespace}: the hub has this name (--namespace); a site has one of its own"
         )
-    for place in wanted.hub:
+    for place in plan.hub:
         host, _, port = place.rpartition(":")
         if not host or not port.isdigit():
             raise ConfigError(f"--hub {place}: give HOST:PORT of the hub's servers for leaf nodes")
 
 
-def _addresses(wanted: Wanted) -> list[tuple[str, int]]:
+def _addresses(plan: Wanted) -> list[tuple[str, int]]:
     """Return the address each server listens on: servers on different hosts share the port, servers on one host count up from it."""
-    if len(wanted.hosts) == wanted.servers:
-        return [(host, wanted.port) for host in wanted.hosts]
-    return [(wanted.hosts[0], wanted.port + number) for number in range(wanted.servers)]
+    if len(plan.hosts) == plan.servers:
+        return [(host, plan.port) for host in plan.hosts]
+    return [(plan.hosts[0], plan.port + number) for number in range(plan.servers)]
 
 
-def _permissions(wanted: Wanted, user: User) -> dict[str, Any]:
-    namespaces = (wanted.namespace, *(wanted.sites if user.kind in READERS else ()))
+def _permissions(plan: Wanted, user: User) -> dict[str, Any]:
+    namespaces = (plan.namespace, *(plan.sites if user.kind in READERS else ()))
     # Pools are named for the own namespace.
     each = [
-        permissions.rights(ns, user.kind, name=user.name, pools=() if at else wanted.pools)
+        permissions.rights(ns, user.kind, name=user.name, pools=() if at else plan.pools)
         for at, ns in enumerate(namespaces)
     ]
     right = each[0]
-    allowed = [subject for one in each for subject in one.publish]
+    allowed = [subject for granted in each for subject in granted.publish]
     if user.kind == "operator":
-        allowed += map(permissions.site_api, wanted.sites)
+        allowed += map(permissions.site_api, plan.sites)
     publish: dict[str, Any] = {"allow": list(dict.fromkeys(allowed))}
     # With every pool named nothing is allowed that would have to be taken back.
     denied = [
-        subject for at, one in enumerate(each) if at or not wanted.pools for subject in one.deny_publish
+        subject for at, granted in enumerate(each) if at or not plan.pools for subject in granted.deny_publish
     ]
     if denied:
         publish["deny"] = list(dict.fromkeys(denied))
-    heard = list(dict.fromkeys(subject for one in each for subject in one.subscribe))
-    made: dict[str, Any] = {"publish": publish, "subscribe": {"allow": heard}}
+    heard = list(dict.fromkeys(subject for granted in each for subject in granted.subscribe))
+    user_permissions: dict[str, Any] = {"publish": publish, "subscribe": {"allow": heard}}
     if right.answers:
-        made["allow_responses"] = {"max": 1, "expires": permissions.REPLY_EXPIRES}
-    return made
+        user_permissions["allow_responses"] = {"max": 1, "expires": permissions.REPLY_EXPIRES}
+    return user_permissions
 
 
 def _server(
-    wanted: Wanted, number: int, entries: list[dict[str, Any]], cluster_password: str, leaf_password: str
+    plan: Wanted, number: int, entries: list[dict[str, Any]], cluster_password: str, leaf_password: str
 ) -> dict[str, Any]:
-    addresses = _addresses(wanted)
+    addresses = _addresses(plan)
     host, port = addresses[number]
-    name = "headwater" if wanted.servers == 1 else f"headwater-{number + 1}"
-    store = wanted.store if wanted.servers == 1 else f"{wanted.store}/{name}"
-    made: dict[str, Any] = {
+    name = "headwater" if plan.servers == 1 else f"headwater-{number + 1}"
+    store = plan.store if plan.servers == 1 else f"{plan.store}/{name}"
+    server_config: dict[str, Any] = {
         "server_name": name,
         "listen": host_port(host, port),
         "max_payload": MAX_PAYLOAD,
         "write_deadline": "10s",
         **PINGS,
-        "jetstream": {"store_dir": store} | ({"domain": wanted.domain} if wanted.domain else {}),
+        "jetstream": {"store_dir": store} | ({"domain": plan.domain} if plan.domain else {}),
     }
-    tls = _tls(wanted)
-    if wanted.domain:
-        made["leafnodes"] = _leaf_nodes(wanted, number, leaf_password, tls)
+    tls = _tls(plan)
+    if plan.domain:
+        server_config["leafnodes"] = _leaf_nodes(plan, number, leaf_password, tls)
     if tls:
-        made["tls"] = tls | ({"verify": True} if wanted.tls_verify else {})
+        server_config["tls"] = tls | ({"verify": True} if plan.tls_verify else {})
     if entries:
-        made["authorization"] = {"users": entries}
-    if wanted.servers > 1:
-        made["cluster"] = {
-            "name": f"headwater-{wanted.namespace}",
+        server_config["authorization"] = {"users": entries}
+    if plan.servers > 1:
+        server_config["cluster"] = {
+            "name": f"headwater-{plan.namespace}",
             **ROUTE_PINGS,
             "listen": host_port(host, port + CLUSTER_PORT_ABOVE),
             "authorization": {"user": "route", "password": cluster_password},
@@ -429,38 +429,38 @@ def _server(
                 for other, at in addresses
             ],
         } | ({"tls": tls} if tls else {})
-    return made
+    return server_config
 
 
-def _leaf_nodes(wanted: Wanted, number: int, password: str, tls: dict[str, Any]) -> dict[str, Any]:
+def _leaf_nodes(plan: Wanted, number: int, password: str, tls: dict[str, Any]) -> dict[str, Any]:
     """A site's servers connect to all of a hub, which accepts them."""
     login = f"{LEAF_USER}:{password}@" if password else ""
-    if wanted.hub:
+    if plan.hub:
         remote: dict[str, Any] = {
-            "urls": [f"nats-leaf://{login}{place}" for place in wanted.hub],
+            "urls": [f"nats-leaf://{login}{place}" for place in plan.hub],
             "deny_imports": list(subjects.STORED),
             "deny_exports": list(subjects.STORED),
         }
         return {"remotes": [remote | ({"tls": tls} if tls else {})]}
-    host = _addresses(wanted)[number][0]
+    host = _addresses(plan)[number][0]
     # Servers on one machine count up, as their other ports do.
-    port = wanted.leaf_port + (number if len(wanted.hosts) != wanted.servers else 0)
+    port = plan.leaf_port + (number if len(plan.hosts) != plan.servers else 0)
     accepting: dict[str, Any] = {"listen": host_port(host, port)}
     if password:
         accepting["authorization"] = {"user": LEAF_USER, "password": password}
     return accepting | ({"tls": tls} if tls else {})
 
 
-def _tls(wanted: Wanted) -> dict[str, Any]:
-    files = {"cert_file": wanted.tls_cert, "key_file": wanted.tls_key, "ca_file": wanted.tls_ca}
-    return {name: str(Path(path).resolve()) for name, path in files.items() if path and wanted.tls_cert}
+def _tls(plan: Wanted) -> dict[str, Any]:
+    files = {"cert_file": plan.tls_cert, "key_file": plan.tls_key, "ca_file": plan.tls_ca}
+    return {name: str(Path(path).resolve()) for name, path in files.items() if path and plan.tls_cert}
 
 
-def _text(wanted: Wanted, configuration: dict[str, Any], members: list[User]) -> str:
+def _text(plan: Wanted, configuration: dict[str, Any], members: list[User]) -> str:
     """Comments, then the settings; a value in JSON is valid in this format."""
-    lines = [f"# Headwater, namespace {wanted.namespace}. Start with: nats-server -c FILE"]
+    lines = [f"# Headwater, namespace {plan.namespace}. Start with: nats-server -c FILE"]
     lines += [f"# {user.label}: {DUTIES[user.kind]}" for user in members]
-    if wanted.servers > 1:
+    if plan.servers > 1:
         lines.append("# Streams are kept by three servers with: headwater pools --replicas 3")
     lines += [
         f"{key}: {msgspec.json.format(msgspec.json.encode(value)).decode()}"
@@ -469,23 +469,23 @@ def _text(wanted: Wanted, configuration: dict[str, Any], members: list[User]) ->
     return "\n".join(lines) + "\n"
 
 
-def _environment(wanted: Wanted, user: User, known: dict[str, str]) -> str:
+def _environment(plan: Wanted, user: User, contents: dict[str, str]) -> str:
     """Settings of an actor as an environment file, for a service manager or a container."""
     login = ""
     lines = []
-    if wanted.auth == "password":
-        login = f"{user.label}:{known[f'{user.label}.password'].strip()}@"
+    if plan.auth == "password":
+        login = f"{user.label}:{contents[f'{user.label}.password'].strip()}@"
     else:
         # A process finds its own in there; on another machine the folder holds only what was copied.
         lines.append(f"{ENV_PREFIX}NATS_KEYS_DIR={_KEYS_HERE}")
-    url = ",".join(f"nats://{login}{host_port(host, port)}" for host, port in _addresses(wanted))
+    url = ",".join(f"nats://{login}{host_port(host, port)}" for host, port in _addresses(plan))
     lines.insert(0, f"{ENV_PREFIX}NATS={url}")
     if user.name:
         lines.append(f"{ENV_PREFIX}NAME={user.name}")
-    if wanted.tls_ca and wanted.tls_cert:
-        lines.append(f"{ENV_PREFIX}NATS_TLS_CA={Path(wanted.tls_ca).resolve()}")
-    if wanted.namespace != "default":
-        lines.append(f"{ENV_PREFIX}NAMESPACE={wanted.namespace}")
-    if wanted.servers > 1:
-        lines.append(f"{ENV_PREFIX}REPLICAS={min(wanted.servers, 3)}")
+    if plan.tls_ca and plan.tls_cert:
+        lines.append(f"{ENV_PREFIX}NATS_TLS_CA={Path(plan.tls_ca).resolve()}")
+    if plan.namespace != "default":
+        lines.append(f"{ENV_PREFIX}NAMESPACE={plan.namespace}")
+    if plan.servers > 1:
+        lines.append(f"{ENV_PREFIX}REPLICAS={min(plan.servers, 3)}")
     return "\n".join(lines) + "\n"

@@ -137,14 +137,14 @@ async def frozen_streams(port: int, host: str = "127.0.0.1") -> dict[str, str] |
         document = await get_json(host, port, "/healthz?details=true")
     except (OSError, ValueError, TimeoutError):
         return None
-    found = {}
-    for one in document.get("errors") or ():
-        kind, words = one.get("type"), str(one.get("error", ""))
+    by_stream = {}
+    for failure in document.get("errors") or ():
+        kind, words = failure.get("type"), str(failure.get("error", ""))
         if kind == "STREAM" and "write error" in words:
-            found[str(one.get("stream", ""))] = words
+            by_stream[str(failure.get("stream", ""))] = words
         elif kind == "JETSTREAM" and "not enabled" in words:
-            found[EVERY_STREAM] = words
-    return found
+            by_stream[EVERY_STREAM] = words
+    return by_stream
 
 
 def why_no_room(folder: Path) -> str:
@@ -181,22 +181,22 @@ async def get_json(host: str, port: int, path: str, *, timeout_s: float = ANSWER
 # The choice of a pool.
 
 
-async def choose_pool(ports: Ports, wanted: str) -> str:
-    """`wanted`, or the only pool, or the only one that has workers. Raises `ConfigError` if there is no such one, or several.
+async def choose_pool(ports: Ports, requested: str) -> str:
+    """`requested`, or the only pool, or the only one that has workers. Raises `ConfigError` if there is no such one, or several.
 
     A pool whose workers have all left can still be read: as long as its model card is there, and then as long as its log is. Without any
     card or log it cannot be said which pools there are.
     """
-    found = await CardTable(ports.cards).pools()
-    if wanted in found or (not found and wanted):
-        return wanted
-    logs = await _logs(ports) if wanted or not found else []
-    if wanted in logs:
-        return wanted
-    if wanted:
-        known = ", ".join(sorted({*found, *logs}))
-        raise ConfigError(f"--pool {wanted}: there is no such pool; there are: {known}")
-    choices = found or logs
+    pools = await CardTable(ports.cards).pools()
+    if requested in pools or (not pools and requested):
+        return requested
+    logs = await _logs(ports) if requested or not pools else []
+    if requested in logs:
+        return requested
+    if requested:
+        names = ", ".join(sorted({*pools, *logs}))
+        raise ConfigError(f"--pool {requested}: there is no such pool; there are: {names}")
+    choices = pools or logs
     if len(choices) > 1:
         live = await live_pools(ports)
         served = [pool for pool in choices if pool in live]
@@ -210,7 +210,7 @@ async def choose_pool(ports: Ports, wanted: str) -> str:
 
 async def live_pools(ports: Ports) -> set[str]:
     """The pools that have workers now."""
-    return {one.pool for one in await LeaseTable(ports.leases).read_all() if one.kind == "worker"}
+    return {lease.pool for lease in await LeaseTable(ports.leases).read_all() if lease.kind == "worker"}
 
 
 async def first_pool(ports: Ports, model: str = "") -> str:

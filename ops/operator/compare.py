@@ -105,12 +105,12 @@ def _error_of(status: int, data: bytes) -> str:
 
 def _read(engine: str, worker: str, lines: Iterator[bytes], began_s: float) -> GreedyAnswer:
     tokens: list[AnswerToken] = []
-    first_s, error, whole = 0.0, "", False
+    first_s, error, is_complete = 0.0, "", False
     for line in lines:
         if not line.startswith(b"data: "):
             continue
         if line.strip() == b"data: [DONE]":
-            whole = True
+            is_complete = True
             break
         chunk = msgspec.json.decode(line[6:])
         if "error" in chunk:
@@ -120,7 +120,7 @@ def _read(engine: str, worker: str, lines: Iterator[bytes], began_s: float) -> G
             tokens += tokens_of(choice)
         if tokens and not first_s:
             first_s = time.perf_counter() - began_s
-    if not (whole or error):
+    if not (is_complete or error):
         error = "the stream ended early"
     return GreedyAnswer(engine, worker, tuple(tokens), first_s, time.perf_counter() - began_s, error)
 
@@ -128,18 +128,22 @@ def _read(engine: str, worker: str, lines: Iterator[bytes], began_s: float) -> G
 def tokens_of(choice: dict[str, Any]) -> list[AnswerToken]:
     """The tokens of a streamed choice, of a chat or of a completion, with their log probabilities where it has them."""
     ids: list[int] = choice.get("token_ids") or []
-    found = choice.get("logprobs") or {}
-    if "content" in found:
+    logprobs = choice.get("logprobs") or {}
+    if "content" in logprobs:
         entries = [
-            (one["token"], one["logprob"], {top["token"]: top["logprob"] for top in one["top_logprobs"]})
-            for one in found["content"] or ()
+            (
+                token_entry["token"],
+                token_entry["logprob"],
+                {top["token"]: top["logprob"] for top in token_entry["top_logprobs"]},
+            )
+            for token_entry in logprobs["content"] or ()
         ]
     else:
-        names = found.get("tokens") or ()
-        tops = found.get("top_logprobs") or [{}] * len(names)
+        names = logprobs.get("tokens") or ()
+        tops = logprobs.get("top_logprobs") or [{}] * len(names)
         entries = [
             (name, logprob, top or {})
-            for name, logprob, top in zip(names, found.get("token_logprobs") or (), tops, strict=False)
+            for name, logprob, top in zip(names, logprobs.get("token_logprobs") or (), tops, strict=False)
         ]
     if len(entries) != len(ids):
         return [AnswerToken(token) for token in ids]
@@ -174,22 +178,22 @@ class Divergence(msgspec.Struct, frozen=True):
     logprob_difference: float | None
 
 
-def find_divergence(ours: Sequence[AnswerToken], theirs: Sequence[AnswerToken]) -> Divergence:
+def find_divergence(first_tokens: Sequence[AnswerToken], second_tokens: Sequence[AnswerToken]) -> Divergence:
     """Compare two answers token by token."""
-    pairs = list(zip(ours, theirs, strict=False))
-    equal = next((at for at, (one, other) in enumerate(pairs) if one.id != other.id), len(pairs))
+    pairs = list(zip(first_tokens, second_tokens, strict=False))
+    equal = next((at for at, (token, other) in enumerate(pairs) if token.id != other.id), len(pairs))
     differences = [
-        abs(one.logprob - other.logprob)
-        for one, other in pairs[:equal]
-        if one.logprob is not None and other.logprob is not None
+        abs(token.logprob - other.logprob)
+        for token, other in pairs[:equal]
+        if token.logprob is not None and other.logprob is not None
     ]
     difference = max(differences, default=None)
-    if equal == len(ours) == len(theirs):
+    if equal == len(first_tokens) == len(second_tokens):
         return Divergence(equal, None, (None, None), (None, None), difference)
-    one = ours[equal] if equal < len(ours) else None
-    other = theirs[equal] if equal < len(theirs) else None
+    token = first_tokens[equal] if equal < len(first_tokens) else None
+    other = second_tokens[equal] if equal < len(second_tokens) else None
     return Divergence(
-        equal, equal, (_show(one), _show(other)), (_gap(one, other), _gap(other, one)), difference
+        equal, equal, (_show(token), _show(other)), (_gap(token, other), _gap(other, token)), difference
     )
 
 
@@ -197,14 +201,14 @@ def _show(token: AnswerToken | None) -> str | None:
     return None if token is None else token.text or f"#{token.id}"
 
 
-def _gap(own: AnswerToken | None, other: AnswerToken | None) -> LogprobGap | None:
+def _gap(token: AnswerToken | None, other: AnswerToken | None) -> LogprobGap | None:
     """None where an answer has ended: the end is no token with a log probability here."""
-    if own is None or other is None or own.logprob is None:
+    if token is None or other is None or token.logprob is None:
         return None
-    known = own.top.get(other.text) if other.text else None
-    if known is not None:
-        return LogprobGap(own.logprob - known)
-    return LogprobGap(max(0.0, own.logprob - min(own.top.values(), default=own.logprob)), at_least=True)
+    other_logprob = token.top.get(other.text) if other.text else None
+    if other_logprob is not None:
+        return LogprobGap(token.logprob - other_logprob)
+    return LogprobGap(max(0.0, token.logprob - min(token.top.values(), default=token.logprob)), at_least=True)
 
 
 class Latency(msgspec.Struct, frozen=True):
@@ -227,14 +231,14 @@ class EngineSummary(msgspec.Struct, frozen=True):
 
 def summarize(engine: str, answers: Sequence[GreedyAnswer]) -> EngineSummary:
     """An engine's answers in numbers; times are those of the answers without an error."""
-    whole = [one for one in answers if not one.error]
+    complete = [answer for answer in answers if not answer.error]
     return EngineSummary(
         engine,
         len(answers),
-        len(answers) - len(whole),
-        sum(len(one.tokens) for one in whole),
-        _latency([one.first_s for one in whole if one.tokens]),
-        _latency([one.total_s for one in whole]),
+        len(answers) - len(complete),
+        sum(len(answer.tokens) for answer in complete),
+        _latency([answer.first_s for answer in complete if answer.tokens]),
+        _latency([answer.total_s for answer in complete]),
     )
 
 
@@ -272,28 +276,30 @@ def compare(model: str, names: list[str], pairs: list[tuple[GreedyAnswer, Greedy
     prompts = tuple(
         ComparedPrompt(
             name,
-            (len(ours.tokens), len(theirs.tokens)),
-            None if ours.error or theirs.error else find_divergence(ours.tokens, theirs.tokens),
-            (ours.error, theirs.error),
+            (len(first_answer.tokens), len(second_answer.tokens)),
+            None
+            if first_answer.error or second_answer.error
+            else find_divergence(first_answer.tokens, second_answer.tokens),
+            (first_answer.error, second_answer.error),
         )
-        for name, (ours, theirs) in zip(names, pairs, strict=True)
+        for name, (first_answer, second_answer) in zip(names, pairs, strict=True)
     )
-    found = [one.divergence for one in prompts if one.divergence is not None]
-    equal = sum(one.position is None for one in found)
+    divergences = [entry.divergence for entry in prompts if entry.divergence is not None]
+    equal = sum(entry.position is None for entry in divergences)
     first, second = ([pair[at] for pair in pairs] for at in (0, 1))
     return EngineComparison(
         model,
         (summarize(first[0].engine, first), summarize(second[0].engine, second)),
         prompts,
-        len(found),
+        len(divergences),
         equal,
-        equal / len(found) if found else None,
+        equal / len(divergences) if divergences else None,
     )
 
 
 def as_text(comparison: EngineComparison) -> str:
     """Latency of both engines, the share of equal answers, and a line for each prompt whose answers differ."""
-    ours, theirs = (one.engine for one in comparison.engines)
+    first_engine, second_engine = (one.engine for one in comparison.engines)
     share = "" if comparison.equal_share is None else f" ({comparison.equal_share:.0%})"
     lines = [
         f"{comparison.model}: {comparison.compared} of {len(comparison.prompts)} prompts answered by both engines, "
@@ -318,19 +324,26 @@ def as_text(comparison: EngineComparison) -> str:
         ),
     ]
     spread = [one.divergence.logprob_difference for one in comparison.prompts if one.divergence is not None]
-    known = [one for one in spread if one is not None]
-    if known:
-        lines += ["", f"log probabilities of equal tokens differ by at most {max(known):.6f}"]
+    measured = [one for one in spread if one is not None]
+    if measured:
+        lines += ["", f"log probabilities of equal tokens differ by at most {max(measured):.6f}"]
     differing = [
         (one.prompt, one.divergence)
         for one in comparison.prompts
         if one.divergence is not None and one.divergence.position is not None
     ]
     if differing:
-        columns = ("prompt", "first differing token", ours, theirs, f"gap {ours}", f"gap {theirs}")
+        columns = (
+            "prompt",
+            "first differing token",
+            first_engine,
+            second_engine,
+            f"gap {first_engine}",
+            f"gap {second_engine}",
+        )
         rows = [
-            (name, found.position, *map(_token, found.tokens), *map(_written_gap, found.gaps))
-            for name, found in differing
+            (name, divergence.position, *map(_token, divergence.tokens), *map(_written_gap, divergence.gaps))
+            for name, divergence in differing
         ]
         lines += ["", table(columns, rows)]
         lines += [
@@ -339,7 +352,7 @@ def as_text(comparison: EngineComparison) -> str:
     lines += [
         f"{one.prompt}: {engine}: {error}"
         for one in comparison.prompts
-        for engine, error in zip((ours, theirs), one.errors, strict=True)
+        for engine, error in zip((first_engine, second_engine), one.errors, strict=True)
         if error
     ]
     return "\n".join(lines)
@@ -382,7 +395,7 @@ class PromptRequest(NamedTuple):
 
 async def recorded_prompts(log: Log, names: frozenset[str], limit: int) -> list[PromptRequest]:
     """The newest `limit` different requests to a model under any of its names. Raises `ConfigError` if there is none."""
-    found: dict[bytes, PromptRequest] = {}
+    by_body: dict[bytes, PromptRequest] = {}
     hidden = 0
     async for piece in log.read(0, follow=False):
         for _, event in piece.events():
@@ -393,16 +406,16 @@ async def recorded_prompts(log: Log, names: frozenset[str], limit: int) -> list[
             if prompt is None:
                 continue
             # The newest one counts, in the order of the log.
-            found.pop(event.body, None)
-            found[event.body] = prompt
-            if len(found) > limit:
-                del found[next(iter(found))]
-    if not found:
+            by_body.pop(event.body, None)
+            by_body[event.body] = prompt
+            if len(by_body) > limit:
+                del by_body[next(iter(by_body))]
+    if not by_body:
         raise ConfigError(
             f"the request log has no prompt of this model that can be sent again ({hidden} requests without their "
             "payload): start edges with --record-payloads full, or give --prompts FILE"
         )
-    return list(found.values())
+    return list(by_body.values())
 
 
 def prompt_of(event: RequestAccepted) -> PromptRequest | None:
@@ -456,16 +469,20 @@ def _is_one(fields: Mapping[str, Any]) -> bool:
 
 def request_body(prompt: PromptRequest, model: str, max_tokens: int, logprobs: int) -> dict[str, Any]:
     """The body that asks for a greedy answer: streamed, with token ids, and the `logprobs` likeliest tokens (0: none)."""
-    kept = {name: value for name, value in prompt.fields.items() if name not in DROPPED}
-    wanted: dict[str, Any] = {}
+    fields = {name: value for name, value in prompt.fields.items() if name not in DROPPED}
+    logprob_fields: dict[str, Any] = {}
     if logprobs:
         chat = prompt.path == PATHS["chat"]
-        wanted = {"logprobs": True, "top_logprobs": logprobs} if chat else {"logprobs": logprobs}
-    asked = prompt.fields.get("max_completion_tokens") or prompt.fields.get("max_tokens")
-    tokens = min(asked, max_tokens) if isinstance(asked, int) and asked > 0 else max_tokens
+        logprob_fields = {"logprobs": True, "top_logprobs": logprobs} if chat else {"logprobs": logprobs}
+    requested_tokens = prompt.fields.get("max_completion_tokens") or prompt.fields.get("max_tokens")
+    tokens = (
+        min(requested_tokens, max_tokens)
+        if isinstance(requested_tokens, int) and requested_tokens > 0
+        else max_tokens
+    )
     return {
-        **kept,
-        **wanted,
+        **fields,
+        **logprob_fields,
         "model": model,
         "max_tokens": tokens,
         "temperature": 0,
@@ -511,9 +528,9 @@ async def run_compare(nats: NatsSettings, options: CompareOptions) -> int:
         await asyncio.to_thread(_ask_both, client, plan, prompt, options.max_tokens, swapped=bool(number % 2))
         for number, prompt in enumerate(plan.prompts)
     ]
-    found = compare(plan.model, [prompt.name for prompt in plan.prompts], pairs)
-    print(msgspec.json.encode(found).decode() if options.as_json else as_text(found))
-    return 1 if any(one.failed for one in found.engines) else 0
+    comparison = compare(plan.model, [prompt.name for prompt in plan.prompts], pairs)
+    print(msgspec.json.encode(comparison).decode() if options.as_json else as_text(comparison))
+    return 1 if any(engine.failed for engine in comparison.engines) else 0
 
 
 def _ask_both(
@@ -539,12 +556,12 @@ async def _plan(ports: Ports, options: CompareOptions) -> _Plan:
     return _Plan(card.name, engines, prompts, _logprobs(card, engines))
 
 
-async def _choose_engines(ports: Ports, pool: str, wanted: tuple[str, ...]) -> tuple[str, str]:
+async def _choose_engines(ports: Ports, pool: str, requested: tuple[str, ...]) -> tuple[str, str]:
     answer = await request_weights(ports, pool, WeightsRequest())
     if answer.reply.status != 200:
         raise ConfigError(f"compare: {answer.reply.detail}")
-    ready = [one.engine for one in answer.engines if one.ready]
-    chosen = wanted or tuple(ready)
+    ready = [status.engine for status in answer.engines if status.ready]
+    chosen = requested or tuple(ready)
     if missing := [engine for engine in chosen if engine not in ready]:
         raise ConfigError(
             f"--engines: {', '.join(missing)} has no worker that takes requests; ready are {', '.join(ready) or 'none'}"

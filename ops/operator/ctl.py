@@ -71,12 +71,12 @@ async def ctl(nats: NatsSettings, call: ControlCall) -> int:
     return 0 if all(reply.status == 200 for reply in replies) else 1
 
 
-def parse_call(words: Sequence[str], given: Mapping[str, Any]) -> tuple[Command, dict[str, Any]]:
+def parse_call(words: Sequence[str], options: Mapping[str, Any]) -> tuple[Command, dict[str, Any]]:
     """The command in these words, and its arguments from words and flags. Raises `ConfigError`."""
     if not words:
         raise ConfigError("ctl: give WORKER COMMAND [ARGUMENT…], --all COMMAND, list, or weights MODEL")
     name, *values = words
-    command = next((known for known in COMMANDS if known == name), None)
+    command = next((candidate for candidate in COMMANDS if candidate == name), None)
     if command is None:
         raise ConfigError(f"ctl: there is no command {name!r}; commands are {', '.join(COMMANDS)}")
     places = POSITIONAL.get(command, ())
@@ -84,7 +84,7 @@ def parse_call(words: Sequence[str], given: Mapping[str, Any]) -> tuple[Command,
         takes = " ".join(place.upper() for place in places) or "no arguments"
         raise ConfigError(f"ctl: {command} takes {takes}, got {' '.join(values)}")
     arguments: dict[str, Any] = dict(zip(places, values))
-    arguments |= {name: value for name, value in given.items() if value is not None}
+    arguments |= {name: value for name, value in options.items() if value is not None}
     return command, arguments
 
 
@@ -117,19 +117,19 @@ async def _list(ports: Ports, by: str, *, as_json: bool) -> int:
         return 0
     rows = [
         (
-            one["worker"],
-            one["pool"],
-            one.get("role", "?"),
-            one["state"],
-            one.get("load", {}).get("running", "-"),
-            one.get("load", {}).get("waiting", "-"),
-            f"{one['load']['used_blocks']}/{one['load']['total_blocks']}" if "load" in one else "-",
-            one.get("epoch", "-"),
-            one.get("revision", "-"),
-            ", ".join(one.get("loras", [])),
-            ", ".join(one.get("taints", [])),
+            worker["worker"],
+            worker["pool"],
+            worker.get("role", "?"),
+            worker["state"],
+            worker.get("load", {}).get("running", "-"),
+            worker.get("load", {}).get("waiting", "-"),
+            f"{worker['load']['used_blocks']}/{worker['load']['total_blocks']}" if "load" in worker else "-",
+            worker.get("epoch", "-"),
+            worker.get("revision", "-"),
+            ", ".join(worker.get("loras", [])),
+            ", ".join(worker.get("taints", [])),
         )
-        for one in workers
+        for worker in workers
     ]
     print(
         table(
@@ -200,31 +200,31 @@ def parse_weights(shares: Sequence[str]) -> dict[str, float] | None:
 async def pool_of(ports: Ports, model: str) -> str:
     """The pool that serves a model, by its name, an alias, or the pool's own name. Raises `ConfigError`."""
     cards = await CardTable(ports.cards).models()
-    found = sorted(card.pool for card in cards if model in (card.name, card.pool, *card.aliases))
-    if not found:
-        known = ", ".join(sorted({card.name for card in cards})) or "none"
-        raise ConfigError(f"there is no model {model!r}; models are: {known}")
-    if len(found) > 1:
+    pools = sorted(card.pool for card in cards if model in (card.name, card.pool, *card.aliases))
+    if not pools:
+        names = ", ".join(sorted({card.name for card in cards})) or "none"
+        raise ConfigError(f"there is no model {model!r}; models are: {names}")
+    if len(pools) > 1:
         live = await live_pools(ports)
-        found = [pool for pool in found if pool in live] or found
-    if len(found) > 1:
+        pools = [pool for pool in pools if pool in live] or pools
+    if len(pools) > 1:
         raise ConfigError(
-            f"{model} is served by {len(found)} pools ({', '.join(found)}), each with its own weights: "
+            f"{model} is served by {len(pools)} pools ({', '.join(pools)}), each with its own weights: "
             "name a pool instead. Engines share a pool if their block sizes are equal"
         )
-    return found[0]
+    return pools[0]
 
 
 def _table(answer: WeightsReply) -> str:
-    total = sum(one.weight or 0.0 for one in answer.engines)
+    total = sum(engine.weight or 0.0 for engine in answer.engines)
     rows = [
         (
-            one.engine,
-            "not set" if one.weight is None else f"{one.weight:g}",
-            "-" if one.weight is None else f"{one.weight / total:.1%}",
-            f"{one.ready} of {one.workers}",
-            one.requests,
+            engine.engine,
+            "not set" if engine.weight is None else f"{engine.weight:g}",
+            "-" if engine.weight is None else f"{engine.weight / total:.1%}",
+            f"{engine.ready} of {engine.workers}",
+            engine.requests,
         )
-        for one in answer.engines
+        for engine in answer.engines
     ]
     return table(("engine", "weight", "share", "workers ready", "requests in flight"), rows)

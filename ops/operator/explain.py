@@ -79,12 +79,12 @@ async def explain(
         pool = await choose_pool(ports, pool)
         # What is told about the log in passing is not part of a document.
         with redirect_stdout(sys.stderr if as_json else sys.stdout):
-            found = await account(ports, pool, request, every=every)
+            report = await account(ports, pool, request, every=every)
     if as_json:
-        print(msgspec.json.encode(as_data(pool, request, found)).decode())
+        print(msgspec.json.encode(as_data(pool, request, report)).decode())
     else:
-        print("\n".join(lines_of(request, found)))
-    return 0 if found.decisions else 1
+        print("\n".join(lines_of(request, report)))
+    return 0 if report.decisions else 1
 
 
 async def account(ports: Ports, pool: str, request: str, *, every: bool = False) -> Account:
@@ -93,63 +93,67 @@ async def account(ports: Ports, pool: str, request: str, *, every: bool = False)
     with Progress(f"looking for {request} in the request log") as progress:
         life = await find_life(ports.requests, request, now_ns, progress.at)
         progress.what = f"looking for {request} in the log of pool {pool}"
-        found: list[Explained] = []
+        explained: list[Explained] = []
         for window in await windows(log, request, life, now_ns):
-            found = await decisions_for(log, request, window, progress.at)
-            if is_complete(life, [one.decision for one in found]):
+            explained = await decisions_for(log, request, window, progress.at)
+            if is_complete(life, [entry.decision for entry in explained]):
                 break
-    if every and any(is_summarized(one.decision) for one in found):
-        found = await with_all_candidates(log, SnapshotStore(ports.blobs, pool), request, found)
-    left_by = {(one.event.worker, one.event.epoch) for one in life if isinstance(one.event, RequestStepped)}
-    return Account(found, life, await why_workers_left(log, left_by))
+    if every and any(is_summarized(entry.decision) for entry in explained):
+        explained = await with_all_candidates(log, SnapshotStore(ports.blobs, pool), request, explained)
+    left_by = {
+        (entry.event.worker, entry.event.epoch) for entry in life if isinstance(entry.event, RequestStepped)
+    }
+    return Account(explained, life, await why_workers_left(log, left_by))
 
 
-def lines_of(request: str, found: Account) -> list[str]:
+def lines_of(request: str, report: Account) -> list[str]:
     """The report for people."""
-    lines = [describe(one.decision, one.position, one.after, one.engines) for one in found.decisions]
-    lines += [f"  {event_line(one.event)}" for one in found.life]
-    lines += [f"  {line}" for line in found.left]
-    if not found.decisions and found.life:
+    lines = [
+        describe(entry.decision, entry.position, entry.after, entry.engines) for entry in report.decisions
+    ]
+    lines += [f"  {event_line(entry.event)}" for entry in report.life]
+    lines += [f"  {line}" for line in report.left]
+    if not report.decisions and report.life:
         lines.append(
             f"no decision for {request}: it ended before a router chose a worker, or that part of the log is gone"
         )
-    elif not found.decisions:
+    elif not report.decisions:
         lines.append(f"no decision for {request} in this log; {ID_FORM}")
     return lines
 
 
-def as_data(pool: str, request: str, found: Account) -> dict[str, Any]:
+def as_data(pool: str, request: str, report: Account) -> dict[str, Any]:
     """The report for programs: structs as objects with the names of their fields. It has no contents of prompts and answers."""
     decisions = [
         {
-            "position": one.position,
-            "router": dict(zip(("name", "epoch"), one.stored.router, strict=True)),
-            "decision": plain(one.decision),
+            "position": entry.position,
+            "router": dict(zip(("name", "epoch"), entry.stored.router, strict=True)),
+            "decision": plain(entry.decision),
             "engines": {
-                candidate.worker: one.engines[candidate.worker]
-                for candidate in one.decision.candidates
-                if candidate.worker in one.engines
+                candidate.worker: entry.engines[candidate.worker]
+                for candidate in entry.decision.candidates
+                if candidate.worker in entry.engines
             },
-            "later": one.after,
+            "later": entry.after,
         }
-        for one in found.decisions
+        for entry in report.decisions
     ]
     life = [
         {
-            "position": one.position,
-            "time_ns": one.stored_ns,
-            "edge": one.edge,
-            "event": type(one.event).__struct_config__.tag,
-            **{name: value for name, value in plain(one.event).items() if name not in HIDDEN},
+            "position": entry.position,
+            "time_ns": entry.stored_ns,
+            "edge": entry.edge,
+            "event": type(entry.event).__struct_config__.tag,
+            **{name: value for name, value in plain(entry.event).items() if name not in HIDDEN},
         }
-        for one in found.life
+        for entry in report.life
     ]
     return {
         "request": request,
         "pool": pool,
         "decisions": decisions,
         "events": life,
-        "workers_left": found.left,
+        "workers_left": report.left,
     }
 
 
@@ -160,47 +164,49 @@ def plain(value: Any) -> Any:
     if isinstance(value, bytes):
         return value.hex()
     if isinstance(value, tuple | list):
-        return [plain(one) for one in value]
+        return [plain(inner) for inner in value]
     if isinstance(value, dict):
-        return {key: plain(one) for key, one in value.items()}
+        return {key: plain(inner) for key, inner in value.items()}
     return value
 
 
 async def decisions_for(
-    log: Log, request: str, window: Window = WHOLE, told: Told = untold
+    log: Log, request: str, window: Window = WHOLE, report: Told = untold
 ) -> list[Explained]:
     """Each decision about `request` in a part of the log."""
-    found: list[Explained] = []
-    wanted = pool_kinds("route", "load", "shadow")
-    async with aclosing(batches_with(log, request, window, wanted, told)) as batches:
+    decisions: list[Explained] = []
+    subjects = pool_kinds("route", "load", "shadow")
+    async with aclosing(batches_with(log, request, window, subjects, report)) as batches:
         async for message, batch in batches:
             for event in batch.events:
                 if isinstance(event, Decision) and is_attempt_of(event.request, request):
                     router = batch.writer, batch.epoch
                     stored = StoredDecision(router, message.position, message.stored_ns, event)
-                    found.append(Explained(stored, [], {}))
-                for one in found:
-                    one.after.extend(afterwards(one.decision, event))
-    if not found:
+                    decisions.append(Explained(stored, [], {}))
+                for explained in decisions:
+                    explained.after.extend(afterwards(explained.decision, event))
+    if not decisions:
         return []
-    joined = await _engines(log, found[-1].position)
+    joined = await _engines(log, decisions[-1].position)
     return [
-        one._replace(engines={worker: engine for at, worker, engine in joined if at < one.position})
-        for one in found
+        explained._replace(
+            engines={worker: engine for at, worker, engine in joined if at < explained.position}
+        )
+        for explained in decisions
     ]
 
 
 async def _engines(log: Log, until: int) -> list[tuple[int, str, str]]:
     """(position, worker, engine) of each worker that joined until then. Of all subjects those of the fleet are the quietest."""
-    found: list[tuple[int, str, str]] = []
+    joined: list[tuple[int, str, str]] = []
     async for piece in log.scan(0, until, pool_kinds("fleet")):
         for record in piece.records:
-            found += [
+            joined += [
                 (record.position, event.worker, event.engine)
                 for event in record.batch.events
                 if isinstance(event, WorkerJoined)
             ]
-    return found
+    return joined
 
 
 def is_summarized(decision: Decision) -> bool:
@@ -209,54 +215,56 @@ def is_summarized(decision: Decision) -> bool:
 
 
 async def with_all_candidates(
-    log: Log, snapshots: SnapshotStore, request: str, found: Sequence[Explained]
+    log: Log, snapshots: SnapshotStore, request: str, explained: Sequence[Explained]
 ) -> list[Explained]:
     """The decisions with all their candidates.
 
     Folds the log from the newest snapshot before the first of them up to where the last was made. If that does not suffice, because decisions
     before them are missing there, the whole log.
     """
-    made_at = min(one.decision.position for one in found)
+    made_at = min(entry.decision.position for entry in explained)
     near = await newest_state(snapshots, log, made_at)
     if near is not None:
-        completed = await _recomputed(log, near, request, found)
-        if all(one is not None and not one.problem for one in completed):
-            return [_completed(one, again) for one, again in zip(found, completed, strict=True)]
+        completed = await _recomputed(log, near, request, explained)
+        if all(entry is not None and not entry.problem for entry in completed):
+            return [_completed(entry, again) for entry, again in zip(explained, completed, strict=True)]
     state = await first_state(snapshots, log)
     if state is None:
-        return list(found)
-    completed = await _recomputed(log, state, request, found)
-    return [_completed(one, again) for one, again in zip(found, completed, strict=True)]
+        return list(explained)
+    completed = await _recomputed(log, state, request, explained)
+    return [_completed(entry, again) for entry, again in zip(explained, completed, strict=True)]
 
 
 async def _recomputed(
-    log: Log, state: RouterState, request: str, found: Sequence[Explained]
+    log: Log, state: RouterState, request: str, explained: Sequence[Explained]
 ) -> list[Reconstructed | None]:
     """All candidates of each decision, from a fold that begins with this state."""
-    start, until = state.position, max(one.position for one in found)
+    start, until = state.position, max(entry.position for entry in explained)
     decisions = await decisions_after(log, start, until)
-    run = Reconstruction(state, decisions, lambda one: is_attempt_of(one.request, request))
+    run = Reconstruction(state, decisions, lambda entry: is_attempt_of(entry.request, request))
     await make_again(run, pieces_after(log, start), until)
-    return [run.found.get((one.stored.router, one.decision.number)) for one in found]
+    return [run.found.get((entry.stored.router, entry.decision.number)) for entry in explained]
 
 
-def _completed(one: Explained, all_of_it: Reconstructed | None) -> Explained:
+def _completed(explained: Explained, all_of_it: Reconstructed | None) -> Explained:
     if all_of_it is None or all_of_it.problem:
         reason = (
             all_of_it.problem if all_of_it is not None else "this log does not hold all that it was made on"
         )
-        return one._replace(after=[f"the other candidates cannot be recomputed: {reason}", *one.after])
-    whole = msgspec.structs.replace(one.decision, candidates=all_of_it.candidates)
-    return one._replace(stored=one.stored._replace(decision=whole))
+        return explained._replace(
+            after=[f"the other candidates cannot be recomputed: {reason}", *explained.after]
+        )
+    full_decision = msgspec.structs.replace(explained.decision, candidates=all_of_it.candidates)
+    return explained._replace(stored=explained.stored._replace(decision=full_decision))
 
 
 async def why_workers_left(log: Log, workers: set[tuple[str, int]]) -> list[str]:
     """The first cause that the log has for the end of each of these (worker, epoch)."""
-    found: dict[tuple[str, int], str] = {}
+    reasons: dict[tuple[str, int], str] = {}
     if not workers:
         return []
     async for piece in log.scan(0, FULL, pool_kinds("fleet")):
         for _, event in piece.events():
             if isinstance(event, WorkerLeft) and (event.worker, event.epoch) in workers:
-                found.setdefault((event.worker, event.epoch), event.reason)
-    return [f"worker {worker}.{epoch} left: {reason}" for (worker, epoch), reason in found.items()]
+                reasons.setdefault((event.worker, event.epoch), event.reason)
+    return [f"worker {worker}.{epoch} left: {reason}" for (worker, epoch), reason in reasons.items()]

@@ -63,24 +63,24 @@ class KeyChanges(NamedTuple):
     cache_sharing: bool | None = None
 
 
-def new_key(wanted: WantedKey, now_s: int) -> tuple[ApiKey, str]:
+def new_key(request: WantedKey, now_s: int) -> tuple[ApiKey, str]:
     """A key and its secret. Raises `ConfigError` naming the option at fault."""
-    _check_word("--tenant", wanted.tenant)
-    _check_word("--name", wanted.name or "-")
-    _check_known("--endpoints", wanted.endpoints, (EVERY, *ENDPOINTS))
-    _check_known("--allow", wanted.permissions, tuple(PERMISSIONS))
+    _check_word("--tenant", request.tenant)
+    _check_word("--name", request.name or "-")
+    _check_known("--endpoints", request.endpoints, (EVERY, *ENDPOINTS))
+    _check_known("--allow", request.permissions, tuple(PERMISSIONS))
     key_id, secret = new_id(), new_secret()
     key = ApiKey(
         id=key_id,
-        name=wanted.name,
-        tenant=wanted.tenant,
+        name=request.name,
+        tenant=request.tenant,
         digests=(SecretDigest(digest_of(key_id, secret.encode())),),
         created_s=now_s,
-        expires_s=now_s + wanted.expires_in_s if wanted.expires_in_s else 0,
-        scopes=Scopes(wanted.models, wanted.endpoints, wanted.permissions),
-        limits=wanted.limits,
-        model_limits=dict(wanted.model_limits),
-        cache_sharing=wanted.cache_sharing,
+        expires_s=now_s + request.expires_in_s if request.expires_in_s else 0,
+        scopes=Scopes(request.models, request.endpoints, request.permissions),
+        limits=request.limits,
+        model_limits=dict(request.model_limits),
+        cache_sharing=request.cache_sharing,
     )
     return key, secret
 
@@ -88,12 +88,12 @@ def new_key(wanted: WantedKey, now_s: int) -> tuple[ApiKey, str]:
 def with_new_secret(key: ApiKey, grace_s: int, now_s: int) -> tuple[ApiKey, str]:
     """The key with a new secret; those before it stay valid for `grace_s` at most."""
     secret, until_s = new_secret(), now_s + grace_s
-    kept = tuple(
-        SecretDigest(one.digest, min(one.until_s or until_s, until_s))
-        for one in key.digests
-        if grace_s and not (one.until_s and one.until_s <= now_s)
+    older_digests = tuple(
+        SecretDigest(digest.digest, min(digest.until_s or until_s, until_s))
+        for digest in key.digests
+        if grace_s and not (digest.until_s and digest.until_s <= now_s)
     )
-    digests = (SecretDigest(digest_of(key.id, secret.encode())), *kept)
+    digests = (SecretDigest(digest_of(key.id, secret.encode())), *older_digests)
     return msgspec.structs.replace(key, digests=digests), secret
 
 
@@ -140,15 +140,15 @@ def seconds_or_never(text: str | None, option: str) -> int | None:
 
 def seconds_of(text: str, option: str) -> int:
     """Seconds of a duration such as 90d or 12h. Raises `ConfigError`."""
-    found = _DURATION.fullmatch(text)
-    if found is None:
+    match = _DURATION.fullmatch(text)
+    if match is None:
         raise ConfigError(f"{option} {text}: write a number and s, m, h or d, such as 90d")
-    return int(found[1]) * _UNITS[found[2]]
+    return int(match[1]) * _UNITS[match[2]]
 
 
 def model_limits_of(words: Sequence[str]) -> dict[str, UsageLimits]:
     """Limits by model, of words such as NAME:requests_per_minute=10. Raises `ConfigError`."""
-    found: dict[str, UsageLimits] = {}
+    limits: dict[str, UsageLimits] = {}
     names = UsageLimits.__struct_fields__
     for word in words:
         model, _, limit = word.rpartition(":")
@@ -157,9 +157,9 @@ def model_limits_of(words: Sequence[str]) -> dict[str, UsageLimits]:
             raise ConfigError(
                 f"--model-limits {word}: write NAME:LIMIT=NUMBER, where LIMIT is one of {', '.join(names)}"
             )
-        present = found.get(model, UsageLimits())
-        found[model] = msgspec.structs.replace(present, **{name: int(number[:12])})
-    return found
+        present = limits.get(model, UsageLimits())
+        limits[model] = msgspec.structs.replace(present, **{name: int(number[:12])})
+    return limits
 
 
 def model_limits_or_none(values: Sequence[str] | None) -> dict[str, UsageLimits] | None:
@@ -173,18 +173,18 @@ def _check_word(option: str, text: str) -> None:
         raise ConfigError(f"{option} {text!r}: use 1 to {TEXT_MAX} printable ASCII characters without spaces")
 
 
-def _check_known(option: str, words: Sequence[str], known: Sequence[str]) -> None:
+def _check_known(option: str, words: Sequence[str], choices: Sequence[str]) -> None:
     for word in words:
-        if word not in known:
-            raise ConfigError(f"{option} {word}: choose from {', '.join(known)}")
+        if word not in choices:
+            raise ConfigError(f"{option} {word}: choose from {', '.join(choices)}")
 
 
-async def create(nats: NatsSettings, wanted: WantedKey, *, as_json: bool = False) -> int:
+async def create(nats: NatsSettings, request: WantedKey, *, as_json: bool = False) -> int:
     """Create a key and print it. Raises `ConfigError` and `LogError`."""
-    key, secret = new_key(wanted, int(time.time()))
+    key, secret = new_key(request, int(time.time()))
     async with _keys(nats) as keys:
         while not await keys.create(key):
-            key, secret = new_key(wanted, int(time.time()))
+            key, secret = new_key(request, int(time.time()))
     _print_secret(key, secret, "is valid", as_json=as_json)
     return 0
 
@@ -192,9 +192,9 @@ async def create(nats: NatsSettings, wanted: WantedKey, *, as_json: bool = False
 async def show(nats: NatsSettings, *, as_json: bool = False) -> int:
     """List the keys."""
     async with _keys(nats) as keys:
-        found = await keys.read_all()
+        api_keys = await keys.read_all()
     if as_json:
-        for key in found:
+        for key in api_keys:
             print(msgspec.json.encode(_described(key)).decode())
         return 0
     rows = [
@@ -205,9 +205,9 @@ async def show(nats: NatsSettings, *, as_json: bool = False) -> int:
             " ".join(key.scopes.words()),
             _date(key.created_s),
             _date(key.expires_s) if key.expires_s else "never",
-            sum(one.until_s == 0 or one.until_s > time.time() for one in key.digests),
+            sum(digest.until_s == 0 or digest.until_s > time.time() for digest in key.digests),
         )
-        for key in found
+        for key in api_keys
     ]
     print(table(("id", "tenant", "name", "scopes", "created", "expires", "secrets"), rows))
     return 0
@@ -219,9 +219,9 @@ async def revoke(nats: NatsSettings, ids: Sequence[str]) -> int:
         raise ConfigError("keys revoke: give the id of a key, as `headwater keys list` shows it")
     missing = []
     async with _keys(nats) as keys:
-        known = {key.id for key in await keys.read_all()}
+        existing = {key.id for key in await keys.read_all()}
         for key_id in map(_id_of, ids):
-            if key_id in known:
+            if key_id in existing:
                 await keys.delete(key_id)
                 print(f"revoked {key_id}")
             else:
@@ -236,11 +236,11 @@ async def update(nats: NatsSettings, key_id: str, changes: KeyChanges, *, as_jso
     key_id = _id_of(key_id)
     async with _keys(nats) as keys:
         while True:
-            found = await keys.get(key_id)
-            if found is None:
+            entry = await keys.get(key_id)
+            if entry is None:
                 raise ConfigError(f"keys update: there is no key {key_id}; see `headwater keys list`")
-            key = with_changes(found[0], changes, int(time.time()))
-            if await keys.replace(key, found[1]):
+            key = with_changes(entry[0], changes, int(time.time()))
+            if await keys.replace(key, entry[1]):
                 break
     print(msgspec.json.encode(_described(key)).decode() if as_json else f"updated {key_id}")
     return 0
@@ -253,11 +253,11 @@ async def rotate(nats: NatsSettings, key_id: str, grace_s: int, *, as_json: bool
     key_id = _id_of(key_id)
     async with _keys(nats) as keys:
         while True:
-            found = await keys.get(key_id)
-            if found is None:
+            entry = await keys.get(key_id)
+            if entry is None:
                 raise ConfigError(f"keys rotate: there is no key {key_id}; see `headwater keys list`")
-            key, secret = with_new_secret(found[0], grace_s, int(time.time()))
-            if await keys.replace(key, found[1]):
+            key, secret = with_new_secret(entry[0], grace_s, int(time.time()))
+            if await keys.replace(key, entry[1]):
                 break
     _print_secret(key, secret, f"has a new secret; the one before is valid for {grace_s} s", as_json=as_json)
     return 0
@@ -265,10 +265,10 @@ async def rotate(nats: NatsSettings, key_id: str, grace_s: int, *, as_json: bool
 
 def _id_of(text: str) -> str:
     """The id of a key as it is written on a command line. The message does not repeat what may be a secret."""
-    found = _ID.fullmatch(text)
-    if found is None:
+    match = _ID.fullmatch(text)
+    if match is None:
         raise ConfigError("keys: an id has 12 hex digits, as `headwater keys list` shows it")
-    return found[1]
+    return match[1]
 
 
 @asynccontextmanager
@@ -277,14 +277,14 @@ async def _keys(nats: NatsSettings) -> AsyncIterator[ApiKeyTable]:
         yield ApiKeyTable(ports.api_keys)
 
 
-def _print_secret(key: ApiKey, secret: str, what: str, *, as_json: bool) -> None:
+def _print_secret(key: ApiKey, secret: str, action: str, *, as_json: bool) -> None:
     text = key_text(key.id, secret)
     if as_json:
         print(msgspec.json.encode({"key": text, **_described(key)}).decode())
         return
     expires = f", expires {_date(key.expires_s)}" if key.expires_s else ""
     print(
-        f"key {key.id} of tenant {key.tenant} {what}{expires}. Keep it: only its digest is stored, it is not shown again.",
+        f"key {key.id} of tenant {key.tenant} {action}{expires}. Keep it: only its digest is stored, it is not shown again.",
         file=sys.stderr,
     )
     print(text)

@@ -39,8 +39,12 @@ async def show_log(
             print(await request_summary(ports))
             return 0
         if audit:
-            found = await audited(await ports.pool_log(await choose_pool(ports, pool)))
-            print("\n".join(msgspec.json.encode(one).decode() for one in found) if as_json else _audit(found))
+            commands = await audited(await ports.pool_log(await choose_pool(ports, pool)))
+            print(
+                "\n".join(msgspec.json.encode(command).decode() for command in commands)
+                if as_json
+                else _audit(commands)
+            )
             return 0
         print(await summary(ports, await choose_pool(ports, pool)))
     return 0
@@ -63,14 +67,14 @@ async def request_summary(ports: Ports) -> str:
 
 async def audited(log: Log) -> list[dict[str, Any]]:
     """Every command in the log, oldest first: when, where, what, by whom and what came of it."""
-    found: list[dict[str, Any]] = []
+    commands: list[dict[str, Any]] = []
     async for piece in log.read(0, follow=False):
         for record in piece.records:
             when = datetime.fromtimestamp(record.batch.wall_ns / 1e9, UTC).isoformat(timespec="milliseconds")
             for event in record.batch.events:
                 if isinstance(event, WorkerControlled | EnginesWeighted | TrafficSplit):
-                    found.append({"position": record.position, "time": when, **_as_command(record, event)})
-    return found
+                    commands.append({"position": record.position, "time": when, **_as_command(record, event)})
+    return commands
 
 
 def _as_command(record: Record, event: WorkerControlled | EnginesWeighted | TrafficSplit) -> dict[str, Any]:
@@ -94,13 +98,16 @@ def _as_command(record: Record, event: WorkerControlled | EnginesWeighted | Traf
     }
 
 
-def _audit(found: list[dict[str, Any]]) -> str:
+def _audit(commands: list[dict[str, Any]]) -> str:
     columns = ("time", "worker", "epoch", "command", "arguments", "by", "status", "detail")
     rows = [
-        [msgspec.json.encode(one[key]).decode() if key == "arguments" else one[key] for key in columns]
-        for one in found
+        [
+            msgspec.json.encode(command[key]).decode() if key == "arguments" else command[key]
+            for key in columns
+        ]
+        for command in commands
     ]
-    return f"{len(found)} control commands\n{table(columns, rows)}"
+    return f"{len(commands)} control commands\n{table(columns, rows)}"
 
 
 async def summary(ports: Ports, pool: str) -> str:
@@ -137,13 +144,13 @@ async def show_tree(
         pool = await choose_pool(ports, pool)
         state = await folded(await ports.pool_log(pool), SnapshotStore(ports.blobs, pool))
     try:
-        found = tree(state.index, worker=worker, depth=depth, limit=limit)
+        prefix_tree = tree(state.index, worker=worker, depth=depth, limit=limit)
     except LookupError as error:
         raise ConfigError(f"--worker: {error.args[0]}") from error
     if as_json:
-        print(msgspec.json.encode({"pool": pool, "position": state.position, "tree": found}).decode())
+        print(msgspec.json.encode({"pool": pool, "position": state.position, "tree": prefix_tree}).decode())
     else:
-        print(f"pool {pool} at position {state.position}: {text(found)}")
+        print(f"pool {pool} at position {state.position}: {text(prefix_tree)}")
         if state.cold:
             print(f"ignored until they report their blocks again: {', '.join(sorted(state.cold))}")
     return 0
@@ -177,11 +184,11 @@ async def snapshots(
                 return 0
         except InvalidName as error:
             raise ConfigError(str(error)) from error
-        kept, bookmarks = await store.listing(), await store.bookmarks.all()
+        stored_snapshots, bookmarks = await store.listing(), await store.bookmarks.all()
         if as_json:
-            print(msgspec.json.encode(as_data(pool, kept, bookmarks)).decode())
+            print(msgspec.json.encode(as_data(pool, stored_snapshots, bookmarks)).decode())
         else:
-            print(listing(pool, kept, bookmarks, time.time_ns()))
+            print(listing(pool, stored_snapshots, bookmarks, time.time_ns()))
         return 0
 
 
@@ -190,22 +197,24 @@ async def name(store: SnapshotStore, bookmark: str, position: int | None = None)
     positions = await store.positions()
     if not positions:
         raise ConfigError("there is no snapshot yet; a router saves one within a minute, and when it stops")
-    wanted = positions[-1] if position is None else position
-    if wanted not in positions:
-        raise ConfigError(f"--position {wanted}: there are snapshots at {', '.join(map(str, positions))}")
-    problem = next((kept.problem for kept in await store.listing() if kept.position == wanted), "")
+    target = positions[-1] if position is None else position
+    if target not in positions:
+        raise ConfigError(f"--position {target}: there are snapshots at {', '.join(map(str, positions))}")
+    problem = next(
+        (snapshot.problem for snapshot in await store.listing() if snapshot.position == target), ""
+    )
     if problem:
-        raise ConfigError(f"--position {wanted}: the snapshot is unreadable: {problem}")
+        raise ConfigError(f"--position {target}: the snapshot is unreadable: {problem}")
     before = (await store.bookmarks.all()).get(bookmark)
-    await store.bookmarks.put(bookmark, wanted)
-    if wanted not in await store.positions():
+    await store.bookmarks.put(bookmark, target)
+    if target not in await store.positions():
         # A router dropped it while it was being named.
         if before is None:
             await store.bookmarks.drop(bookmark)
         else:
             await store.bookmarks.put(bookmark, before)
-        raise ConfigError(f"--position {wanted}: a newer snapshot has just taken its place; name that one")
-    return wanted
+        raise ConfigError(f"--position {target}: a newer snapshot has just taken its place; name that one")
+    return target
 
 
 async def _known(store: SnapshotStore) -> str:
@@ -213,41 +222,49 @@ async def _known(store: SnapshotStore) -> str:
     return f"no such bookmark; there are {names}" if names else "no such bookmark; there are none"
 
 
-def as_data(pool: str, kept: list[Kept], bookmarks: dict[str, int]) -> dict[str, Any]:
+def as_data(pool: str, stored_snapshots: list[Kept], bookmarks: dict[str, int]) -> dict[str, Any]:
     """Snapshots for programs, newest last; sizes in bytes, times in ns since 1970. An unreadable one has a `problem`."""
     return {
         "pool": pool,
         "snapshots": [
-            {"position": one.position, "bytes": one.size}
+            {"position": snapshot.position, "bytes": snapshot.size}
             | (
-                {"problem": one.problem}
-                if one.manifest is None
+                {"problem": snapshot.problem}
+                if snapshot.manifest is None
                 else {
-                    "made_ns": one.manifest.made_ns,
-                    "blocks": one.manifest.facts.get("rows"),
-                    "digest": one.manifest.digest,
+                    "made_ns": snapshot.manifest.made_ns,
+                    "blocks": snapshot.manifest.facts.get("rows"),
+                    "digest": snapshot.manifest.digest,
                 }
             )
-            for one in kept
+            for snapshot in stored_snapshots
         ],
         "bookmarks": bookmarks,
     }
 
 
-def listing(pool: str, kept: list[Kept], bookmarks: dict[str, int], now_ns: int) -> str:
+def listing(pool: str, stored_snapshots: list[Kept], bookmarks: dict[str, int], now_ns: int) -> str:
     """Snapshots as a table, newest last."""
     rows = []
-    for one in kept:
-        names = " ".join(sorted(name for name, position in bookmarks.items() if position == one.position))
-        if one.manifest is None:
-            rows.append((one.position, "", "", "", f"unreadable: {one.problem}", names))
+    for snapshot in stored_snapshots:
+        names = " ".join(
+            sorted(name for name, position in bookmarks.items() if position == snapshot.position)
+        )
+        if snapshot.manifest is None:
+            rows.append((snapshot.position, "", "", "", f"unreadable: {snapshot.problem}", names))
             continue
-        made = one.manifest.made_ns
-        blocks = one.manifest.facts.get("rows", "")
-        age = _age((now_ns - made) / 1e9) if made else "unknown"
-        rows.append((one.position, age, f"{one.size:,}", f"{blocks:,}", one.manifest.digest, names))
-    head = f"pool {pool}: {len(kept)} snapshots"
-    missing = sorted(name for name, at in bookmarks.items() if at not in {one.position for one in kept})
+        made_ns = snapshot.manifest.made_ns
+        blocks = snapshot.manifest.facts.get("rows", "")
+        age = _age((now_ns - made_ns) / 1e9) if made_ns else "unknown"
+        rows.append(
+            (snapshot.position, age, f"{snapshot.size:,}", f"{blocks:,}", snapshot.manifest.digest, names)
+        )
+    head = f"pool {pool}: {len(stored_snapshots)} snapshots"
+    missing = sorted(
+        name
+        for name, at in bookmarks.items()
+        if at not in {snapshot.position for snapshot in stored_snapshots}
+    )
     lost = f"\nbookmarks without their snapshot: {', '.join(missing)}" if missing else ""
     columns = ("position", "age", "bytes", "blocks", "digest", "bookmarks")
     return (f"{head}\n{table(columns, rows)}" if rows else head) + lost

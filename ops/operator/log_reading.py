@@ -70,7 +70,7 @@ def untold(done: int, total: int) -> None:
 
 
 async def batches_with(
-    log: Log, text: str, window: Window, subjects: Sequence[str] = (), told: Told = untold
+    log: Log, text: str, window: Window, subjects: Sequence[str] = (), report: Told = untold
 ) -> AsyncGenerator[tuple[StoredMessage, Batch[LogEvent]], None]:
     """The readable batches whose bytes contain `text`."""
     needle = text.encode()
@@ -78,7 +78,7 @@ async def batches_with(
     first, last = max(window.after, bounds.first - 1), min(window.until, bounds.last)
     async with aclosing(_messages(log, window, subjects)) as runs:
         async for run in runs:
-            told(run[-1].position - first, last - first)
+            report(run[-1].position - first, last - first)
             for message in run:
                 if needle in message.data:
                     try:
@@ -95,7 +95,7 @@ async def _messages(
             yield run
 
 
-async def find_life(log: Log, request: str, now_ns: int, told: Told = untold) -> list[LifeEvent]:
+async def find_life(log: Log, request: str, now_ns: int, report: Told = untold) -> list[LifeEvent]:
     """The events of a request in the request log, up to its end; none if there are none."""
     made_ns = time_of(request, now_ns)
     for margin_s in MARGINS_S:
@@ -103,29 +103,31 @@ async def find_life(log: Log, request: str, now_ns: int, told: Told = untold) ->
             break
         after = await log.position_at(made_ns - margin_s * SECOND_NS)
         latest_ns = made_ns + (margin_s + 1) * SECOND_NS
-        found = await _life_after(log, request, Window(after, FULL), latest_ns, told)
-        if found:
-            return found
-    return await _life_after(log, request, WHOLE, FULL, told)
+        life = await _life_after(log, request, Window(after, FULL), latest_ns, report)
+        if life:
+            return life
+    return await _life_after(log, request, WHOLE, FULL, report)
 
 
-async def _life_after(log: Log, request: str, window: Window, latest_ns: int, told: Told) -> list[LifeEvent]:
+async def _life_after(
+    log: Log, request: str, window: Window, latest_ns: int, report: Told
+) -> list[LifeEvent]:
     """Its events from there on to its end; none if none was stored until `latest_ns`."""
-    found: list[LifeEvent] = []
+    events: list[LifeEvent] = []
     needle = request.encode()
     bounds = await log.bounds()
     first, last = max(bounds.first - 1, window.after), bounds.last
     async with aclosing(_messages(log, window, ())) as runs:
         async for run in runs:
-            told(run[-1].position - first, last - first)
+            report(run[-1].position - first, last - first)
             for message in run:
                 if needle in message.data:
-                    found += _events_of(message, request)
-            if found and isinstance(found[-1].event, RequestEnded):
-                return found
-            if not found and run[-1].stored_ns > latest_ns:
+                    events += _events_of(message, request)
+            if events and isinstance(events[-1].event, RequestEnded):
+                return events
+            if not events and run[-1].stored_ns > latest_ns:
                 return []
-    return found
+    return events
 
 
 def _events_of(message: StoredMessage, request: str) -> Iterable[LifeEvent]:
@@ -141,26 +143,26 @@ def _events_of(message: StoredMessage, request: str) -> Iterable[LifeEvent]:
 async def windows(log: Log, request: str, life: Sequence[LifeEvent], now_ns: int) -> list[Window]:
     """Where to look for a request's decisions in the pool's log: windows that are tried in this order."""
     made_ns = time_of(request, now_ns)
-    found: list[Window] = []
+    candidates: list[Window] = []
     if life:
         ended = isinstance(life[-1].event, RequestEnded)
         began_ns = life[0].stored_ns if made_ns is None else min(made_ns, life[0].stored_ns)
         for more_ns in (0, MARGINS_S[-1] * SECOND_NS):
             after = await log.position_at(began_ns - BEFORE_NS - more_ns)
             until = await log.position_at(life[-1].stored_ns + AFTER_NS + more_ns) if ended else FULL
-            found.append(Window(after, until))
+            candidates.append(Window(after, until))
     elif made_ns is not None:
         margin_ns = MARGINS_S[-1] * SECOND_NS
         after = await log.position_at(made_ns - margin_ns)
-        found.append(Window(after, await log.position_at(made_ns + SECOND_NS + margin_ns + AFTER_NS)))
-    return [*found, WHOLE]
+        candidates.append(Window(after, await log.position_at(made_ns + SECOND_NS + margin_ns + AFTER_NS)))
+    return [*candidates, WHOLE]
 
 
 def is_complete(life: Sequence[LifeEvent], decisions: Iterable[Decision]) -> bool:
     """Was every attempt that the request log names decided by one of these, or is there at least one of them?"""
-    known = {decision.request for decision in decisions}
-    attempts = {one.event.attempt for one in life if isinstance(one.event, RequestRouted)}
-    return attempts <= known and bool(known or (life and not attempts))
+    decided = {decision.request for decision in decisions}
+    attempts = {entry.event.attempt for entry in life if isinstance(entry.event, RequestRouted)}
+    return attempts <= decided and bool(decided or (life and not attempts))
 
 
 Say = Callable[[str], None]
@@ -179,14 +181,16 @@ async def first_state(snapshots: SnapshotStore, log: Log) -> RouterState | None:
 
 
 async def newest_state(
-    snapshots: SnapshotStore, log: Log, until: int = FULL, told: Say = print
+    snapshots: SnapshotStore, log: Log, until: int = FULL, say: Say = print
 ) -> RouterState | None:
     """The newest state at or before a position that the log continues; None if there is none."""
     tried: set[int] = set()
     # Listed again after a failure: the snapshot may have been pruned for newer ones while it was read.
-    while left := [one for one in await continued(snapshots, log, until) if one not in tried]:
-        tried.add(left[-1])
-        state = await usable_state(snapshots, log, left[-1:], told)
+    while untried := [
+        position for position in await continued(snapshots, log, until) if position not in tried
+    ]:
+        tried.add(untried[-1])
+        state = await usable_state(snapshots, log, untried[-1:], say)
         if state is not None:
             return state
     return None
@@ -210,11 +214,15 @@ async def folded(log: Log, store: SnapshotStore) -> RouterState:
 async def continued(snapshots: SnapshotStore, log: Log, until: int = FULL) -> list[int]:
     """The positions of the snapshots that the log continues, up to a position; the oldest first."""
     bounds = await log.bounds()
-    return [one for one in await snapshots.positions() if one <= until and continues(one, bounds)]
+    return [
+        position
+        for position in await snapshots.positions()
+        if position <= until and continues(position, bounds)
+    ]
 
 
 async def usable_state(
-    snapshots: SnapshotStore, log: Log, positions: Iterable[int], told: Say = print
+    snapshots: SnapshotStore, log: Log, positions: Iterable[int], say: Say = print
 ) -> RouterState | None:
     """The state of the first of these snapshots that can be read and is of this log; None if there is none."""
     identity = await log.identity()
@@ -222,11 +230,11 @@ async def usable_state(
         try:
             state = RouterState.restore(await snapshots.at(position))
         except (LogError, LookupError, TypeError, ValueError) as error:
-            told(f"the snapshot at position {position} is unreadable: {error}")
+            say(f"the snapshot at position {position} is unreadable: {error}")
             continue
         if state.log in ("", identity):
             return state
-        told(f"the snapshot at position {position} is of another log that had this name before")
+        say(f"the snapshot at position {position} is of another log that had this name before")
     return None
 
 
@@ -235,8 +243,8 @@ async def bookmarked_state(store: SnapshotStore, bookmark: str, log: Log) -> Rou
     bounds = await log.bounds()
     position = (await store.bookmarks.all()).get(bookmark)
     if position is None:
-        known = ", ".join(sorted(await store.bookmarks.all())) or "none"
-        raise ConfigError(f"--from {bookmark}: no such bookmark; there are: {known}")
+        names = ", ".join(sorted(await store.bookmarks.all())) or "none"
+        raise ConfigError(f"--from {bookmark}: no such bookmark; there are: {names}")
     if not continues(position, bounds):
         raise ConfigError(
             f"--from {bookmark}: it names position {position}, and the log holds {bounds.first} to {bounds.last}"
@@ -294,6 +302,6 @@ async def pieces_after(log: Log, after: int, until: int = FULL) -> AsyncIterator
 
 def _cut(piece: Slice, until: int) -> Slice:
     """The part of a slice up to a position."""
-    records = [one for one in piece.records if one.position <= until]
-    unreadable = tuple([one for one in piece.unreadable if one.position <= until])
+    records = [message for message in piece.records if message.position <= until]
+    unreadable = tuple([message for message in piece.unreadable if message.position <= until])
     return piece._replace(records=records, unreadable=unreadable)

@@ -51,43 +51,47 @@ async def mirror(
         raise ConfigError(
             f"{site} is the namespace of this hub's own processes (--namespace): a site has a name of its own"
         )
-    what = Mirror(site, () if kv else WITHOUT_KV)
+    selection = Mirror(site, () if kv else WITHOUT_KV)
     async with connected(nats, "operator", "mirror") as client:
-        there = await site_streams(client, site)
-        specs = mirror_specs(site, there, what, streams.replicas, streams.sizes, requests=requests)
+        streams_by_name = await site_streams(client, site)
+        specs = mirror_specs(
+            site, streams_by_name, selection, streams.replicas, streams.sizes, requests=requests
+        )
         if not specs:
             raise ConfigError(
                 f"site {site} has no streams of a namespace {site}: start its processes with --namespace {site}"
             )
         for spec in specs:
-            done = await ensure_mirror(client, spec, what, there[spec.name], anew=anew)
+            done = await ensure_mirror(client, spec, selection, streams_by_name[spec.name], anew=anew)
             if done:
                 print(f"{done} {spec.name}")
-        current = [await _told(client, spec, there[spec.name]) for spec in specs]
+        current = [await _told(client, spec, streams_by_name[spec.name]) for spec in specs]
         while watch and not stop.is_set():
             try:
                 async with asyncio.timeout(LOOK_S):
                     await stop.wait()
             except TimeoutError:
-                await _look(client, site, what, streams, requests=requests)
+                await _look(client, site, selection, streams, requests=requests)
     return 0 if all(current) else 1
 
 
 async def _look(
-    client: Connection, site: str, what: Mirror, streams: StreamSettings, *, requests: bool
+    client: Connection, site: str, selection: Mirror, streams: StreamSettings, *, requests: bool
 ) -> None:
     """Mirror what is new at the site; what cannot be done now is tried again."""
     try:
-        there = await site_streams(client, site)
-        for spec in mirror_specs(site, there, what, streams.replicas, streams.sizes, requests=requests):
-            done = await ensure_mirror(client, spec, what, there[spec.name])
+        streams_by_name = await site_streams(client, site)
+        for spec in mirror_specs(
+            site, streams_by_name, selection, streams.replicas, streams.sizes, requests=requests
+        ):
+            done = await ensure_mirror(client, spec, selection, streams_by_name[spec.name])
             if done:
                 print(f"{done} {spec.name}", flush=True)
     except LogError as error:
         print(f"not now: {error}", flush=True)
 
 
-async def _told(client: Connection, spec: StreamSpec, there: SiteStream) -> bool:
+async def _told(client: Connection, spec: StreamSpec, site_stream: SiteStream) -> bool:
     """Wait until a mirror has what its origin had, and print how much of it that is; False if that takes too long."""
     deadline = asyncio.get_running_loop().time() + CURRENT_S
     while True:
@@ -101,11 +105,11 @@ async def _told(client: Connection, spec: StreamSpec, there: SiteStream) -> bool
             )
             return False
         await asyncio.sleep(POLL_S)
-    here = described(info)
+    local_stream = described(info)
     rates = ""
-    if there.spread_s >= 1:
-        rates = f", {rate(here.bytes / there.spread_s)} of {rate(there.bytes / there.spread_s)}"
-    print(f"{spec.name}: {here.messages} of {there.messages} messages{rates}")
+    if site_stream.spread_s >= 1:
+        rates = f", {rate(local_stream.bytes / site_stream.spread_s)} of {rate(site_stream.bytes / site_stream.spread_s)}"
+    print(f"{spec.name}: {local_stream.messages} of {site_stream.messages} messages{rates}")
     return True
 
 
@@ -121,13 +125,13 @@ async def repair_mirrors(client: Connection, ns: str, streams: StreamSettings) -
     """Copy anew the mirrors of a namespace that lose nothing by it; the others say why not."""
     done: list[RepairResult] = []
     site = await site_of(client, ns)
-    there = await site_streams(client, site)
+    streams_by_name = await site_streams(client, site)
     for spec in await wanted_streams(client, ns, streams.replicas, streams.sizes):
         try:
             has = mirror_of((await api(client, f"STREAM.INFO.{spec.name}"))["config"])
-            if has is not None and spec.name in there:
-                made = await ensure_mirror(client, spec, has, there[spec.name])
-                done.append(RepairResult(spec.name, created=bool(made)))
+            if has is not None and spec.name in streams_by_name:
+                outcome = await ensure_mirror(client, spec, has, streams_by_name[spec.name])
+                done.append(RepairResult(spec.name, created=bool(outcome)))
         except StreamMissing:
             continue
         except LogRefused as error:
@@ -154,12 +158,12 @@ async def promote_all(nats: NatsSettings, streams: StreamSettings) -> int:
             except StreamMissing:
                 pass  # not copied: made below
         results = [await repair_stream(client, spec) for spec in specs]
-    for one in results:
-        if one.created:
-            print(f"created {one.name}")
-        if one.refusal:
-            print(f"left {one.name}: {one.refusal}")
-    return 0 if all(one.whole for one in results) else 1
+    for result in results:
+        if result.created:
+            print(f"created {result.name}")
+        if result.refusal:
+            print(f"left {result.name}: {result.refusal}")
+    return 0 if all(result.whole for result in results) else 1
 
 
 async def _refuse_heard(client: Connection, spec: StreamSpec, site: str) -> None:

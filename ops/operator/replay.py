@@ -44,8 +44,8 @@ class Replayed(NamedTuple):
         run = self.run
         if run is None:
             return True
-        known = run.verified + run.unverifiable + run.other_algorithms.total()
-        return self.difference is None and known == self.decisions
+        checked = run.verified + run.unverifiable + run.other_algorithms.total()
+        return self.difference is None and checked == self.decisions
 
 
 async def replay(
@@ -75,12 +75,14 @@ async def replay(
             # A collection would go through the state and the compiled kernels again and again: a fold leaves no cycles.
             freeze_heap()
             collect_rarely()
-            found = await (_verified(pool, log, state, last) if verify else _folded(pool, log, state, last))
+            replayed = await (
+                _verified(pool, log, state, last) if verify else _folded(pool, log, state, last)
+            )
     if as_json:
-        print(msgspec.json.encode(as_data(found)).decode())
+        print(msgspec.json.encode(as_data(replayed)).decode())
     else:
-        print("\n".join(lines_of(found)))
-    return 0 if found.is_equal else DIFFERENT
+        print("\n".join(lines_of(replayed)))
+    return 0 if replayed.is_equal else DIFFERENT
 
 
 async def _check_whole(log: Log, pool: str) -> None:
@@ -150,21 +152,22 @@ async def _verified(pool: str, log: Log, state: RouterState, until: int) -> Repl
     return Replayed(pool, start, events, state, run.breaks, len(decisions), run, difference)
 
 
-def lines_of(found: Replayed) -> list[str]:
+def lines_of(replayed: Replayed) -> list[str]:
     """The result for people."""
-    run, state = found.run, found.state
-    if found.difference is not None:
-        return [_explain(found.difference)]
+    run, state = replayed.run, replayed.state
+    if replayed.difference is not None:
+        return [_explain(replayed.difference)]
     lines = [
-        f"position {one.position} breaks the chain of {one.subject}: {one.reason}" for one in found.breaks
+        f"position {chain_break.position} breaks the chain of {chain_break.subject}: {chain_break.reason}"
+        for chain_break in replayed.breaks
     ]
     lines.append(
-        f"pool {found.pool}: positions {found.after + 1} to {state.position}, {found.events} events, "
+        f"pool {replayed.pool}: positions {replayed.after + 1} to {state.position}, {replayed.events} events, "
         f"{len(state.loads.workers)} workers, {state.index.rows} blocks, state {state.digest()}"
     )
     if run is None:
         return lines
-    lines.append(f"verified {run.verified} of {found.decisions} decisions: equal")
+    lines.append(f"verified {run.verified} of {replayed.decisions} decisions: equal")
     if run.unverifiable:
         lines.append(f"{run.unverifiable} could not be checked: decisions before them are not in this log")
     lines += [
@@ -175,29 +178,29 @@ def lines_of(found: Replayed) -> list[str]:
     return lines
 
 
-def as_data(found: Replayed) -> dict[str, Any]:
+def as_data(replayed: Replayed) -> dict[str, Any]:
     """The result for programs. `state` is where the replay ended: at a difference, or at the end."""
-    run, state = found.run, found.state
+    run, state = replayed.run, replayed.state
     data: dict[str, Any] = {
-        "pool": found.pool,
-        "first": found.after + 1,
+        "pool": replayed.pool,
+        "first": replayed.after + 1,
         "last": state.position,
-        "events": found.events,
+        "events": replayed.events,
         "workers": len(state.loads.workers),
         "blocks": state.index.rows,
         "state": state.digest(),
-        "breaks": [one._asdict() for one in found.breaks],
+        "breaks": [chain_break._asdict() for chain_break in replayed.breaks],
     }
     if run is not None:
         data |= {
-            "equal": found.is_equal,
-            "decisions": found.decisions,
+            "equal": replayed.is_equal,
+            "decisions": replayed.decisions,
             "verified": run.verified,
             "unverifiable": run.unverifiable,
             "other_algorithms": {str(version): count for version, count in run.other_algorithms.items()},
         }
-    if found.difference is not None:
-        head, rows = _differing(found.difference)
+    if replayed.difference is not None:
+        head, rows = _differing(replayed.difference)
         data["difference"] = {
             "text": head,
             "fields": [{"what": name, "recorded": str(then), "now": str(now)} for name, then, now in rows],

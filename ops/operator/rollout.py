@@ -70,21 +70,21 @@ def parse_steps(canary: float | None, steps: str) -> tuple[float, ...]:
     if not steps:
         return DEFAULT_STEPS
     try:
-        found = tuple(float(one) for one in steps.split(","))
+        shares = tuple(float(share) for share in steps.split(","))
     except ValueError:
-        found = ()
-    rises = all(one < other for one, other in pairwise(found))
-    if not found or not rises or not found[0] > 0 or found[-1] != 100:
+        shares = ()
+    rises = all(share < other for share, other in pairwise(shares))
+    if not shares or not rises or not shares[0] > 0 or shares[-1] != 100:
         raise ConfigError(f"--steps {steps}: write rising percentages up to 100, such as 5,25,100")
-    return found
+    return shares
 
 
 def parse_hold(text: str) -> float:
     """Seconds in a text such as 10m, 90s or 1.5h. Raises `ConfigError`."""
-    found = _TIME.match(text)
-    if found is None:
+    match = _TIME.match(text)
+    if match is None:
         raise ConfigError(f"--hold {text}: write a time, such as 90s, 10m or 1h")
-    return float(found[1]) * _UNITS[found[2] or ""]
+    return float(match[1]) * _UNITS[match[2] or ""]
 
 
 class Words(NamedTuple):
@@ -109,7 +109,7 @@ def ask(subject: SplitSubject, to: str, words: Words, by: str) -> Asked:
     return Asked(subject, to, steps, parse_hold(words.hold), gates, words.samples, by)
 
 
-def begin(asked: Asked, present: SplitReply, id_: str) -> TrafficSplit:
+def begin(rollout_request: Asked, present: SplitReply, id_: str) -> TrafficSplit:
     """The first step. Raises `ConfigError` for a roll-out that cannot begin."""
     active = active_rollout(present)
     if active is not None:
@@ -117,37 +117,52 @@ def begin(asked: Asked, present: SplitReply, id_: str) -> TrafficSplit:
             f"a roll-out to {active.to} is at {active.share:g} %: `headwater switch --resume` continues it, "
             "`headwater rollback` ends it"
         )
-    before = baseline(asked, present)
-    rollout = Rollout(id_, asked.to, asked.steps, 0, asked.hold_s, asked.gates, asked.samples, before)
-    what = "revision" if asked.subject == "revision" else "policy"
-    return _at(rollout, asked.subject, present, asked.by, f"roll-out of {what} {asked.to} begins")
+    before = baseline(rollout_request, present)
+    rollout = Rollout(
+        id_,
+        rollout_request.to,
+        rollout_request.steps,
+        0,
+        rollout_request.hold_s,
+        rollout_request.gates,
+        rollout_request.samples,
+        before,
+    )
+    subject = "revision" if rollout_request.subject == "revision" else "policy"
+    return _at(
+        rollout,
+        rollout_request.subject,
+        present,
+        rollout_request.by,
+        f"roll-out of {subject} {rollout_request.to} begins",
+    )
 
 
-def baseline(asked: Asked, present: SplitReply) -> dict[str, float]:
+def baseline(rollout_request: Asked, present: SplitReply) -> dict[str, float]:
     """The shares before the roll-out. Raises `ConfigError` where there is nothing to move requests from, or to."""
-    if asked.subject == "policy":
+    if rollout_request.subject == "policy":
         shares = dict(present.split.shares) if present.split is not None else {}
         shares = shares or {present.default: 100.0}
     else:
-        _require_workers(asked.to, present)
+        _require_workers(rollout_request.to, present)
         shares = dict(present.split.shares) if present.split is not None else {}
         # Without a split the cost decides, and requests are spread over the workers.
-        shares = shares or {one.name: float(one.ready) for one in present.members if one.ready}
+        shares = shares or {member.name: float(member.ready) for member in present.members if member.ready}
         shares.pop("", None) if len(shares) > 1 else None
     # With those of share 0, which were rolled back: they must not come back with the next roll-out.
-    left = {name: share for name, share in shares.items() if name != asked.to}
-    if not any(left.values()):
-        raise ConfigError(f"all requests go to {asked.to} already: there is nothing to switch")
-    return left
+    other_shares = {name: share for name, share in shares.items() if name != rollout_request.to}
+    if not any(other_shares.values()):
+        raise ConfigError(f"all requests go to {rollout_request.to} already: there is nothing to switch")
+    return other_shares
 
 
 def _require_workers(to: str, present: SplitReply) -> None:
-    known = {one.name: one for one in present.members if one.workers}
-    if to not in known:
-        listed = ", ".join(sorted(filter(None, known))) or "none"
+    members = {member.name: member for member in present.members if member.workers}
+    if to not in members:
+        listed = ", ".join(sorted(filter(None, members))) or "none"
         raise ConfigError(f"--to {to}: no worker is of this revision; the pool's revisions are: {listed}")
-    if not known[to].ready:
-        raise ConfigError(f"--to {to}: none of its {known[to].workers} workers takes requests")
+    if not members[to].ready:
+        raise ConfigError(f"--to {to}: none of its {members[to].workers} workers takes requests")
 
 
 def promote(present: SplitReply, by: str, reason: str) -> TrafficSplit:
@@ -300,7 +315,7 @@ class Switch:
                     return done
                 continue
             held_s = max(reader.held_s, clock.monotonic_s() - began_s)
-            waits = [one for one in verdicts if one.outcome == "open"]
+            waits = [verdict for verdict in verdicts if verdict.outcome == "open"]
             if held_s >= rollout.hold_s and waits and wants_answers and answers is None:
                 answers = await self._answers(rollout)
                 continue
@@ -324,7 +339,7 @@ class Switch:
 
     def _progress(self, rollout: Rollout, evidence: Evidence, verdicts: list[Verdict], held_s: float) -> None:
         now_s = self._ports.clock.monotonic_s()
-        waits = ", ".join(one.gate for one in verdicts if one.outcome == "open")
+        waits = ", ".join(verdict.gate for verdict in verdicts if verdict.outcome == "open")
         said, at_s = self._said
         if waits == said and now_s - at_s < SAY_EVERY_S:
             return
@@ -372,7 +387,7 @@ def _compare(client: EdgeClient, model: str, prompts: list[PromptRequest], old: 
                 # The old side cannot answer it either: it says nothing about the new one.
                 continue
         compared += 1
-        if not after.error and [one.id for one in before.tokens] == [one.id for one in after.tokens]:
+        if not after.error and [token.id for token in before.tokens] == [token.id for token in after.tokens]:
             equal += 1
         else:
             differs = differs or f"{prompt.name} differs first"
@@ -381,14 +396,14 @@ def _compare(client: EdgeClient, model: str, prompts: list[PromptRequest], old: 
 
 def _joined(evidence: Evidence, rollout: Rollout) -> Side:
     """All old sides as one."""
-    found = Side()
+    joined = Side()
     for name, side in evidence.sides.items():
         if name in rollout.before:
-            found.attempts += side.attempts
-            found.failures += side.failures
-            found.ttft_ms.extend(side.ttft_ms)
-            found.itl_ms.extend(side.itl_ms)
-    return found
+            joined.attempts += side.attempts
+            joined.failures += side.failures
+            joined.ttft_ms.extend(side.ttft_ms)
+            joined.itl_ms.extend(side.itl_ms)
+    return joined
 
 
 class _Reader:
@@ -473,12 +488,12 @@ async def run_switch(nats: NatsSettings, options: Options) -> int:
 
 
 async def _begin(
-    ports: Ports, pool: str, switch: Switch, present: SplitReply, asked: Asked, say: Say
+    ports: Ports, pool: str, switch: Switch, present: SplitReply, rollout_request: Asked, say: Say
 ) -> SplitReply:
-    if asked.subject == "policy":
-        say(await shadow_record(await ports.pool_log(pool), asked.to))
+    if rollout_request.subject == "policy":
+        say(await shadow_record(await ports.pool_log(pool), rollout_request.to))
     try:
-        return await switch.set(begin(asked, present, ports.ids()))
+        return await switch.set(begin(rollout_request, present, ports.ids()))
     except RolloutLost as lost:
         raise ConfigError(str(lost)) from lost
 
@@ -528,14 +543,14 @@ def show(pool: str, present: SplitReply, *, as_json: bool, resume: bool = False)
         print(msgspec.json.encode(_document(pool, present)).decode())
     else:
         subject = split.subject if split is not None else ("policy" if present.default else "revision")
-        total = sum(one.share or 0.0 for one in present.members)
+        total = sum(member.share or 0.0 for member in present.members)
         rows = [
             (
-                one.name or "(none)",
-                "not set" if one.share is None else f"{one.share / total:.1%}" if total else "0",
-                *((f"{one.ready} of {one.workers}", one.requests) if subject == "revision" else ()),
+                member.name or "(none)",
+                "not set" if member.share is None else f"{member.share / total:.1%}" if total else "0",
+                *((f"{member.ready} of {member.workers}", member.requests) if subject == "revision" else ()),
             )
-            for one in present.members
+            for member in present.members
         ]
         columns = (
             subject,

@@ -133,12 +133,12 @@ class Evidence:
 
     def settle(self) -> None:
         """Count the requests that ended and whose decisions are known. Call after both logs were read, the request log first."""
-        for name in [name for name, one in self._requests.items() if one.ended]:
+        for name in [name for name, request in self._requests.items() if request.ended]:
             followed = self._requests[name]
             if all(attempt in self._of for attempt in followed.attempts):
                 del self._requests[name]
-                for attempt, found in followed.attempts.items():
-                    self._count(self._of.pop(attempt), found)
+                for attempt, outcome in followed.attempts.items():
+                    self._count(self._of.pop(attempt), outcome)
 
     def _count(self, name: str, attempt: _Attempt) -> None:
         if not name:
@@ -186,7 +186,7 @@ class Answers(NamedTuple):
 
 def parse_gates(texts: Sequence[str]) -> tuple[tuple[str, float], ...]:
     """NAME=LIMIT texts as gates; without any the default ones. Raises `ConfigError`."""
-    found: dict[str, float] = {}
+    gates: dict[str, float] = {}
     for text in texts:
         name, sign, limit = text.partition("=")
         if name != "errors" and name != ANSWERS and not _TIMES.match(name):
@@ -198,10 +198,10 @@ def parse_gates(texts: Sequence[str]) -> tuple[tuple[str, float], ...]:
         most = {"errors": 100.0, ANSWERS: 1.0}.get(name, 1_000.0)
         if not 0.0 <= number <= most:
             raise ConfigError(f"--gate {text}: write {name}=LIMIT, with a limit from 0 to {most:g}")
-        if name in found:
+        if name in gates:
             raise ConfigError(f"--gate {text}: {name} has two limits")
-        found[name] = number
-    return tuple(found.items()) or DEFAULT_GATES
+        gates[name] = number
+    return tuple(gates.items()) or DEFAULT_GATES
 
 
 def judge(
@@ -218,12 +218,12 @@ def _judge_one(
         return _judge_answers(limit, answers)
     if name == "errors":
         return _judge_errors(limit, new, old, samples)
-    found = _TIMES.match(name)
-    if found is None:
+    match = _TIMES.match(name)
+    if match is None:
         # In the log of a later release: what it asks for cannot be seen here, so it is not passed.
         return Verdict(name, "open", f"this release has no gate {name}")
-    times = {"ttft": (new.ttft_ms, old.ttft_ms), "itl": (new.itl_ms, old.itl_ms)}[found[1]]
-    return _judge_times(name, limit, times[0], times[1], int(found[2]) / 100, samples)
+    times = {"ttft": (new.ttft_ms, old.ttft_ms), "itl": (new.itl_ms, old.itl_ms)}[match[1]]
+    return _judge_times(name, limit, times[0], times[1], int(match[2]) / 100, samples)
 
 
 def _judge_errors(limit: float, new: Side, old: Side, samples: int) -> Verdict:
@@ -311,7 +311,7 @@ def _binomial(number: int, count: int, share: float) -> float:
 
 def summary(verdicts: Sequence[Verdict], outcome: Outcome) -> str:
     """The gates of one outcome with their words."""
-    return "; ".join(f"{one.gate}: {one.text}" for one in verdicts if one.outcome == outcome)
+    return "; ".join(f"{verdict.gate}: {verdict.text}" for verdict in verdicts if verdict.outcome == outcome)
 
 
 def sizes(sides: Mapping[str, Side]) -> str:

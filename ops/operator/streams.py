@@ -52,7 +52,7 @@ _UNLIMITED = ("max_age", "max_bytes", "max_msgs", "max_msgs_per_subject", "max_m
 _TIMES_NS = ("max_age", "duplicate_window", "subject_delete_marker_ttl")
 
 
-async def streams(nats: NatsSettings, wanted: StreamSettings, *, repair: bool, as_json: bool) -> int:
+async def streams(nats: NatsSettings, settings: StreamSettings, *, repair: bool, as_json: bool) -> int:
     """Print all streams; with `repair` first create and alter what loses nothing. 1 if one is not as it should be.
 
     Without `repair` it changes nothing: it also reads a namespace whose streams are missing. Raises `LogUnavailable`
@@ -62,85 +62,85 @@ async def streams(nats: NatsSettings, wanted: StreamSettings, *, repair: bool, a
     async with connected(nats, kind, "streams") as client:
         done: list[RepairResult] = []
         if repair and not await site_of(client, nats.namespace):
-            done = [await repair_stream(client, spec) for spec in await _wanted(client, nats, wanted)]
+            done = [await repair_stream(client, spec) for spec in await _wanted(client, nats, settings)]
         elif repair:
-            done = await repair_mirrors(client, nats.namespace, wanted)
-        seen = await survey(client, nats.namespace, wanted.replicas, wanted.sizes)
+            done = await repair_mirrors(client, nats.namespace, settings)
+        seen = await survey(client, nats.namespace, settings.replicas, settings.sizes)
         if kind == "operator":
-            seen = await _probed(client, nats, wanted, seen)
-    whole = all(one.whole for one in seen) and not any(one.refusal for one in done)
+            seen = await _probed(client, nats, settings, seen)
+    is_whole = all(stream.whole for stream in seen) and not any(stream.refusal for stream in done)
     if as_json:
-        document = {"whole": whole, "streams": [_document(one) for one in seen], "repaired": done}
+        document = {"whole": is_whole, "streams": [_document(stream) for stream in seen], "repaired": done}
         print(msgspec.json.format(msgspec.json.encode(document)).decode())
     else:
         print("\n".join([*_done(done, asked=repair), as_table(seen), *_advice(seen, repaired=repair)]))
-    return 0 if whole else 1
+    return 0 if is_whole else 1
 
 
-async def _wanted(client: Connection, nats: NatsSettings, wanted: StreamSettings) -> list[StreamSpec]:
-    return await wanted_streams(client, nats.namespace, wanted.replicas, wanted.sizes)
+async def _wanted(client: Connection, nats: NatsSettings, settings: StreamSettings) -> list[StreamSpec]:
+    return await wanted_streams(client, nats.namespace, settings.replicas, settings.sizes)
 
 
 async def _probed(
-    client: Connection, nats: NatsSettings, wanted: StreamSettings, seen: list[StreamStatus]
+    client: Connection, nats: NatsSettings, settings: StreamSettings, seen: list[StreamStatus]
 ) -> list[StreamStatus]:
     """The same, with what an append to each stream came to. All at once: each may take its whole deadline."""
-    specs = {spec.name: spec for spec in await _wanted(client, nats, wanted)}
+    specs = {spec.name: spec for spec in await _wanted(client, nats, settings)}
 
-    async def look(one: StreamStatus) -> StreamStatus:
-        if one.trouble or one.mirror is not None or one.name not in specs:
-            return one
+    async def look(status: StreamStatus) -> StreamStatus:
+        if status.trouble or status.mirror is not None or status.name not in specs:
+            return status
         return msgspec.structs.replace(
-            one, trouble=await probe(client, nats.namespace, specs[one.name], SystemClock())
+            status, trouble=await probe(client, nats.namespace, specs[status.name], SystemClock())
         )
 
-    return list(await asyncio.gather(*(look(one) for one in seen)))
+    return list(await asyncio.gather(*(look(status) for status in seen)))
 
 
 def as_table(seen: list[StreamStatus]) -> str:
     """One line for each stream."""
-    return table(COLUMNS, [_row(one) for one in seen])
+    return table(COLUMNS, [_row(status) for status in seen])
 
 
-def _row(one: StreamStatus) -> tuple[object, ...]:
-    what = f"{one.what} {one.pool}".strip()
-    if not one.replicas:
-        return (one.name, what, "", "", "", "", "", "", "", state(one))
-    replicas = str(one.replicas)
-    if one.current_replicas < one.replicas:
-        replicas += f" ({one.current_replicas} current)"
+def _row(status: StreamStatus) -> tuple[object, ...]:
+    contents = f"{status.what} {status.pool}".strip()
+    if not status.replicas:
+        return (status.name, contents, "", "", "", "", "", "", "", state(status))
+    replicas = str(status.replicas)
+    if status.current_replicas < status.replicas:
+        replicas += f" ({status.current_replicas} current)"
     snapshot = ""
-    if one.pool:
-        at = "none" if one.snapshot is None else str(one.snapshot)
-        snapshot = f"{at}, log {one.first} to {one.last}" if one.messages else f"{at}, log empty"
+    if status.pool:
+        at = "none" if status.snapshot is None else str(status.snapshot)
+        snapshot = f"{at}, log {status.first} to {status.last}" if status.messages else f"{at}, log empty"
     return (
-        one.name,
-        what,
-        one.messages,
-        size(one.bytes),
-        duration(one.oldest_s) if one.messages else "",
+        status.name,
+        contents,
+        status.messages,
+        size(status.bytes),
+        duration(status.oldest_s) if status.messages else "",
         replicas,
-        one.leader,
-        one.consumers,
+        status.leader,
+        status.consumers,
         snapshot,
-        state(one),
+        state(status),
     )
 
 
-def state(one: StreamStatus) -> str:
+def state(status: StreamStatus) -> str:
     """Return how a stream stands to its wanted configuration, in one line."""
-    if one.trouble:
-        return one.trouble
+    if status.trouble:
+        return status.trouble
     parts = []
-    if one.mirror is not None:
-        kinds = f" ({', '.join(one.mirror.kinds)})" if one.mirror.kinds else ""
-        behind = f"{one.mirror.lag} messages behind" if one.mirror.lag else "current"
-        parts.append(f"mirror of site {one.mirror.site}{kinds}, {behind}")
-    if one.forgotten:
+    if status.mirror is not None:
+        kinds = f" ({', '.join(status.mirror.kinds)})" if status.mirror.kinds else ""
+        behind = f"{status.mirror.lag} messages behind" if status.mirror.lag else "current"
+        parts.append(f"mirror of site {status.mirror.site}{kinds}, {behind}")
+    if status.forgotten:
         parts.append("BROKEN: see below")
-    if one.to_repair:
-        parts.append("differs: " + ", ".join(f"{change(d)} ({d.cost})" for d in one.to_repair))
-    operators = [f"{d.field} {value(d.field, d.has)}" for d in one.differences if d.operators]
+    if status.to_repair:
+        parts.append("differs: " + ", ".join(f"{change(d)} ({d.cost})" for d in status.to_repair))
+    operators = [f"{d.field} {value(d.field, d.has)}" for d in status.differences if d.operators]
     if not parts:
         parts.append("as wanted")
     if operators:
@@ -148,9 +148,9 @@ def state(one: StreamStatus) -> str:
     return "; ".join(parts)
 
 
-def change(one: StreamDifference) -> str:
+def change(difference: StreamDifference) -> str:
     """A field as it is, and as it should be."""
-    return f"{one.field} {value(one.field, one.has)} -> {value(one.field, one.wanted)}"
+    return f"{difference.field} {value(difference.field, difference.has)} -> {value(difference.field, difference.wanted)}"
 
 
 def value(field: str, has: Any) -> str:
@@ -192,12 +192,12 @@ def size(count: int) -> str:
 
 def _done(done: list[RepairResult], *, asked: bool) -> list[str]:
     lines = []
-    for one in done:
-        if one.created:
-            lines.append(f"created {one.name}")
-        lines += [f"altered {one.name}: {change(difference)}" for difference in one.altered]
-        if one.refusal:
-            lines.append(f"left {one.name}: {one.refusal}")
+    for result in done:
+        if result.created:
+            lines.append(f"created {result.name}")
+        lines += [f"altered {result.name}: {change(difference)}" for difference in result.altered]
+        if result.refusal:
+            lines.append(f"left {result.name}: {result.refusal}")
     if asked:
         lines = [*(lines or ["nothing to repair that can be done without losing anything"]), ""]
     return lines
@@ -205,18 +205,20 @@ def _done(done: list[RepairResult], *, asked: bool) -> list[str]:
 
 def _advice(seen: list[StreamStatus], *, repaired: bool) -> list[str]:
     lines = []
-    for one in seen:
-        if one.forgotten:
+    for status in seen:
+        if status.forgotten:
             lines.append(
-                f"BROKEN {one.name}: a new router of pool {one.pool} starts from nothing: {one.forgotten}.\n"
+                f"BROKEN {status.name}: a new router of pool {status.pool} starts from nothing: {status.forgotten}.\n"
                 "  cause: no router saved a snapshot for as long as the log keeps messages (max_age, max_bytes), "
                 "or the log was purged or replaced by hand\n"
                 "  fix: run a router of this pool: it asks all workers for their blocks and saves a snapshot "
                 "within a minute of the next event; give the log a larger max_age or max_bytes "
-                f"(`nats stream edit {one.name}`) if routers are away for longer"
+                f"(`nats stream edit {status.name}`) if routers are away for longer"
             )
-    safe = any(one.trouble == MISSING or any(d.cost == "safe" for d in one.to_repair) for one in seen)
-    refused = any(d.cost != "safe" for one in seen for d in one.to_repair)
+    safe = any(
+        status.trouble == MISSING or any(d.cost == "safe" for d in status.to_repair) for status in seen
+    )
+    refused = any(d.cost != "safe" for status in seen for d in status.to_repair)
     if not repaired and (safe or refused):
         lines.append(
             "`headwater streams --repair` does what loses nothing, and says what to do about the rest"
@@ -224,9 +226,9 @@ def _advice(seen: list[StreamStatus], *, repaired: bool) -> list[str]:
     return ["", *lines] if lines else []
 
 
-def _document(one: StreamStatus) -> dict[str, Any]:
-    document = msgspec.structs.asdict(one)
-    return {**document, "whole": one.whole, "state": state(one)}
+def _document(status: StreamStatus) -> dict[str, Any]:
+    document = msgspec.structs.asdict(status)
+    return {**document, "whole": status.whole, "state": state(status)}
 
 
 # `headwater pools`: creates streams as the operator, who alone may where users have limited rights.
@@ -254,8 +256,8 @@ async def create_pools(settings: PoolOperator, stop: asyncio.Event, *, watch: bo
 
         await (while_it_starts(make) if watch else make())
         cards = CardTable(JetStreamTable(client, subjects.card_bucket(ns)))
-        for one in [pool] if pool else await cards.pools():
-            await ensure_pool(client, ns, one, replicas=replicas, sizes=streams.sizes)
+        for each_pool in [pool] if pool else await cards.pools():
+            await ensure_pool(client, ns, each_pool, replicas=replicas, sizes=streams.sizes)
         for name in await stream_names(client, ""):
             print(name)
         if watch:

@@ -44,51 +44,55 @@ async def trace(
     if receiver is not None:
         need_opentelemetry()
     async with operator_ports(nats, "trace") as ports:
-        found = await account(ports, await choose_pool(ports, pool), request)
-        made = trace_of(request, found)
-    if made is None:
+        recorded = await account(ports, await choose_pool(ports, pool), request)
+        request_trace = trace_of(request, recorded)
+    if request_trace is None:
         print(
             f"no events of {request} in the request log; {ID_FORM}",
             file=sys.stderr,
         )
         return 1
     if as_json:
-        print(msgspec.json.encode({"trace": made.trace, "state": made.state, "spans": made.spans}).decode())
+        print(
+            msgspec.json.encode(
+                {"trace": request_trace.trace, "state": request_trace.state, "spans": request_trace.spans}
+            ).decode()
+        )
     elif receiver is None:
-        print("\n".join(lines_of(made)))
-    return _send(made, receiver, ports.ns) if receiver is not None else 0
+        print("\n".join(lines_of(request_trace)))
+    return _send(request_trace, receiver, ports.ns) if receiver is not None else 0
 
 
-def trace_of(request: str, found: Account) -> Trace | None:
+def trace_of(request: str, recorded: Account) -> Trace | None:
     """The trace of a request from what the logs have of it; None if that is nothing."""
-    if not found.life:
+    if not recorded.life:
         return None
-    events = [Stamped(one.stored_ns, one.position, one.event) for one in found.life]
-    return spans_of(request, found.life[0].edge, events, [one.stored for one in found.decisions])
+    events = [Stamped(entry.stored_ns, entry.position, entry.event) for entry in recorded.life]
+    return spans_of(request, recorded.life[0].edge, events, [entry.stored for entry in recorded.decisions])
 
 
-def _send(made: Trace, receiver: Receiver, ns: str) -> int:
+def _send(request_trace: Trace, receiver: Receiver, ns: str) -> int:
     sender = OtlpSender(receiver, ns)
     try:
-        failure = sender.send(sender.spans([made]))
+        failure = sender.send(sender.spans([request_trace]))
     finally:
         sender.close()
     where = f"{receiver.endpoint} ({receiver.protocol})"
     if failure:
         print(f"headwater: the trace was not sent to {where}: {failure}", file=sys.stderr)
         return 1
-    print(f"sent trace {made.trace}, {len(made.spans)} spans, to {where}", file=sys.stderr)
+    print(f"sent trace {request_trace.trace}, {len(request_trace.spans)} spans, to {where}", file=sys.stderr)
     return 0
 
 
-def lines_of(made: Trace) -> Iterator[str]:
+def lines_of(request_trace: Trace) -> Iterator[str]:
     """The spans as a tree for people: since when, how long, what, in which process."""
-    first_ns = made.spans[0].start_ns
+    first_ns = request_trace.spans[0].start_ns
     below: dict[str, list[TraceSpan]] = {}
-    for span in made.spans:
+    for span in request_trace.spans:
         below.setdefault(span.parent, []).append(span)
-    yield f"trace {made.trace}, {len(made.spans)} spans; times in ms"
-    before = f"{made.spans[0].attributes['headwater.request']}-"
+    yield f"trace {request_trace.trace}, {len(request_trace.spans)} spans; times in ms"
+    before = f"{request_trace.spans[0].attributes['headwater.request']}-"
 
     def lines(span: TraceSpan, depth: int) -> Iterator[str]:
         began, took = (span.start_ns - first_ns) / 1e6, (span.end_ns - span.start_ns) / 1e6
@@ -101,11 +105,11 @@ def lines_of(made: Trace) -> Iterator[str]:
         name = f"{'  ' * depth}{span.name}"
         where = f"{span.service} {span.instance}"
         yield f"{began:10.3f} {took:10.3f}  {name:28} {where:18} {about}{failed}".rstrip()
-        for one in sorted(below.get(span.span, ()), key=lambda one: (one.start_ns, -one.end_ns)):
-            yield from lines(one, depth + 1)
+        for child in sorted(below.get(span.span, ()), key=lambda child: (child.start_ns, -child.end_ns)):
+            yield from lines(child, depth + 1)
 
-    yield from lines(made.spans[0], 0)
-    for event in made.spans[0].events:
+    yield from lines(request_trace.spans[0], 0)
+    for event in request_trace.spans[0].events:
         about = ", ".join(
             f"{name.rpartition('.')[2]} {_text(value)}" for name, value in event.attributes.items()
         )

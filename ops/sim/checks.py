@@ -28,35 +28,35 @@ from headwater.schemas.routing import Decision
 
 async def messages(log: MemoryLog) -> list[Record | Unreadable]:
     """All messages of a log, in order."""
-    found: list[Record | Unreadable] = []
+    collected: list[Record | Unreadable] = []
     async for piece in log.read(0, follow=False):
-        found += piece.records
-        found += piece.unreadable
-    return sorted(found, key=lambda message: message.position)
+        collected += piece.records
+        collected += piece.unreadable
+    return sorted(collected, key=lambda message: message.position)
 
 
 def streams(sent: list[ClientEvent]) -> Iterator[str]:
     """No token is lost, repeated or changed, and a request has at most one terminal answer."""
-    for one in sent:
-        wanted = one.expected()
-        name = f"client {one.number} (edge {one.edge}, sent at {one.at_s:.3f} s)"
-        if not wanted.startswith(one.text):
-            yield f"{name}: got {one.text!r}, expected {wanted!r}"
-        if one.finishes + one.errors > 1 or one.dones > 1:
-            yield f"{name}: {one.finishes} finishes, {one.errors} errors, {one.dones} times done"
-        if one.end == "stop" and (one.text != wanted or one.finishes != 1):
-            yield f"{name}: ended well with {len(one.text)} of {one.tokens} tokens, {one.finishes} finishes"
-        if one.end in ("open", "hangs"):
-            yield f"{name}: never ended ({one.end})"
-        if one.status not in (0, -1, 200, 429, 499, 502, 503, 504):
-            yield f"{name}: HTTP status {one.status}"
+    for request in sent:
+        expected = request.expected()
+        name = f"client {request.number} (edge {request.edge}, sent at {request.at_s:.3f} s)"
+        if not expected.startswith(request.text):
+            yield f"{name}: got {request.text!r}, expected {expected!r}"
+        if request.finishes + request.errors > 1 or request.dones > 1:
+            yield f"{name}: {request.finishes} finishes, {request.errors} errors, {request.dones} times done"
+        if request.end == "stop" and (request.text != expected or request.finishes != 1):
+            yield f"{name}: ended well with {len(request.text)} of {request.tokens} tokens, {request.finishes} finishes"
+        if request.end in ("open", "hangs"):
+            yield f"{name}: never ended ({request.end})"
+        if request.status not in (0, -1, 200, 429, 499, 502, 503, 504):
+            yield f"{name}: HTTP status {request.status}"
 
 
-def terminal_events(found: list[Record | Unreadable]) -> Iterator[str]:
+def terminal_events(messages: list[Record | Unreadable]) -> Iterator[str]:
     """Every accepted request has exactly one terminal event, and nothing ends that was not accepted."""
     accepted: Counter[str] = Counter()
     ended: Counter[str] = Counter()
-    for message in found:
+    for message in messages:
         if isinstance(message, Unreadable):
             yield f"request log position {message.position}: {message.reason}"
             continue
@@ -72,29 +72,29 @@ def terminal_events(found: list[Record | Unreadable]) -> Iterator[str]:
             yield f"{request}: accepted {times} times, ended {ended[request]} times"
 
 
-def encode_legs(found: list[Record | Unreadable]) -> Iterator[str]:
+def encode_legs(messages: list[Record | Unreadable]) -> Iterator[str]:
     """No encode worker failed by a fault of its own."""
-    for event in _encoded(found):
+    for event in _encoded(messages):
         if event.reason.startswith("the engine failed"):
             yield f"{event.attempt}: image {event.image} at {event.worker}: {event.reason}"
 
 
-def count_encode_legs(found: list[Record | Unreadable]) -> dict[str, int]:
+def count_encode_legs(messages: list[Record | Unreadable]) -> dict[str, int]:
     """The images that were sent to encode workers, by outcome."""
-    return dict(sorted(Counter(event.outcome for event in _encoded(found)).items()))
+    return dict(sorted(Counter(event.outcome for event in _encoded(messages)).items()))
 
 
-def _encoded(found: list[Record | Unreadable]) -> Iterator[RequestEncoded]:
-    for message in found:
+def _encoded(messages: list[Record | Unreadable]) -> Iterator[RequestEncoded]:
+    for message in messages:
         for event in message.batch.events if isinstance(message, Record) else ():
             if isinstance(event, RequestEncoded):
                 yield event
 
 
-def fences(found: list[Record | Unreadable]) -> Iterator[str]:
+def fences(messages: list[Record | Unreadable]) -> Iterator[str]:
     """Check that epochs never decrease on a subject, and that each incarnation's messages occur once, in order, from the first."""
     last: dict[str, tuple[int, int]] = {}
-    for message in found:
+    for message in messages:
         if isinstance(message, Unreadable):
             # Altered by a fault; the fold checks the messages after it.
             last.pop(message.subject, None)
@@ -108,27 +108,27 @@ def fences(found: list[Record | Unreadable]) -> Iterator[str]:
         last[message.subject] = (batch.epoch, batch.seq)
 
 
-def folded(found: list[Record | Unreadable], *, whole: bool) -> RouterState:
+def folded(messages: list[Record | Unreadable], *, whole: bool) -> RouterState:
     """The fold of all messages."""
     state = RouterState(whole=whole)
-    if not whole and found:
-        state.position = found[0].position - 1
-    for message in found:
+    if not whole and messages:
+        state.position = messages[0].position - 1
+    for message in messages:
         state.take(message)
     return state
 
 
-async def snapshots(fleet: SimFleet, found: list[Record | Unreadable]) -> Iterator[str]:
+async def snapshots(fleet: SimFleet, messages: list[Record | Unreadable]) -> Iterator[str]:
     """A snapshot and the messages after it fold to the same state as all messages."""
     problems: list[str] = []
     store = SnapshotStore(fleet.store.blobs, POOL)
     snapshot = await store.newest(lambda _: True)
     if snapshot is not None:
         state = RouterState.restore(snapshot)
-        for message in found:
+        for message in messages:
             if message.position > snapshot.position:
                 state.take(message)
-        everything = folded(found, whole=True)
+        everything = folded(messages, whole=True)
         if state.digest() != everything.digest():
             problems.append(
                 f"the snapshot at {snapshot.position} and its tail differ from a fold of everything"
@@ -138,18 +138,18 @@ async def snapshots(fleet: SimFleet, found: list[Record | Unreadable]) -> Iterat
     return iter(problems)
 
 
-def decisions(found: list[Record | Unreadable]) -> Iterator[str]:
+def decisions(messages: list[Record | Unreadable]) -> Iterator[str]:
     """Every decision is reproduced when it is recomputed from the log."""
     recorded = [
         Recorded((message.batch.writer, message.batch.epoch), event)
-        for message in found
+        for message in messages
         if isinstance(message, Record)
         for event in message.batch.events
         if isinstance(event, Decision)
     ]
     replay = Replay(RouterState(), recorded)
     difference = replay.start()
-    for message in found:
+    for message in messages:
         difference = difference or replay.step(message)
     if difference is not None:
         yield f"decision for {difference.recorded.request} of {difference.incarnation} is not reproduced: {difference.recomputed}"
@@ -157,10 +157,10 @@ def decisions(found: list[Record | Unreadable]) -> Iterator[str]:
         yield f"{len(recorded)} decisions, {replay.verified} verified, {replay.unverifiable} could not be"
 
 
-def routers(fleet: SimFleet, found: list[Record | Unreadable], *, whole: bool) -> Iterator[str]:
+def routers(fleet: SimFleet, messages: list[Record | Unreadable], *, whole: bool) -> Iterator[str]:
     """Live routers have the state of the log's fold, see all workers, and have empty queues."""
-    end = found[-1].position if found else 0
-    everything = folded(found, whole=whole) if whole else None
+    end = messages[-1].position if messages else 0
+    everything = folded(messages, whole=whole) if whole else None
     for name in fleet.routers:
         state = fleet.router(name).state
         if state.position != end:
@@ -180,16 +180,16 @@ def routers(fleet: SimFleet, found: list[Record | Unreadable], *, whole: bool) -
         yield from _index(fleet, name, state.index)
 
 
-def _difference(one: RouterState, other: RouterState) -> str:
+def _difference(state: RouterState, other: RouterState) -> str:
     parts = [
-        what
-        for what, left, right in (
-            ("index", one.index.digest(), other.index.digest()),
-            ("copies", one.index.copies, other.index.copies),
-            ("slots", one.index.slots, other.index.slots),
-            ("workers", one.loads.workers, other.loads.workers),
-            ("early", one.loads.early, other.loads.early),
-            ("cold", one.cold, other.cold),
+        part
+        for part, left, right in (
+            ("index", state.index.digest(), other.index.digest()),
+            ("copies", state.index.copies, other.index.copies),
+            ("slots", state.index.slots, other.index.slots),
+            ("workers", state.loads.workers, other.loads.workers),
+            ("early", state.loads.early, other.loads.early),
+            ("cold", state.cold, other.cold),
         )
         if left != right
     ]
@@ -236,9 +236,9 @@ def divergence(fleet: SimFleet) -> Iterator[str]:
 def leaks(fleet: SimFleet) -> Iterator[str]:
     """A while after a clean stop no task, lease, subscription, inbox, used block, medium or embedding is left."""
     for name, process in fleet.processes.items():
-        left = [task.get_name() for task in process.group.tasks]
-        if left:
-            yield f"{name} left tasks: {left[:5]}"
+        unfinished = [task.get_name() for task in process.group.tasks]
+        if unfinished:
+            yield f"{name} left tasks: {unfinished[:5]}"
     subscriptions = fleet.network.subscriptions()
     if subscriptions:
         yield f"subscriptions left: {subscriptions[:5]}"
@@ -262,7 +262,9 @@ def leaks(fleet: SimFleet) -> Iterator[str]:
 
 async def lease_leaks(fleet: SimFleet) -> list[str]:
     """Leases that were not released."""
-    return [f"lease left: {one.kind}.{one.name}" for one in await LeaseTable(fleet.store.leases).read_all()]
+    return [
+        f"lease left: {lease.kind}.{lease.name}" for lease in await LeaseTable(fleet.store.leases).read_all()
+    ]
 
 
 def grouped(problems: list[str]) -> dict[str, int]:
@@ -306,34 +308,34 @@ HINDERS: Final[frozenset[Kind]] = LOG | {"delay"}
 def unexplained(sent: list[ClientEvent], faults: list[Fault], healthy_s: float) -> list[str]:
     """Requests that failed without a fault that explains it, or after the fleet was healthy again at `healthy_s`."""
     problems = []
-    for one in sent:
-        if one.end not in ("error", "refused", "reset") or one.limited:
+    for request in sent:
+        if request.end not in ("error", "refused", "reset") or request.limited:
             continue
-        if one.at_s > healthy_s or not any(_explains(fault, one, faults) for fault in faults):
+        if request.at_s > healthy_s or not any(_explains(fault, request, faults) for fault in faults):
             problems.append(
-                f"client {one.number} (edge {one.edge}, {one.at_s:.3f} to {one.ended_s:.3f} s): {one.end}, "
-                f"HTTP {one.status}, not explained by a fault: {one.reason or 'no reason given'}"
+                f"client {request.number} (edge {request.edge}, {request.at_s:.3f} to {request.ended_s:.3f} s): {request.end}, "
+                f"HTTP {request.status}, not explained by a fault: {request.reason or 'no reason given'}"
             )
     return problems
 
 
-def _explains(fault: Fault, one: ClientEvent, faults: list[Fault]) -> bool:
+def _explains(fault: Fault, request: ClientEvent, faults: list[Fault]) -> bool:
     # Virtual times are floats: what a fault ends may end slightly before it.
-    if fault.at_s > one.ended_s + MOMENT_S:
+    if fault.at_s > request.ended_s + MOMENT_S:
         return False
     if fault.kind in MESSAGES:
-        return one.end != "reset" and one.at_s <= fault.at_s + fault.for_s + RECOVERY_S
+        return request.end != "reset" and request.at_s <= fault.at_s + fault.for_s + RECOVERY_S
     process = fault.target.partition("-")[0]
     if process == "encode":
         return False
-    concerned = fault.target == one.edge if process == "edge" else one.end != "reset"
-    return fault.kind in DOWN and concerned and one.at_s <= _recovered_s(fault, faults)
+    concerned = fault.target == request.edge if process == "edge" else request.end != "reset"
+    return fault.kind in DOWN and concerned and request.at_s <= _recovered_s(fault, faults)
 
 
 def _recovered_s(fault: Fault, faults: list[Fault]) -> float:
     """Return when the process has recovered, given that the log is available."""
     until = fault.at_s + fault.for_s + RECOVERY_S
-    for other in sorted(faults, key=lambda one: one.at_s):
+    for other in sorted(faults, key=lambda entry: entry.at_s):
         again = other.kind in DOWN and other.target == fault.target and other is not fault
         hinders = other.kind in HINDERS or again
         if hinders and fault.at_s <= other.at_s + other.for_s and other.at_s <= until:

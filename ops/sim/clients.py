@@ -144,7 +144,7 @@ class Clients:
     def _conversation(self, pictures: tuple[Picture, ...]) -> list[dict[str, Any]]:
         assert self._images is not None
         words = {"type": "text", "text": self._images.choice(WORDS)}
-        images = [{"type": "image_url", "image_url": {"url": data_url(one)}} for one in pictures]
+        images = [{"type": "image_url", "image_url": {"url": data_url(picture)}} for picture in pictures]
         return [{"role": "user", "content": [words, *images, {"type": "text", "text": "Well?"}]}]
 
     def _headers(self, patient: bool) -> Headers:

@@ -149,7 +149,7 @@ class Injector:
         """Inject all faults; returns when the last one has ended."""
         loop = self._fleet.loop
         tasks = []
-        for fault in sorted(self._faults, key=lambda one: one.at_s):
+        for fault in sorted(self._faults, key=lambda entry: entry.at_s):
             await asyncio.sleep(max(0.0, fault.at_s - loop.time()))
             tasks.append(loop.create_task(self._play(fault), name=f"fault {fault.kind}"))
         await asyncio.gather(*tasks)

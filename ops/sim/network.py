@@ -148,8 +148,8 @@ class Network:
 
     def subscriptions(self) -> list[str]:
         """All subscriptions, for finding leaks."""
-        live = [*self._wild, *(one for several in self._exact.values() for one in several)]
-        return sorted(f"{one.process.name}: {one.pattern}" for one in live)
+        live = [*self._wild, *(subscription for several in self._exact.values() for subscription in several)]
+        return sorted(f"{subscription.process.name}: {subscription.pattern}" for subscription in live)
 
     def open_inboxes(self) -> int:
         """Number of requests that wait for a reply."""
@@ -191,12 +191,16 @@ class Network:
         if message.subject.startswith("_INBOX."):
             return self._answer(source, message)
         matching = list(self._exact.get(message.subject, ()))
-        matching += [one for one in self._wild if matches(one.pattern, message.subject)]
-        chosen = [one for one in matching if not one.queue]
-        for queue in sorted({one.queue for one in matching if one.queue}):
-            chosen.append(self._draw.choice([one for one in matching if one.queue == queue]))
-        for one in chosen:
-            self._send(source, one, message)
+        matching += [
+            subscription for subscription in self._wild if matches(subscription.pattern, message.subject)
+        ]
+        chosen = [subscription for subscription in matching if not subscription.queue]
+        for queue in sorted({subscription.queue for subscription in matching if subscription.queue}):
+            chosen.append(
+                self._draw.choice([subscription for subscription in matching if subscription.queue == queue])
+            )
+        for subscription in chosen:
+            self._send(source, subscription, message)
         return len(chosen)
 
     def _answer(self, source: Process, message: Message) -> int:

@@ -122,7 +122,7 @@ def parts(seed: int) -> tuple[Sequence[Role], Choreography]:
 
 def run_seed(seed: int, faults: list[Fault] | None = None, *, show: bool = False) -> SeedOutcome:
     """Run one seed, with its own faults or with those given."""
-    return loop.run(lambda made: _run(made, seed, faults, show=show))
+    return loop.run(lambda clock: _run(clock, seed, faults, show=show))
 
 
 async def _run(clock: VirtualLoop, seed: int, faults: list[Fault] | None, *, show: bool) -> SeedOutcome:
@@ -173,7 +173,7 @@ async def _run(clock: VirtualLoop, seed: int, faults: list[Fault] | None, *, sho
         list(dict.fromkeys(problems)),
         tracer.digest(),
         len(clients.sent),
-        sum(1 for one in clients.sent if one.end == "stop"),
+        sum(1 for request in clients.sent if request.end == "stop"),
         tracer.events,
         clock.time(),
         encoded,
@@ -184,7 +184,9 @@ async def _probe(clients: Clients, fleet: SimFleet) -> list[str]:
     """Send requests to a fleet that has recovered: all must succeed."""
     probes = [await clients.send(edge, patient=True) for edge in fleet.edges * (PROBES // EDGES)]
     return [
-        f"a probe at {one.edge} ended: {one.end}, HTTP {one.status}" for one in probes if one.end != "stop"
+        f"a probe at {probe.edge} ended: {probe.end}, HTTP {probe.status}"
+        for probe in probes
+        if probe.end != "stop"
     ]
 
 
@@ -207,11 +209,11 @@ async def _check_stopped(fleet: SimFleet, problems: list[str]) -> dict[str, int]
     problems += list(checks.leaks(fleet))
     problems += list(checks.handoffs(fleet))
     problems += await checks.lease_leaks(fleet)
-    found = await checks.messages(fleet.store.requests)
-    problems += list(checks.fences(found))
-    problems += list(checks.terminal_events(found))
-    problems += list(checks.encode_legs(found))
-    return checks.count_encode_legs(found)
+    messages = await checks.messages(fleet.store.requests)
+    problems += list(checks.fences(messages))
+    problems += list(checks.terminal_events(messages))
+    problems += list(checks.encode_legs(messages))
+    return checks.count_encode_legs(messages)
 
 
 async def _until_quiet(clock: VirtualLoop, fleet: SimFleet, over_s: float) -> list[str]:
@@ -225,32 +227,32 @@ async def _until_quiet(clock: VirtualLoop, fleet: SimFleet, over_s: float) -> li
         if not unhealthy:
             return []
         await asyncio.sleep(0.25)
-    return [f"{QUIET_S:.0f} s after the last fault: {one}" for one in unhealthy]
+    return [f"{QUIET_S:.0f} s after the last fault: {reason}" for reason in unhealthy]
 
 
 async def _unhealthy(fleet: SimFleet) -> list[str]:
-    found = []
+    problems = []
     for name in fleet.routers:
         if name not in fleet.actors:
-            found.append(f"{name}: not started")
+            problems.append(f"{name}: not started")
             continue
         state = fleet.actors[name].stats()
         if state.get("workers") != len(fleet.workers) or state.get("state") != "ready":
-            found.append(f"{name}: {state}")
+            problems.append(f"{name}: {state}")
         elif fleet.router(name).state.cold:
-            found.append(f"{name}: cold workers")
+            problems.append(f"{name}: cold workers")
     for name in fleet.edges:
         actor = fleet.actors.get(name)
         ready = isinstance(actor, EdgeActor) and actor.ready.is_set() and actor.stats()["state"] == "ready"
         if not ready or fleet.edge(name).workers(POOL) != len(fleet.workers):
-            found.append(f"{name}: not ready, or it does not see every worker")
+            problems.append(f"{name}: not ready, or it does not see every worker")
             continue
         entry = await fleet.store.leases.get(lease_key("edge", name))
         held = decode_lease(entry) if entry is not None else None
         if held is None or held.epoch != fleet.edge(name).lease_epoch:
             # A process that was suspended may have taken the name in between: this one learns of it later.
-            found.append(f"{name}: its lease is not its own")
-    return found
+            problems.append(f"{name}: its lease is not its own")
+    return problems
 
 
 async def _settled(fleet: SimFleet, *, whole: bool) -> list[str]:
@@ -276,27 +278,27 @@ def shrink(faults: Sequence[Fault], fails: Callable[[list[Fault]], bool]) -> lis
     `fails` is called at most `RUNS_MAX` times. The result fails if `faults` does, and none of its faults can be
     removed alone.
     """
-    left = list(faults)
+    remaining = list(faults)
     parts = 2
     runs = 0
-    while left and runs < RUNS_MAX:
-        size = -(-len(left) // parts)
+    while remaining and runs < RUNS_MAX:
+        size = -(-len(remaining) // parts)
         smaller = None
-        for start in range(0, len(left), size):
-            candidate = left[:start] + left[start + size :]
+        for start in range(0, len(remaining), size):
+            candidate = remaining[:start] + remaining[start + size :]
             runs += 1
             if fails(candidate):
                 smaller = candidate
                 break
             if runs >= RUNS_MAX:
-                return left
+                return remaining
         if smaller is not None:
-            left, parts = smaller, max(2, parts - 1)
+            remaining, parts = smaller, max(2, parts - 1)
         elif size == 1:
-            return left
+            return remaining
         else:
-            parts = min(len(left), 2 * parts)
-    return left
+            parts = min(len(remaining), 2 * parts)
+    return remaining
 
 
 PROGRESS_S = 10.0
@@ -384,12 +386,12 @@ def outcomes(seeds: range, jobs: int) -> Iterator[SeedOutcome]:
 def _shrunk(outcome: SeedOutcome) -> str:
     """The fewest faults that fail, and the command that shows them."""
     print("  shrinking …", file=sys.stderr, flush=True)
-    left = shrink(outcome.faults, lambda faults: run_seed(outcome.seed, faults).failed)
-    numbers = [number for number, fault in enumerate(outcome.faults) if fault in left]
-    again = run_seed(outcome.seed, left)
+    minimal_faults = shrink(outcome.faults, lambda faults: run_seed(outcome.seed, faults).failed)
+    numbers = [number for number, fault in enumerate(outcome.faults) if fault in minimal_faults]
+    again = run_seed(outcome.seed, minimal_faults)
     only = ",".join(map(str, numbers)) or "none"
     return (
-        f"fails with {len(left)} of {len(outcome.faults)} faults:\n{describe(again)}\n"
+        f"fails with {len(minimal_faults)} of {len(outcome.faults)} faults:\n{describe(again)}\n"
         f"  see it happen: headwater sim --seed {outcome.seed} --only {only} --trace"
     )
 

@@ -277,12 +277,12 @@ async def keep_namespace(
 async def keep_pools(client: Connection, ns: str, replicas: int, sizes: StreamSizes = STREAM_SIZES) -> None:
     """Create the log of every pool that has a model card, and again whenever it was deleted. Runs until cancelled."""
     cards = CardTable(JetStreamTable(client, subjects.card_bucket(ns)))
-    known: set[str] = set()
+    pools: set[str] = set()
     while True:
         try:
             # Asked again and again: no event reports a log that was deleted, and the cards may be lost with it.
-            known |= set(await cards.pools())
-            for pool in sorted(known):
+            pools |= set(await cards.pools())
+            for pool in sorted(pools):
                 await ensure_pool(client, ns, pool, replicas=replicas, sizes=sizes)
         except LogError as error:
             _pools_log.warning("pool_streams_not_made", reason=str(error))

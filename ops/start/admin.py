@@ -57,17 +57,17 @@ def check(settings: AdminProcess) -> None:
 
 async def admin(settings: AdminProcess, stop: asyncio.Event) -> int:
     """Serve the admin port until stopped."""
-    own = settings.admin
-    if not own.port:
+    admin_settings = settings.admin
+    if not admin_settings.port:
         raise ConfigError("give the port to listen on with --admin-port")
-    tokens = tokens_of(own)
-    listener = bind(own.host, own.port, "--admin-port")
+    tokens = tokens_of(admin_settings)
+    listener = bind(admin_settings.host, admin_settings.port, "--admin-port")
     limits = ConnectionLimits()
     limits = limits._replace(connections=connections_possible(limits.connections))
-    if not is_loopback(own.host):
+    if not is_loopback(admin_settings.host):
         _log.warning(
             "admin_port_open",
-            host=own.host,
+            host=admin_settings.host,
             reason="tokens are sent unencrypted: put a TLS proxy in front",
         )
     async with ports_of(settings.nats, "admin", settings.name or "admin", waits=True) as ports:
@@ -86,7 +86,8 @@ async def admin(settings: AdminProcess, stop: asyncio.Event) -> int:
         work = asyncio.create_task(supervise("admin", one_life, ports.clock), name="admin")
         waiting = asyncio.create_task(stop.wait(), name="stop")
         _log.info(
-            "admin_listening", url=f"http://{host_port(own.host, listener.getsockname()[1])}/admin/workers"
+            "admin_listening",
+            url=f"http://{host_port(admin_settings.host, listener.getsockname()[1])}/admin/workers",
         )
         try:
             await asyncio.wait({work, waiting}, return_when=asyncio.FIRST_COMPLETED)

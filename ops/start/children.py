@@ -87,9 +87,9 @@ class OutputLines(asyncio.Protocol):
 
     async def open(self) -> int:
         """Read from a new pipe until all that have its other end closed it; returns that end."""
-        ours, theirs = os.pipe()
-        await asyncio.get_running_loop().connect_read_pipe(lambda: self, open(ours, "rb", buffering=0))  # noqa: SIM115 (the transport closes it)
-        return theirs
+        read_end, write_end = os.pipe()
+        await asyncio.get_running_loop().connect_read_pipe(lambda: self, open(read_end, "rb", buffering=0))  # noqa: SIM115 (the transport closes it)
+        return write_end
 
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""

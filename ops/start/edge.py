@@ -94,13 +94,19 @@ PACKAGES = {"grpc": "grpcio", "grpc_health": "grpcio-health-checking", "google.p
 
 async def run_picker(settings: PickerProcess, stop: asyncio.Event) -> int:
     """Run a picker until stopped. Raises `ConfigError`."""
-    own = settings.picker
-    check_picker(own)
+    picker_settings = settings.picker
+    check_picker(picker_settings)
     from headwater.actors.picker.actor import Address, PickerActor
 
     name = settings.name or f"picker-{secrets.token_hex(3)}"
     logs.describe(picker=name)
-    address = Address(own.host, own.port, own.health_port, own.tls_cert, own.tls_key)
+    address = Address(
+        picker_settings.host,
+        picker_settings.port,
+        picker_settings.health_port,
+        picker_settings.tls_cert,
+        picker_settings.tls_key,
+    )
 
     async def make(ports: Ports) -> Actor:
         return PickerActor(ports, name, address, access=settings.auth, drain_s=settings.drain_timeout)
@@ -108,12 +114,12 @@ async def run_picker(settings: PickerProcess, stop: asyncio.Event) -> int:
     return await run_one(Host(settings.nats, settings.metrics), "picker", name, make, stop)
 
 
-def check_picker(own: PickerSettings) -> None:
+def check_picker(picker_settings: PickerSettings) -> None:
     """Raises `ConfigError` for a picker that could not be started with these settings."""
     missing = [package for module, package in PACKAGES.items() if find_spec(module) is None]
     if missing:
         raise ConfigError(f"{' and '.join(missing)} is missing: pip install 'headwater[picker]'")
-    certificate(own.tls_cert, own.tls_key, "--picker-tls-cert", "--picker-tls-key")
-    bind(own.host, own.port, "--picker-port").close()
-    if own.health_port:
-        bind(own.host, own.health_port, "--picker-health-port").close()
+    certificate(picker_settings.tls_cert, picker_settings.tls_key, "--picker-tls-cert", "--picker-tls-key")
+    bind(picker_settings.host, picker_settings.port, "--picker-port").close()
+    if picker_settings.health_port:
+        bind(picker_settings.host, picker_settings.health_port, "--picker-health-port").close()

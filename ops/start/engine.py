@@ -82,7 +82,7 @@ async def _check_against_fleet(ports: Ports, settings: EngineProcess, model: str
 
 async def run_engine(settings: EngineProcess, stop: asyncio.Event) -> int:
     """Run one engine until stopped or until it dies: then the process ends, and its supervisor starts another."""
-    own, traits = settings.worker, registry.traits_of(settings.worker.engine)
+    worker_settings, traits = settings.worker, registry.traits_of(settings.worker.engine)
     name = settings.name or unique_name()
     logs.describe(kind="worker", worker=name)
     try:
@@ -95,18 +95,18 @@ async def run_engine(settings: EngineProcess, stop: asyncio.Event) -> int:
         return EXIT_UNRECOVERABLE
     actors: list[WorkerActor] = []
 
-    async def make(ports: Ports, worker: str = name, one: Engine = engine) -> Actor:
+    async def make(ports: Ports, worker: str = name, started_engine: Engine = engine) -> Actor:
         await _check_against_fleet(ports, settings, served.name)
         actor = WorkerActor(
             ports,
             worker,
-            one,
+            started_engine,
             served,
             drain_s=settings.drain_timeout,
             profile=plan.profile_of(settings, name),
             lora=adapters_of(settings, worker),
             health=settings.health,
-            open_transfer=partial(open_transfer, worker, own.embeddings.mib, traits.transport),
+            open_transfer=partial(open_transfer, worker, worker_settings.embeddings.mib, traits.transport),
             open_media_transfer=media_transfer(worker, media.mib, media.transport),
         )
         actors.append(actor)
@@ -115,7 +115,7 @@ async def run_engine(settings: EngineProcess, stop: asyncio.Event) -> int:
     def labels() -> dict[str, str]:
         actor = actors[0] if actors else None
         pool = str(actor.stats().get("pool", "")) if actor else ""
-        role = actor.status.role if actor else own.profile.role
+        role = actor.status.role if actor else worker_settings.profile.role
         return {"worker": name, "pool": pool, "role": role, "rank": "0"}
 
     collector = WorkerCollector(lambda: [(actor.name, actor.stats) for actor in list(actors)])
@@ -167,13 +167,13 @@ async def run_ranks(
     async def one(number: int, rank: Engine) -> int:
         name = rank_name(worker, number)
         # One server of metrics for the process.
-        own = host if number == 0 else host._replace(metrics=host.metrics._replace(port=0))
+        rank_host = host if number == 0 else host._replace(metrics=host.metrics._replace(port=0))
 
         async def make_it(ports: Ports) -> Actor:
             return await make(ports, name, rank)
 
         try:
-            return await run(own, "worker", name, make_it, ending, restarts=False)
+            return await run(rank_host, "worker", name, make_it, ending, restarts=False)
         finally:
             ending.set()
 

@@ -102,13 +102,13 @@ def prepare(engine: str, python: str = "") -> None:
 
 def check(engine: str, python: str) -> Path:
     """The path of an executable. Raises `EngineUnavailable`."""
-    found = shutil.which(os.path.expanduser(python))
-    if found is None:
+    executable = shutil.which(os.path.expanduser(python))
+    if executable is None:
         raise EngineUnavailable(
             f"{setting(f'{section_of(engine)}.{PYTHON}').flag} {python}: there is no such program; give the Python of an "
             f"environment that has {registry.traits_of(engine).title} and Headwater"
         )
-    return Path(found)
+    return Path(executable)
 
 
 def ensure(engine: str) -> Path:

@@ -67,8 +67,8 @@ def describe(entry: EngineEntry) -> ListedEngine:
     try:
         kind = registry.load(entry)
         # A class of the whole protocol has its capabilities as an attribute.
-        whole = hasattr(kind, "submit")
-        capabilities = kind.capabilities if whole else declared_capabilities(kind)
+        is_full_engine = hasattr(kind, "submit")
+        capabilities = kind.capabilities if is_full_engine else declared_capabilities(kind)
     except EngineUnavailable as error:
         return listed._replace(problem=str(error))
     return listed._replace(
@@ -94,13 +94,17 @@ def _version(kind: Any, entry: EngineEntry) -> str:
 def as_table(engines: list[ListedEngine]) -> str:
     """The engines, and below them their capabilities in columns."""
     heads: list[tuple[str, ...]] = [("engine", "version", "from")]
-    heads += [(one.name, one.version or "-", one.origin) for one in engines]
+    heads += [(engine.name, engine.version or "-", engine.origin) for engine in engines]
     lines = _columns(heads)
-    lines += [f"{one.name}: {one.problem or one.remark}" for one in engines if one.problem or one.remark]
-    readable = [one for one in engines if not one.problem]
-    rows: list[tuple[str, ...]] = [("capability", *(one.name for one in readable))]
+    lines += [
+        f"{engine.name}: {engine.problem or engine.remark}"
+        for engine in engines
+        if engine.problem or engine.remark
+    ]
+    readable = [engine for engine in engines if not engine.problem]
+    rows: list[tuple[str, ...]] = [("capability", *(engine.name for engine in readable))]
     for capability in get_args(Capability):
-        rows.append((capability, *(SHOWN[one.supports(capability)] for one in readable)))
+        rows.append((capability, *(SHOWN[engine.supports(capability)] for engine in readable)))
     lines += ["", *_columns(rows), "", "(yes): depends on the engine's configuration"]
     return "\n".join(lines)
 
@@ -114,14 +118,14 @@ def as_data(engines: list[ListedEngine]) -> list[dict[str, Any]]:
     """The same as plain data."""
     return [
         {
-            "engine": one.name,
-            "version": one.version,
-            "from": one.origin,
-            "remark": one.remark,
-            "problem": one.problem,
-            "capabilities": {name: one.supports(name) for name in get_args(Capability)},
+            "engine": engine.name,
+            "version": engine.version,
+            "from": engine.origin,
+            "remark": engine.remark,
+            "problem": engine.problem,
+            "capabilities": {name: engine.supports(name) for name in get_args(Capability)},
         }
-        for one in engines
+        for engine in engines
     ]
 
 

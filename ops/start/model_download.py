@@ -26,11 +26,11 @@ def main() -> int:
     signals.replace_handlers(_stop)
     # Read by the hub's library when it is imported: progress is ours.
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    asked = json.loads(sys.stdin.read())
-    if asked["log_json"]:
+    request = json.loads(sys.stdin.read())
+    if request["log_json"]:
         logs.configure(fmt="json", kind="download")
     try:
-        answer = {"folder": str(_download(asked))}
+        answer = {"folder": str(_download(request))}
     except ImportError as error:
         answer = {"error": MISSING.format(name=error.name)}
     except DownloadFailed as error:
@@ -39,16 +39,16 @@ def main() -> int:
     return 0 if "folder" in answer else 1
 
 
-def _download(asked: dict[str, Any]) -> Path:
-    if asked["kind"] == "hub":
+def _download(request: dict[str, Any]) -> Path:
+    if request["kind"] == "hub":
         from headwater.ops.start import model_hub
 
-        return model_hub.download(asked["at"], asked["revision"], weights=asked["weights"])
-    if not asked["cache"]:
+        return model_hub.download(request["at"], request["revision"], weights=request["weights"])
+    if not request["cache"]:
         raise DownloadFailed("models of buckets and web servers need a cache folder: give --cache-dir")
     from headwater.ops.start import model_store
 
-    return model_store.download(asked["at"], Path(asked["cache"]), weights=asked["weights"])
+    return model_store.download(request["at"], Path(request["cache"]), weights=request["weights"])
 
 
 def _stop(number: int, _: FrameType | None) -> None:

@@ -92,42 +92,42 @@ class _HubDownload:
         api = huggingface_hub.HfApi()
         commit = api.repo_info(self._repository, revision=self._revision).sha or ""
         record = record.with_name(f"{commit}.json")
-        wanted = choose(self._listed(api, commit), weights=self._weights)
+        files = choose(self._listed(api, commit), weights=self._weights)
         self._remove_parts()
         for attempt in range(ATTEMPTS):
-            folder = self._fetch(commit, wanted)
-            wrong = self._remove_wrong(folder, wanted)
+            folder = self._fetch(commit, files)
+            wrong = self._remove_wrong(folder, files)
             if not wrong:
                 break
             logs.say(f"{self._repository}: {'; '.join(wrong)}: removed")
             if attempt + 1 == ATTEMPTS:
                 raise DownloadFailed(f"{wrong[0]}, {ATTEMPTS} times: nothing of this file was kept")
-        self._remember(record, wanted)
+        self._remember(record, files)
         return folder
 
     def _listed(self, api: Any, commit: str) -> list[RemoteFile]:
         entries = api.list_repo_tree(self._repository, revision=commit, recursive=True)
         return [
-            RemoteFile(one.path, one.lfs.size, one.lfs.sha256)
-            if one.lfs is not None
-            else RemoteFile(one.path, one.size, one.blob_id)
-            for one in entries
-            if isinstance(one, huggingface_hub.hf_api.RepoFile)
+            RemoteFile(entry.path, entry.lfs.size, entry.lfs.sha256)
+            if entry.lfs is not None
+            else RemoteFile(entry.path, entry.size, entry.blob_id)
+            for entry in entries
+            if isinstance(entry, huggingface_hub.hf_api.RepoFile)
         ]
 
-    def _fetch(self, commit: str, wanted: list[RemoteFile]) -> Path:
+    def _fetch(self, commit: str, files: list[RemoteFile]) -> Path:
         blobs = self._cache / "blobs"
-        missing = [one for one in wanted if not (blobs / one.digest).exists()]
+        missing = [file for file in files if not (blobs / file.digest).exists()]
         blobs.mkdir(parents=True, exist_ok=True)
-        check_space(sum(one.size for one in missing), blobs)
-        suspected = {one.digest for one in missing} | set(load(self._unverified, []))
+        check_space(sum(file.size for file in missing), blobs)
+        suspected = {file.digest for file in missing} | set(load(self._unverified, []))
         replace(self._unverified, json.dumps(sorted(suspected)))
-        total = sum(one.size for one in wanted)
+        total = sum(file.size for file in files)
         folder = ""
         try:
             with contextlib.ExitStack() as stack:
                 if missing:
-                    places = [blobs / one.digest for one in wanted]
+                    places = [blobs / file.digest for file in files]
                     stack.enter_context(
                         progress(
                             self._repository,
@@ -138,22 +138,22 @@ class _HubDownload:
                 folder = huggingface_hub.snapshot_download(
                     self._repository,
                     revision=commit,
-                    allow_patterns=[glob.escape(one.name) for one in wanted],
+                    allow_patterns=[glob.escape(file.name) for file in files],
                 )
         finally:
             self._remove_parts()
         self._write_reference(commit)
         return Path(folder)
 
-    def _remove_wrong(self, folder: Path, wanted: list[RemoteFile]) -> list[str]:
+    def _remove_wrong(self, folder: Path, files: list[RemoteFile]) -> list[str]:
         """Verify what was downloaded by this process, or by one that did not come to it; returns what was wrong and is removed."""
         suspected = set(load(self._unverified, []))
         wrong = []
-        for one in wanted:
-            path = folder / one.name
-            if one.digest not in suspected:
+        for file in files:
+            path = folder / file.name
+            if file.digest not in suspected:
                 continue
-            problem = verify(path, one)
+            problem = verify(path, file)
             if problem:
                 wrong.append(problem)
                 path.resolve().unlink()
@@ -179,10 +179,10 @@ class _HubDownload:
         if self._revision != commit:
             replace(self._cache / "refs" / self._revision, commit)
 
-    def _remember(self, record: Path, wanted: list[RemoteFile]) -> None:
-        known = load(record, {})
-        files = known.get("files", {}) | {one.name: one.digest for one in wanted}
-        document = {"weights": self._weights or known.get("weights", False), "files": files}
+    def _remember(self, record: Path, remote_files: list[RemoteFile]) -> None:
+        earlier = load(record, {})
+        files = earlier.get("files", {}) | {file.name: file.digest for file in remote_files}
+        document = {"weights": self._weights or earlier.get("weights", False), "files": files}
         replace(record, json.dumps(document))
         self._unverified.unlink(missing_ok=True)
 
@@ -207,10 +207,10 @@ def _cached(cache: Path, revision: str, weights: bool, reason: str) -> Path:
 
 def _serves(record: Path, weights: bool) -> bool:
     """Were all files of a snapshot downloaded that are needed, and are they still there?"""
-    known = load(record, {})
+    recorded = load(record, {})
     folder = record.parents[1] / "snapshots" / record.stem
-    there = all((folder / name).exists() for name in known.get("files", ()))
-    return bool(known) and there and (known["weights"] or not weights)
+    all_exist = all((folder / name).exists() for name in recorded.get("files", ()))
+    return bool(recorded) and all_exist and (recorded["weights"] or not weights)
 
 
 def _token() -> str:

@@ -47,22 +47,28 @@ def with_folder(settings: EngineProcess, *, weights: bool = True) -> EngineProce
 
     Raises `EngineUnavailable`, and `EngineInterrupted` after a signal.
     """
-    own = settings.worker
-    source = parse_source(own.model, own.model_revision) if own.model not in ("", DEMO_NAME) else None
+    worker_settings = settings.worker
+    source = (
+        parse_source(worker_settings.model, worker_settings.model_revision)
+        if worker_settings.model not in ("", DEMO_NAME)
+        else None
+    )
     if source is None or source.kind == "folder":
-        if own.model_revision:
+        if worker_settings.model_revision:
             raise EngineUnavailable(
-                f"--model-revision {own.model_revision} is for models of a hub: leave it out for "
-                f"{own.model or 'the default model'}"
+                f"--model-revision {worker_settings.model_revision} is for models of a hub: leave it out for "
+                f"{worker_settings.model or 'the default model'}"
             )
         return settings
-    words = getattr(engine_options(settings, own.engine), NATIVE, ())
+    words = getattr(engine_options(settings, worker_settings.engine), NATIVE, ())
     # An engine may load none, or make them up.
     made_up = native_arguments.value(words, "load_format") == "dummy"
-    loads = weights and registry.traits_of(own.engine).loads != "nothing" and not made_up
+    loads = weights and registry.traits_of(worker_settings.engine).loads != "nothing" and not made_up
     folder = fetch(source, weights=loads, cache=cache_folder(settings.cache_dir))
-    worker = own._replace(
-        model=str(folder), model_revision="", served_model_name=own.served_model_name or source.name
+    worker = worker_settings._replace(
+        model=str(folder),
+        model_revision="",
+        served_model_name=worker_settings.served_model_name or source.name,
     )
     return settings._replace(worker=worker)
 
@@ -81,15 +87,15 @@ def parse_source(model: str, revision: str = "") -> ModelSource:
         raise EngineUnavailable(
             f"--model {model}: choose a scheme from hf, {', '.join(STORES)}, or give a folder"
         )
-    repository, _, own = (rest if separator else model).partition("@")
+    repository, _, own_revision = (rest if separator else model).partition("@")
     if not _REPOSITORY.match(repository) and not (separator and repository):
         raise EngineUnavailable(
             f"--model {model}: no such folder. Give a folder in Hugging Face's layout, ORG/NAME of a hub, a URL (s3://, https://), "
             f"or leave --model out for {DEMO_NAME}"
         )
-    if own and revision and own != revision:
+    if own_revision and revision and own_revision != revision:
         raise EngineUnavailable(f"--model {model} contradicts --model-revision {revision}: give one")
-    return ModelSource("hub", repository, repository, own or revision)
+    return ModelSource("hub", repository, repository, own_revision or revision)
 
 
 def _stored(url: str) -> ModelSource:
@@ -110,7 +116,7 @@ def fetch(source: ModelSource, *, weights: bool, cache: Path | None) -> Path:
     """
     if source.kind == "folder":
         return Path(source.at).expanduser()
-    asked = {
+    request = {
         **source._asdict(),
         "weights": weights,
         "cache": str(cache) if cache else "",
@@ -119,7 +125,7 @@ def fetch(source: ModelSource, *, weights: bool, cache: Path | None) -> Path:
     program = [sys.executable, "-m", "headwater.ops.start.model_download"]
     with interruptible(), subprocess.Popen(program, stdin=PIPE, stdout=PIPE, text=True) as process:
         try:
-            output, _ = process.communicate(json.dumps(asked))
+            output, _ = process.communicate(json.dumps(request))
         except BaseException:
             # It removes what it has of files, and ends.
             process.terminate()

@@ -58,17 +58,17 @@ def choose(files: Iterable[RemoteFile], *, weights: bool) -> list[RemoteFile]:
 
     Raises `DownloadFailed` for a model that has its weights in formats that no engine loads from a folder.
     """
-    listed = [one for one in files if not _matches(one.name, NO_USE)]
-    other = [one for one in listed if _matches(one.name, OTHER_WEIGHTS)]
-    known = [one for one in listed if one not in other]
-    heavy = [one for one in known if _matches(one.name, [each for form in FORMATS for each in form])]
-    small = [one for one in known if one not in heavy and not _matches(one.name, COPIES)]
+    listed = [file for file in files if not _matches(file.name, NO_USE)]
+    other = [file for file in listed if _matches(file.name, OTHER_WEIGHTS)]
+    usable = [file for file in listed if file not in other]
+    heavy = [file for file in usable if _matches(file.name, [each for form in FORMATS for each in form])]
+    small = [file for file in usable if file not in heavy and not _matches(file.name, COPIES)]
     if not weights:
         return small
-    common = [one for one in heavy if not _matches(one.name, COPIES)]
+    common = [file for file in heavy if not _matches(file.name, COPIES)]
     heavy = common or heavy
     for form in FORMATS:
-        chosen = [one for one in heavy if _matches(one.name, form)]
+        chosen = [file for file in heavy if _matches(file.name, form)]
         if chosen:
             return small + _without_variants(chosen)
     if other:
@@ -81,13 +81,13 @@ def choose(files: Iterable[RemoteFile], *, weights: bool) -> list[RemoteFile]:
 
 def _without_variants(files: list[RemoteFile]) -> list[RemoteFile]:
     """Return the files without variants: no `model.fp16.safetensors` where there is a `model.safetensors`."""
-    names = {one.name for one in files}
+    names = {file.name for file in files}
 
     def plain(name: str) -> str:
         stem, _, ending = name.rpartition(".")
         return f"{stem.rpartition('.')[0]}.{ending}"
 
-    return [one for one in files if plain(one.name) not in names or plain(one.name) == one.name]
+    return [file for file in files if plain(file.name) not in names or plain(file.name) == file.name]
 
 
 def _matches(name: str, patterns: Iterable[str]) -> bool:
@@ -121,30 +121,28 @@ def check_space(missing: int, folder: Path) -> None:
 
 
 @contextmanager
-def locked(path: Path, what: str) -> Iterator[None]:
+def locked(path: Path, label: str) -> Iterator[None]:
     """Hold the lock of one download for this machine; waits for another process that holds it. Raises `OSError`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            logs.say(f"waiting for another process, which downloads {what}")
+            logs.say(f"waiting for another process, which downloads {label}")
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
 @contextmanager
-def progress(what: str, total: int, count: Callable[[], int]) -> Iterator[None]:
+def progress(label: str, total: int, count: Callable[[], int]) -> Iterator[None]:
     """Print within the block how much of `total` bytes is there, by `count`: on a terminal in one line, else every 10 s."""
     began, ended, first = time.monotonic(), threading.Event(), count()
     terminal = sys.stderr.isatty() and not logs.is_json()
 
     def line() -> str:
-        there, seconds = count(), max(0.001, time.monotonic() - began)
-        rate = max(0, there - first) / seconds / 1e6
-        return (
-            f"downloading {what}: {_gb(there)} of {_gb(total)} ({there / max(1, total):.0%}), {rate:.0f} MB/s"
-        )
+        present_bytes, seconds = count(), max(0.001, time.monotonic() - began)
+        rate = max(0, present_bytes - first) / seconds / 1e6
+        return f"downloading {label}: {_gb(present_bytes)} of {_gb(total)} ({present_bytes / max(1, total):.0%}), {rate:.0f} MB/s"
 
     def show() -> None:
         while not ended.wait(TERMINAL_PROGRESS_S if terminal else PROGRESS_S):
@@ -153,7 +151,7 @@ def progress(what: str, total: int, count: Callable[[], int]) -> Iterator[None]:
             else:
                 logs.say(line())
 
-    logs.say(f"downloading {what}: {_gb(total)}, of which {_gb(first)} are there")
+    logs.say(f"downloading {label}: {_gb(total)}, of which {_gb(first)} are there")
     thread = threading.Thread(target=show, daemon=True)
     thread.start()
     try:
@@ -232,9 +230,9 @@ def download(url: str, cache: Path, *, weights: bool) -> Path:
 
 def _before(latest: Path, url: str, weights: bool, reason: str) -> Path:
     """Return what was downloaded before, if it serves. Raises `DownloadFailed`."""
-    known = load(latest, {})
-    folder = latest.parent / str(known.get("folder", ""))
-    if known and folder.is_dir() and (known["weights"] or not weights):
+    recorded = load(latest, {})
+    folder = latest.parent / str(recorded.get("folder", ""))
+    if recorded and folder.is_dir() and (recorded["weights"] or not weights):
         logs.say(f"{url}: {reason}; serving what was downloaded before")
         return folder
     raise DownloadFailed(f"{reason}. What was downloaded stays: start again to continue")
@@ -246,15 +244,15 @@ class _StoreDownload:
         self._weights = weights
 
     def run(self) -> Path:
-        wanted = choose(self._listed(), weights=self._weights)
-        if not any(one.name == "config.json" for one in wanted):
+        files = choose(self._listed(), weights=self._weights)
+        if not any(file.name == "config.json" for file in files):
             raise DownloadFailed("there is no config.json: give the URL of a folder in Hugging Face's layout")
-        text = "".join(f"{one.name} {one.size} {one.digest}\n" for one in sorted(wanted))
+        text = "".join(f"{file.name} {file.size} {file.digest}\n" for file in sorted(files))
         version = hashlib.sha256(text.encode()).hexdigest()[:12]
         folder = self._place / f"{self._stem}-{version}"
         if not folder.is_dir():
             staging = self._place / f".{folder.name}.part"
-            self._fetch_all(wanted, staging)
+            self._fetch_all(files, staging)
             staging.rename(folder)
         self._remember(folder)
         return folder
@@ -262,27 +260,27 @@ class _StoreDownload:
     def _listed(self) -> list[RemoteFile]:
         if urlsplit(self._url).scheme in ("http", "https"):
             return self._asked()
-        found = [
-            RemoteFile(str(one["path"]), int(one["size"]), str(one["e_tag"] or ""))
+        listed = [
+            RemoteFile(str(entry["path"]), int(entry["size"]), str(entry["e_tag"] or ""))
             for chunk in obstore.list(self._store)
-            for one in chunk
+            for entry in chunk
         ]
         # A folder of its own is an object with no name in some stores.
-        return [one for one in found if one.name and not one.name.endswith("/")]
+        return [entry for entry in listed if entry.name and not entry.name.endswith("/")]
 
     def _asked(self) -> list[RemoteFile]:
-        found = [one for name in KNOWN if (one := self._head(name)) is not None]
+        files = [file for name in KNOWN if (file := self._head(name)) is not None]
         if self._weights:
             shards = [WEIGHTS]
-            if any(one.name == INDEX for one in found):
+            if any(file.name == INDEX for file in files):
                 index = json.loads(bytes(obstore.get(self._store, INDEX).bytes()))
                 shards = sorted(set(index.get("weight_map", {}).values()))
             for name in shards:
-                one = self._head(str(name))
-                if one is None and name != WEIGHTS:
+                file = self._head(str(name))
+                if file is None and name != WEIGHTS:
                     raise DownloadFailed(f"there is no {name}, which {INDEX} names")
-                found += [one] if one is not None else []
-        return found
+                files += [file] if file is not None else []
+        return files
 
     def _head(self, name: str) -> RemoteFile | None:
         try:
@@ -291,48 +289,52 @@ class _StoreDownload:
             return None
         return RemoteFile(name, int(meta["size"]), str(meta["e_tag"] or meta["last_modified"]))
 
-    def _fetch_all(self, wanted: list[RemoteFile], staging: Path) -> None:
+    def _fetch_all(self, files: list[RemoteFile], staging: Path) -> None:
         staging.mkdir(parents=True, exist_ok=True)
-        paths = [staging / one.name for one in wanted]
-        total = sum(one.size for one in wanted)
+        paths = [staging / remote_file.name for remote_file in files]
+        total = sum(remote_file.size for remote_file in files)
         check_space(total - bytes_of(paths), staging)
         with progress(self._url, total, lambda: bytes_of(paths)):
-            for one, path in zip(wanted, paths, strict=True):
-                self._fetch(one, path)
+            for remote_file, path in zip(files, paths, strict=True):
+                self._fetch(remote_file, path)
         for path in paths:
             with path.open("rb") as file:
                 os.fsync(file.fileno())
 
-    def _fetch(self, one: RemoteFile, path: Path) -> None:
+    def _fetch(self, remote_file: RemoteFile, path: Path) -> None:
         """Fetch a file, or the rest of it. Raises the store's error after the last attempt."""
         path.parent.mkdir(parents=True, exist_ok=True)
         for attempt in range(ATTEMPTS):
             try:
-                self._append(one, path)
+                self._append(remote_file, path)
                 break
             except FileNotFoundError:
                 raise
             except (obstore.exceptions.BaseError, OSError) as error:
                 if attempt + 1 == ATTEMPTS:
                     raise
-                logs.say(f"{self._url}/{one.name} broke off: {_short(error)}; continuing")
-        problem = verify(path, one)
+                logs.say(f"{self._url}/{remote_file.name} broke off: {_short(error)}; continuing")
+        problem = verify(path, remote_file)
         if problem:
             path.unlink()
             raise DownloadFailed(f"{problem}: removed")
 
-    def _append(self, one: RemoteFile, path: Path) -> None:
-        there = path.stat().st_size if path.exists() else 0
-        if there > one.size:
+    def _append(self, remote_file: RemoteFile, path: Path) -> None:
+        present_bytes = path.stat().st_size if path.exists() else 0
+        if present_bytes > remote_file.size:
             path.unlink()
-            there = 0
-        if there == one.size and path.exists():
+            present_bytes = 0
+        if present_bytes == remote_file.size and path.exists():
             return
-        result = obstore.get(self._store, one.name, options={"range": {"offset": there}} if there else None)
+        result = obstore.get(
+            self._store,
+            remote_file.name,
+            options={"range": {"offset": present_bytes}} if present_bytes else None,
+        )
         tag = str(result.meta["e_tag"] or result.meta["last_modified"])
-        if one.digest and _opaque(tag) != _opaque(one.digest):
+        if remote_file.digest and _opaque(tag) != _opaque(remote_file.digest):
             path.unlink(missing_ok=True)
-            raise DownloadFailed(f"{one.name} changed while it was downloaded: start again")
+            raise DownloadFailed(f"{remote_file.name} changed while it was downloaded: start again")
         with path.open("ab") as file:
             for chunk in result.stream(min_chunk_size=CHUNK_BYTES):
                 file.write(chunk)

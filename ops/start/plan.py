@@ -77,17 +77,17 @@ def _own_names(settings: EngineProcess) -> list[tuple[str, Role]]:
         )
     both = fleet.workers or (0 if roles else DEFAULT_WORKERS)
     if both == 1 and settings.name:
-        own: list[tuple[str, Role]] = [(settings.name, role)]
+        own_names: list[tuple[str, Role]] = [(settings.name, role)]
     else:
         kind = settings.name or ("worker" if role == "both" else role)
-        own = [(f"{kind}-{number}", role) for number in range(both)]
+        own_names = [(f"{kind}-{number}", role) for number in range(both)]
     if role != "both" and roles:
         raise ConfigError(
             f"--role {role} is the role of --workers; leave it out with --prefill-workers and --decode-workers"
         )
     before = f"{settings.name}-" if settings.name else ""
     return [
-        *own,
+        *own_names,
         *((f"{before}prefill-{number}", "prefill") for number in range(fleet.prefill_workers)),
         *((f"{before}decode-{number}", "decode") for number in range(fleet.decode_workers)),
         *((f"{before}encode-{number}", "encode") for number in range(fleet.encode_workers)),
@@ -96,10 +96,12 @@ def _own_names(settings: EngineProcess) -> list[tuple[str, Role]]:
 
 def with_endpoint(settings: EngineProcess, endpoint: str) -> EngineProcess:
     """The settings of workers that are beside the edge at this address, unless they name another."""
-    own = settings.worker
-    if own.profile.endpoint:
+    worker_settings = settings.worker
+    if worker_settings.profile.endpoint:
         return settings
-    return settings._replace(worker=own._replace(profile=own.profile._replace(endpoint=endpoint)))
+    return settings._replace(
+        worker=worker_settings._replace(profile=worker_settings.profile._replace(endpoint=endpoint))
+    )
 
 
 def launcher_for(settings: EngineProcess, engine: str = "") -> EngineLauncher[Any]:
@@ -110,18 +112,18 @@ def launcher_for(settings: EngineProcess, engine: str = "") -> EngineLauncher[An
 
 def spec_of(settings: EngineProcess, name: str, role: Role | None = None, side_port: int = 0) -> WorkerSpec:
     """Return what an engine is told of a worker of this name; `role` is that of the settings unless given."""
-    own = settings.worker
-    role = role or own.profile.role
+    worker_settings = settings.worker
+    role = role or worker_settings.profile.role
     return WorkerSpec(
         name,
         role,
-        own.model,
-        own.served_model_name,
-        own.block_size,
-        own.max_model_len,
-        reads_embeddings=own.embeddings.read and role in ("both", "prefill"),
-        accepts_embeddings=own.accept_image_embeds and role == "both",
-        embeddings_mib=own.embeddings.mib,
+        worker_settings.model,
+        worker_settings.served_model_name,
+        worker_settings.block_size,
+        worker_settings.max_model_len,
+        reads_embeddings=worker_settings.embeddings.read and role in ("both", "prefill"),
+        accepts_embeddings=worker_settings.accept_image_embeds and role == "both",
+        embeddings_mib=worker_settings.embeddings.mib,
         exports_metrics=bool(settings.metrics.port),
         online=any(source.startswith("hf://") for source in settings.lora.sources),
         side_port=side_port,
@@ -147,21 +149,23 @@ def plan(settings: EngineProcess, *, devices: Sequence[str] = ()) -> list[Worker
     1.5.1); other transports may require that the GPU is visible. Raises `ConfigError` if there are too few, and `EngineUnavailable` for an
     address that workers elsewhere could not reach.
     """
-    found = _named(settings)
-    launchers = {engine: launcher_for(settings, engine) for engine in dict.fromkeys(one[2] for one in found)}
+    named = _named(settings)
+    launchers = {
+        engine: launcher_for(settings, engine) for engine in dict.fromkeys(entry[2] for entry in named)
+    }
     gpus = {engine: launcher.gpus() for engine, launcher in launchers.items()}
-    needed = [gpus[engine] for _, _, engine in found]
+    needed = [gpus[engine] for _, _, engine in named]
     if devices and sum(needed) > len(devices):
         each = " and ".join(map(str, sorted(set(needed))))
         raise ConfigError(
-            f"{len(found)} workers with {each} GPUs each need {sum(needed)}, and {len(devices)} are visible: "
+            f"{len(named)} workers with {each} GPUs each need {sum(needed)}, and {len(devices)} are visible: "
             "start fewer workers, or make --gpus-per-worker or the tensor-parallel size smaller"
         )
-    first = [sum(needed[:number]) for number in range(len(found))]
+    first = [sum(needed[:number]) for number in range(len(named))]
     check_meeting_places(
-        settings, sorted({role for _, role, engine in found if launchers[engine].is_met(role)})
+        settings, sorted({role for _, role, engine in named if launchers[engine].is_met(role)})
     )
-    sides = [launchers[engine].side_ports(role) for _, role, engine in found]
+    sides = [launchers[engine].side_ports(role) for _, role, engine in named]
     side_port = settings.worker.handoff_port
     if any(sides) and not side_port:
         side_port = free_range(sum(sides), settings.worker.handoff_host or LOOPBACK)
@@ -175,7 +179,7 @@ def plan(settings: EngineProcess, *, devices: Sequence[str] = ()) -> list[Worker
             (*devices[first[number] :], *devices[: first[number]]),
             engine,
         )
-        for number, (name, role, engine) in enumerate(found)
+        for number, (name, role, engine) in enumerate(named)
     ]
 
 
@@ -204,12 +208,12 @@ def apart(settings: EngineProcess) -> tuple[EngineProcess, list[str]]:
     """The settings of one engine's process without those of other engines, and the words after them: its own arguments."""
     engine, native = settings.worker.engine, native_words(settings)
     options = engine_options(settings, engine)
-    kept = with_engine_options(
+    process_settings = with_engine_options(
         settings._replace(engines=EngineOptions(), worker=with_own_common(settings.worker, engine)),
         engine,
         options._replace(**{NATIVE: ()}) if native else options,
     )
-    return kept, ["--", *native] if native else []
+    return process_settings, ["--", *native] if native else []
 
 
 def without_added(settings: EngineProcess) -> EngineProcess:
@@ -255,10 +259,10 @@ _log = structlog.get_logger("headwater.preflight")
 
 def check_plan(settings: EngineProcess, workers: Sequence[WorkerPlan]) -> None:
     """The checks that need neither an engine nor the fleet. Raises `EngineUnavailable`."""
-    own = settings.worker
-    start_model.check_names(own.tool_parser, own.reasoning_parser)
-    if own.chat_template:
-        read_chat_template(own.chat_template)
+    worker_settings = settings.worker
+    start_model.check_names(worker_settings.tool_parser, worker_settings.reasoning_parser)
+    if worker_settings.chat_template:
+        read_chat_template(worker_settings.chat_template)
     ranges: list[PortRange] = []
     launchers = {worker.engine: launcher_for(settings, worker.engine) for worker in workers}
     for engine, launcher in launchers.items():
@@ -302,11 +306,11 @@ def check_meeting_places(settings: EngineProcess, roles: Sequence[Role]) -> None
         raise EngineUnavailable(
             f"{HANDOFF_HOST} {host}: it is no address of this machine, which has to listen there"
         )
-    own = "" if host else address_towards_any(settings.nats.address.split(","))
-    if own:
+    own_address = "" if host else address_towards_any(settings.nats.address.split(","))
+    if own_address:
         raise EngineUnavailable(
             f"{HANDOFF_HOST} is missing: NATS is on another machine, so workers may be on others, and they fetch KV from a {roles[0]} worker at "
-            f"this address. Give {own}, from which NATS is reached, or {LOOPBACK} if all workers of the pool run on this machine"
+            f"this address. Give {own_address}, from which NATS is reached, or {LOOPBACK} if all workers of the pool run on this machine"
         )
 
 
@@ -317,23 +321,25 @@ def specs_of(settings: EngineProcess, workers: Iterable[WorkerPlan]) -> list[Wor
 
 def check_ports(ranges: Iterable[PortRange]) -> None:
     """Check that all are within 1024 to 65535, and that none overlap. Raises `EngineUnavailable`."""
-    taken: list[PortRange] = []
-    for found in sorted(ranges, key=lambda entry: entry.first):
-        last = found.first + found.size - 1
-        what = f"port {found.first}" if found.size == 1 else f"ports {found.first} to {last}"
-        if found.first < LEAST_PORT or last > MOST_PORT:
+    taken_ranges: list[PortRange] = []
+    for port_range in sorted(ranges, key=lambda entry: entry.first):
+        last = port_range.first + port_range.size - 1
+        port_label = (
+            f"port {port_range.first}" if port_range.size == 1 else f"ports {port_range.first} to {last}"
+        )
+        if port_range.first < LEAST_PORT or last > MOST_PORT:
             raise EngineUnavailable(
-                f"{found.flag} {found.first}: {found.owner} would use {what}, and only {LEAST_PORT} to {MOST_PORT} "
-                f"are valid; choose one up to {MOST_PORT - found.size + 1}"
+                f"{port_range.flag} {port_range.first}: {port_range.owner} would use {port_label}, and only {LEAST_PORT} to {MOST_PORT} "
+                f"are valid; choose one up to {MOST_PORT - port_range.size + 1}"
             )
-        before = taken[-1] if taken else None
-        if before is not None and found.first < before.first + before.size:
+        before = taken_ranges[-1] if taken_ranges else None
+        if before is not None and port_range.first < before.first + before.size:
             raise EngineUnavailable(
-                f"{found.flag} {found.first}: {found.owner} would use {what}, which {before.owner} uses "
+                f"{port_range.flag} {port_range.first}: {port_range.owner} would use {port_label}, which {before.owner} uses "
                 f"({before.flag} {before.first}, {before.size} from there); move one of them by "
-                f"{before.first + before.size - found.first} or more"
+                f"{before.first + before.size - port_range.first} or more"
             )
-        taken.append(found)
+        taken_ranges.append(port_range)
 
 
 async def against_fleet(ports: Ports, settings: EngineProcess, model: str) -> None:
@@ -367,24 +373,26 @@ async def _read(read: Callable[[], Awaitable[list[T]]]) -> list[T]:
 
 def make_engine(settings: EngineProcess, worker: str) -> tuple[Engine, Served]:
     """An engine (not started) and its model. Raises `EngineUnavailable`."""
-    own = settings.worker
-    takes = registry.traits_of(own.engine).takes_embeddings and own.profile.role not in ("prefill", "decode")
-    if own.accept_image_embeds and not takes:
+    worker_settings = settings.worker
+    takes = registry.traits_of(
+        worker_settings.engine
+    ).takes_embeddings and worker_settings.profile.role not in ("prefill", "decode")
+    if worker_settings.accept_image_embeds and not takes:
         able = sorted(name for name, traits in registry.all_traits().items() if traits.takes_embeddings)
         raise EngineUnavailable(
-            f"--accept-image-embeds: {own.engine} workers of role {own.profile.role} cannot take embeddings from clients; those of "
+            f"--accept-image-embeds: {worker_settings.engine} workers of role {worker_settings.profile.role} cannot take embeddings from clients; those of "
             f"{' and '.join(able)} that serve whole requests can"
         )
     launcher, spec = launcher_for(settings), with_model(settings, spec_of(settings, worker))
-    files = _read_files(launcher, spec, own.chat_template)
-    found = start_model.find(own.tool_parser, own.reasoning_parser, files)
+    files = _read_files(launcher, spec, worker_settings.chat_template)
+    detected = start_model.find(worker_settings.tool_parser, worker_settings.reasoning_parser, files)
     served = Served(
-        own.served_model_name or files.name,
+        worker_settings.served_model_name or files.name,
         files,
-        own.model_aliases,
-        tool_parser=found.tool_format,
-        reasoning_parser=found.reasoning_format,
-        migrations_max=own.migration_limit,
+        worker_settings.model_aliases,
+        tool_parser=detected.tool_format,
+        reasoning_parser=detected.reasoning_format,
+        migrations_max=worker_settings.migration_limit,
     )
     return launcher.make(spec, files), served
 

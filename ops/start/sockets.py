@@ -42,15 +42,15 @@ def bind(host: str, port: int, flag: str = "--port", *, share: bool = False) -> 
     return sock
 
 
-def free_port(wanted: int, host: str = "127.0.0.1") -> int:
-    """`wanted` if it can be bound, else a free port. 0 asks for any. Raises `EngineUnavailable`.
+def free_port(preferred: int, host: str = "127.0.0.1") -> int:
+    """`preferred` if it can be bound, else a free port. 0 asks for any. Raises `EngineUnavailable`.
 
     Not one of the system's choice, which it may give to the next client before the caller listens.
     """
-    if wanted:
+    if preferred:
         with contextlib.suppress(OSError):
-            _bound(host, wanted, reuse=True).close()
-            return wanted
+            _bound(host, preferred, reuse=True).close()
+            return preferred
     return free_range(1, host)
 
 
@@ -67,7 +67,7 @@ def free_range(count: int, host: str) -> int:
         with contextlib.ExitStack() as undo:
             held = [_reserve(first + number, undo) for number in range(count)]
             if all(held) and all(_is_free(host, first + number) for number in range(count)):
-                _reservations.extend((now, one) for one in held if one is not None)
+                _reservations.extend((now, reserved) for reserved in held if reserved is not None)
                 undo.pop_all()
                 return first
     raise EngineUnavailable(
@@ -104,9 +104,9 @@ def family_of(host: str) -> tuple[socket.AddressFamily, str]:
     bare = host.removeprefix("[").removesuffix("]")
     if not bare:
         return socket.AF_INET, ""
-    found = socket.getaddrinfo(bare, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    infos = socket.getaddrinfo(bare, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     # Names of both kinds listen where they always did.
-    family, *_, address = min(found, key=lambda one: one[0] != socket.AF_INET)
+    family, *_, address = min(infos, key=lambda info: info[0] != socket.AF_INET)
     return family, str(address[0])
 
 

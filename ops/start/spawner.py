@@ -93,15 +93,15 @@ class Spawner:
     @classmethod
     def fork(cls, main: Main) -> "Spawner":
         """Fork a process that serves. Call it before the first thread or event loop."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        parent_socket, child_socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         # Shared pages stay shared while no collection writes to them.
         freeze_heap()
         pid = os.fork()
         if not pid:
-            ours.close()
-            serve(theirs, main)
-        theirs.close()
-        return cls(ours, pid)
+            parent_socket.close()
+            serve(child_socket, main)
+        child_socket.close()
+        return cls(parent_socket, pid)
 
     async def spawn(
         self, arguments: Sequence[str], environ: Mapping[str, str], output: Sequence[int] = ()

@@ -19,24 +19,24 @@ RESERVE: Final = 112
 def raise_limit() -> None:
     """Raise the soft limit to the hard one: systems start processes with 256 or 1,024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = SOFT_MAX if hard == resource.RLIM_INFINITY else min(hard, SOFT_MAX)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
+    target = SOFT_MAX if hard == resource.RLIM_INFINITY else min(hard, SOFT_MAX)
+    if soft != resource.RLIM_INFINITY and soft < target:
         with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))
 
 
-def connections_possible(wanted: int) -> int:
-    """`wanted` connections, or as many as this process may have descriptors for."""
+def connections_possible(count: int) -> int:
+    """`count` connections, or as many as this process may have descriptors for."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or wanted <= soft - RESERVE:
-        return wanted
+    if soft == resource.RLIM_INFINITY or count <= soft - RESERVE:
+        return count
     # Not for commands that only raise the limit.
     import structlog
 
     possible, log = max(1, soft - RESERVE), structlog.get_logger("headwater.process")
     log.warning(
         "connections_limited",
-        wanted=wanted,
+        wanted=count,
         possible=possible,
         reason=f"this process may have {soft} descriptors (hard limit {hard}): raise it, as by LimitNOFILE or ulimit -n",
     )

@@ -112,15 +112,15 @@ def as_text(advised: Advised) -> str:
             ("layout", "good", "TTFT p50 / p99 ms", "ITL ms", "E2E ms", "reuse", "KV tokens per worker"),
             [
                 (
-                    one.layout,
-                    f"{one.goodput:.1%}",
-                    f"{one.ttft_ms.p50:,.0f} / {one.ttft_ms.p99:,.0f}",
-                    f"{one.itl_ms:.1f}",
-                    f"{one.e2e_ms:,.0f}",
-                    f"{one.reuse:.1%}",
-                    f"{one.kv_tokens:,}",
+                    row.layout,
+                    f"{row.goodput:.1%}",
+                    f"{row.ttft_ms.p50:,.0f} / {row.ttft_ms.p99:,.0f}",
+                    f"{row.itl_ms:.1f}",
+                    f"{row.e2e_ms:,.0f}",
+                    f"{row.reuse:.1%}",
+                    f"{row.kv_tokens:,}",
                 )
-                for one in advised.layouts[:SHOWN]
+                for row in advised.layouts[:SHOWN]
             ],
         ),
     ]
@@ -146,7 +146,7 @@ def sureness(advised: Advised) -> list[str]:
         share = won / len(advised.checks)
         word = "sure" if share == 1 else "likely" if share >= 0.75 else "not sure"
         lines.append(
-            f"{word}: of {len(advised.checks)} other conditions, it is best or equal in {won} (goodput of {', '.join(one.layout for one in advised.layouts[:3])}):"
+            f"{word}: of {len(advised.checks)} other conditions, it is best or equal in {won} (goodput of {', '.join(row.layout for row in advised.layouts[:3])}):"
         )
         lines += [
             f"  {check.condition}: {', '.join(f'{value:.1%}' for value in check.goodput)}"
@@ -165,7 +165,7 @@ def sureness(advised: Advised) -> list[str]:
         lines.append(
             "every layout is overloaded: what is best then says little. More GPUs are needed, or looser limits"
         )
-    elif all(one.goodput > 1 - TIE for one in advised.layouts[:2]):
+    elif all(row.goodput > 1 - TIE for row in advised.layouts[:2]):
         lines.append(
             "the load is light for several layouts: --speed 2 shows which has room for twice as much"
         )
@@ -224,8 +224,10 @@ def advise_on_trace(file: str, options: Advice) -> int:
     """Advise for a trace file."""
     _check(options)
     trace = read(Path(file))
-    given = options.step_time != NOT_GIVEN
-    basis = Basis(options.step_time if given else None, "measured (--step-time)" if given else _ASSUMED)
+    has_step_time = options.step_time != NOT_GIVEN
+    basis = Basis(
+        options.step_time if has_step_time else None, "measured (--step-time)" if has_step_time else _ASSUMED
+    )
     return _advise(trace, options, basis, TRACE_BLOCK)
 
 
@@ -263,16 +265,18 @@ def _advise(trace: Trace, options: Advice, basis: Basis, unit: int) -> int:
     trace = trace.first(options.requests).faster(options.speed)
     lengths = [one.prompt_tokens + one.output_tokens for one in trace.requests]
     longest = max(-(-tokens // block_size) * block_size for tokens in lengths)
-    found, refused = layouts(size, gpu, options.gpus.number, longest, roles=options.roles == "all")
-    if not found:
+    candidates, refused = layouts(size, gpu, options.gpus.number, longest, roles=options.roles == "all")
+    if not candidates:
         reasons = "; ".join(f"TP {one.tensor_parallel}: {one.reason}" for one in refused)
         raise ConfigError(f"{size.name} does not fit on {options.gpus.number}x{options.gpus.type}: {reasons}")
     base = Setup(block_size=block_size, transfer_gb_per_s=options.transfer_gb_per_s)
     slo = dict(options.slo)
     planner = Planner(size, gpu, basis, options.measured_tp, sum(lengths) / len(lengths), base)
     with Simulations(options.jobs) as simulations:
-        outcomes = simulations.each(_run, [Job(trace, planner.setup(one), slo) for one in found])
-        ranked = sorted(zip(found, outcomes, strict=True), key=lambda pair: _score(pair[1]), reverse=True)
+        outcomes = simulations.each(_run, [Job(trace, planner.setup(one), slo) for one in candidates])
+        ranked = sorted(
+            zip(candidates, outcomes, strict=True), key=lambda pair: _score(pair[1]), reverse=True
+        )
         best = [layout for layout, _ in ranked[:CHECKED]]
         checks = _checks(trace, planner, best, ranked, options, simulations, known=basis.times is not None)
     advised = Advised(
@@ -311,9 +315,11 @@ class Planner(NamedTuple):
         assumed = step_time(self.size, self.gpu, parallel, self.mean_tokens)
         if self.basis.times is None:
             return assumed
-        own = kv_tokens(self.size, self.gpu, self.measured_tp)
+        measured_tokens = kv_tokens(self.size, self.gpu, self.measured_tp)
         measured = (
-            of_cache(self.basis.times, own / self.basis.tokens) if self.basis.tokens else self.basis.times
+            of_cache(self.basis.times, measured_tokens / self.basis.tokens)
+            if self.basis.tokens
+            else self.basis.times
         )
         if parallel == self.measured_tp:
             return measured
@@ -341,7 +347,7 @@ def _run(job: Job) -> Outcome:
 def outcome_of(ran: RunResult, trace: Trace, limits: Mapping[str, float]) -> Outcome:
     """The figures of a run."""
     middle_ns = trace.requests[len(trace.requests) // 2].arrival_ns
-    early = sum(one.arrival_ns < middle_ns for one in trace.requests)
+    early = sum(request.arrival_ns < middle_ns for request in trace.requests)
     times = ServedTimes(ran.served, ran.setup.block_size)
     measures = {
         "ttft": times.ttft / 1e6,
@@ -383,7 +389,7 @@ def _checks(
     if len(best) < 2:
         return []
     by_layout = dict(ranked)
-    found = [
+    checks = [
         Check(
             f"{name} half of the trace", [by_layout[layout].halves[at] for layout in best], [0.0] * len(best)
         )
@@ -404,8 +410,10 @@ def _checks(
     outcomes = iter(simulations.each(_run, jobs))
     for name, *_ in variants:
         each = [next(outcomes) for _ in best]
-        found.append(Check(name, [one.goodput for one in each], [one.e2e_ms for one in each]))
-    return found
+        checks.append(
+            Check(name, [outcome.goodput for outcome in each], [outcome.e2e_ms for outcome in each])
+        )
+    return checks
 
 
 def moved(trace: Trace, seed: int) -> Trace:
@@ -413,8 +421,8 @@ def moved(trace: Trace, seed: int) -> Trace:
     draw = Random(seed)
     span_ns = 2e9 / _rate(trace) if _rate(trace) else 0.0
     arrivals = sorted(
-        (one.arrival_ns + round(draw.uniform(0, span_ns)), number)
-        for number, one in enumerate(trace.requests)
+        (request.arrival_ns + round(draw.uniform(0, span_ns)), number)
+        for number, request in enumerate(trace.requests)
     )
     return Trace(trace.name, tuple(trace.requests[number]._replace(arrival_ns=at) for at, number in arrivals))
 

@@ -86,7 +86,9 @@ RunSetups = Callable[[Trace, Sequence[Setup], int], list[TuneFigures]]
 
 def figures_of(ran: RunResult, after_ns: int = 0) -> TuneFigures:
     """The figures of those requests that came at `after_ns` or later."""
-    served = [one for one in ran.served if one.request.arrival_ns >= after_ns]
+    served = [
+        served_request for served_request in ran.served if served_request.request.arrival_ns >= after_ns
+    ]
     if not served:
         return TuneFigures(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
     times = ServedTimes(served, ran.setup.block_size)
@@ -96,47 +98,47 @@ def figures_of(ran: RunResult, after_ns: int = 0) -> TuneFigures:
 
 def tune(trace: Trace, setup: Setup, search: Search, runs: RunSetups) -> Tuned:
     """Search around the weights of `setup`, and validate the result."""
-    whole = trace.first(setup.requests)
+    full_trace = trace.first(setup.requests)
     setup = msgspec.structs.replace(setup, requests=0)
-    cut = max(1, min(len(whole.requests) - 1, round(len(whole.requests) * search.share)))
-    early = Trace(whole.name, whole.requests[:cut])
+    cut = max(1, min(len(full_trace.requests) - 1, round(len(full_trace.requests) * search.share)))
+    early = Trace(full_trace.name, full_trace.requests[:cut])
     draw = random.Random(search.seed)
     before = runs(early, [setup], 0)[0]
 
     def tried(candidates: Sequence[Weights]) -> list[Trial]:
         setups = [msgspec.structs.replace(setup, weights=weights) for weights in candidates]
-        found = runs(early, setups, 0)
+        results = runs(early, setups, 0)
         return [
             Trial(weights, figures, score(before, figures, search))
-            for weights, figures in zip(candidates, found, strict=True)
+            for weights, figures in zip(candidates, results, strict=True)
         ]
 
     best = Trial(setup.weights, before, 1.0)
-    left = search.trials
-    first = [drawn(setup.weights, search.names, draw) for _ in range(left // 2)]
+    remaining = search.trials
+    first = [drawn(setup.weights, search.names, draw) for _ in range(remaining // 2)]
     best = min([best, *tried(first)], key=lambda trial: trial.score)
-    left -= len(first)
-    while left > 0:
-        steps = around(best.weights, search.names)[:left]
+    remaining -= len(first)
+    while remaining > 0:
+        steps = around(best.weights, search.names)[:remaining]
         if not steps:
             break
-        left -= len(steps)
+        remaining -= len(steps)
         nearer = min([best, *tried(steps)], key=lambda trial: trial.score)
         if nearer is best:
             break
         best = nearer
     # The later part starts with the caches that the earlier part filled.
-    after_ns = round(whole.requests[cut].arrival_ns / setup.speed)
+    after_ns = round(full_trace.requests[cut].arrival_ns / setup.speed)
     both = [msgspec.structs.replace(setup, weights=weights) for weights in (setup.weights, best.weights)]
-    later = runs(whole, both, after_ns)
+    later = runs(full_trace, both, after_ns)
     later_score = score(later[0], later[1], search)
     return Tuned(
         search.objective,
         list(search.names),
-        search.trials - max(0, left),
+        search.trials - max(0, remaining),
         search.seed,
         cut,
-        len(whole.requests) - cut,
+        len(full_trace.requests) - cut,
         before._asdict(),
         best.figures._asdict(),
         later[0]._asdict(),
@@ -178,12 +180,12 @@ def drawn(weights: Weights, names: Sequence[str], draw: random.Random) -> Weight
 
 def around(weights: Weights, names: Sequence[str]) -> list[Weights]:
     """Variants with one changed weight; a zero weight is tried at a fraction of its default."""
-    found = []
+    variants = []
     for name in names:
         value = getattr(weights, name)
         others = [value * step for step in STEPS] if value else [getattr(Weights(), name) / SPAN]
-        found += [msgspec.structs.replace(weights, **{name: _short(other)}) for other in others]
-    return [one for one in found if one != weights]
+        variants += [msgspec.structs.replace(weights, **{name: _short(other)}) for other in others]
+    return [variant for variant in variants if variant != weights]
 
 
 def _short(value: float) -> float:
@@ -231,12 +233,12 @@ async def run_log(nats: NatsSettings, pool: str, values: Values, runs: Runs) -> 
     others_ran = run_all(recorded.trace, others, runs.jobs)
     as_it_was = run(recorded.trace, base)
     reports = [report.report_of(as_it_was), *others_ran]
-    found = report.fidelity(recorded, as_it_was)
+    fidelity = report.fidelity(recorded, as_it_was)
     if runs.as_json:
-        document = {"fidelity": found, "runs": [report.as_data(one) for one in reports]}
+        document = {"fidelity": fidelity, "runs": [report.as_data(run_report) for run_report in reports]}
         print(msgspec.json.encode(document).decode())
     else:
-        print(f"{report.as_text(found)}\n\n{report.as_table(reports)}")
+        print(f"{report.as_text(fidelity)}\n\n{report.as_table(reports)}")
     return 0
 
 
@@ -255,7 +257,7 @@ def log_columns(values: Values, requests: int, recorded: Setup) -> tuple[Setup, 
 def shown(reports: Sequence[WhatifReport], *, as_json: bool) -> str:
     """Return what is printed."""
     if as_json:
-        return msgspec.json.encode([report.as_data(one) for one in reports]).decode()
+        return msgspec.json.encode([report.as_data(setting) for setting in reports]).decode()
     return report.as_table(reports)
 
 
@@ -276,22 +278,27 @@ def run_one(trace: Trace, setup: Setup) -> WhatifReport:
 
 def columns(values: Values, requests: int = 0, base: Setup = DEFAULTS) -> list[Setup]:
     """A setup per column: `base` with the values given. Raises `ConfigError` for lists of different lengths."""
-    given: dict[str, Sequence[Any]] = {name: list(found) for name, found in values.items() if found}
+    given: dict[str, Sequence[Any]] = {
+        name: list(column_values) for name, column_values in values.items() if column_values
+    }
     if ("prefill_workers" in given or "decode_workers" in given) and "workers" not in given:
         given["workers"] = [0]
     if "weights" in given:
-        given["weights"] = [replaced(base.weights, one) for one in given["weights"]]
+        given["weights"] = [replaced(base.weights, changes) for changes in given["weights"]]
     count = max([1, *map(len, given.values())])
-    for name, found in given.items():
-        if len(found) not in (1, count):
+    for name, column_values in given.items():
+        if len(column_values) not in (1, count):
             raise ConfigError(
-                f"{flag_of(name)} is given {len(found)} times and another option {count} times: "
+                f"{flag_of(name)} is given {len(column_values)} times and another option {count} times: "
                 f"give each once or {count} times"
             )
     setups = [
         msgspec.structs.replace(
             base,
-            **{name: found[at if len(found) > 1 else 0] for name, found in given.items()},
+            **{
+                name: column_values[at if len(column_values) > 1 else 0]
+                for name, column_values in given.items()
+            },
             requests=requests,
         )
         for at in range(count)
@@ -308,7 +315,7 @@ def columns(values: Values, requests: int = 0, base: Setup = DEFAULTS) -> list[S
 
 def flag_of(name: str) -> str:
     """The flag of a field of `Setup`."""
-    return next(one.flag for one in struct_settings(Setup) if one.path == (name,))
+    return next(setting.flag for setting in struct_settings(Setup) if setting.path == (name,))
 
 
 def without_queue(setup: Setup) -> Setup:
@@ -343,8 +350,8 @@ def check(search: Search) -> None:
     fields = {field.name: field.type for field in msgspec.structs.fields(Weights)}
     for name in search.names:
         if fields.get(name) is not float:
-            known = ", ".join(name for name, kind in fields.items() if kind is float)
-            raise ConfigError(f"--search {name}: weights that can be searched are {known}")
+            names = ", ".join(name for name, kind in fields.items() if kind is float)
+            raise ConfigError(f"--search {name}: weights that can be searched are {names}")
     if not search.names:
         raise ConfigError("--search: name at least one weight")
 
@@ -357,8 +364,8 @@ def _run(trace: Trace, setup: Setup, search: Search, runs: Runs) -> int:
         def run_setups(trace: Trace, setups: Sequence[Setup], after_ns: int) -> list[TuneFigures]:
             return simulations.each(_figures, [(trace, one, after_ns) for one in setups])
 
-        found = tune(trace, setup, search, run_setups)
-    print(msgspec.json.encode(found).decode() if runs.as_json else as_text(found, search, setup))
+        tuned = tune(trace, setup, search, run_setups)
+    print(msgspec.json.encode(tuned).decode() if runs.as_json else as_text(tuned, search, setup))
     return 0
 
 
@@ -367,36 +374,36 @@ def _figures(job: tuple[Trace, Setup, int]) -> TuneFigures:
     return figures_of(run(trace, setup), after_ns)
 
 
-def as_text(found: Tuned, search: Search, setup: Setup) -> str:
+def as_text(tuned: Tuned, search: Search, setup: Setup) -> str:
     """Return as text what the weights gain on the searched and the later requests, and what to paste."""
     rows = [
         (
             name,
-            *(_cell(name, values[name]) for values in (found.before, found.found)),
-            f"{_change(found.before[name], found.found[name]):+.1%}",
-            *(_cell(name, values[name]) for values in (found.later_before, found.later_found)),
-            f"{_change(found.later_before[name], found.later_found[name]):+.1%}",
+            *(_cell(name, values[name]) for values in (tuned.before, tuned.found)),
+            f"{_change(tuned.before[name], tuned.found[name]):+.1%}",
+            *(_cell(name, values[name]) for values in (tuned.later_before, tuned.later_found)),
+            f"{_change(tuned.later_before[name], tuned.later_found[name]):+.1%}",
         )
         for name in TuneFigures._fields
     ]
     columns_ = ("", "first: before", "found", "change", "later: before", "found", "change")
-    values = ",".join(f"{name}={value:g}" for name, value in found.weights.items())
-    before = ",".join(f"{name}={getattr(setup.weights, name):g}" for name in found.names)
-    if found.holds:
+    values = ",".join(f"{name}={value:g}" for name, value in tuned.weights.items())
+    before = ",".join(f"{name}={getattr(setup.weights, name):g}" for name in tuned.names)
+    if tuned.holds:
         verdict = (
-            f"{found.objective} gains {found.gain:.1%} where it was searched and {found.later_gain:.1%} later:\n"
+            f"{tuned.objective} gains {tuned.gain:.1%} where it was searched and {tuned.later_gain:.1%} later:\n"
             f"--routing-weights {values}"
         )
-    elif found.gain > 0:
+    elif tuned.gain > 0:
         verdict = (
-            f"what gained {found.gain:.1%} ({values}) does not hold later ({found.later_gain:+.1%}, others within "
+            f"what gained {tuned.gain:.1%} ({values}) does not hold later ({tuned.later_gain:+.1%}, others within "
             f"{search.guard:.0%}): keep {before}"
         )
     else:
         verdict = f"nothing better was found: keep {before}"
     return (
-        f"{found.trials} trials from seed {found.seed} on the first {found.trained_on} requests, judged by the "
-        f"{found.judged_on} after them (ms but for reuse)\n{table(columns_, rows)}\n{verdict}"
+        f"{tuned.trials} trials from seed {tuned.seed} on the first {tuned.trained_on} requests, judged by the "
+        f"{tuned.judged_on} after them (ms but for reuse)\n{table(columns_, rows)}\n{verdict}"
     )
 
 

@@ -93,7 +93,7 @@ def model_size(model: str, kv_value_bytes: float) -> ModelSize:
     quantization = document.get("quantization_config") or config.quantization_config
     value_bytes = _value_bytes(config, quantization)
     total, active = _parameters(config)
-    on_disk = sum(one.stat().st_size for one in path.glob("*.safetensors")) if path.is_dir() else 0
+    on_disk = sum(shard.stat().st_size for shard in path.glob("*.safetensors")) if path.is_dir() else 0
     kv_heads, width = _kv(config)
     return ModelSize(
         path.name if path.is_dir() else path.absolute().parent.name,
@@ -137,13 +137,13 @@ def _parameters(config: _Config) -> tuple[float, float]:
     if not experts:
         inside = layers * (attention + dense)
         return inside + outside, inside + embeddings
-    one = 3 * config.hidden_size * (config.moe_intermediate_size or config.intermediate_size)
+    per_expert = 3 * config.hidden_size * (config.moe_intermediate_size or config.intermediate_size)
     shared, chosen = config.n_shared_experts or 0, config.num_experts_per_tok or 1
     sparse = layers - config.first_k_dense_replace
     fixed = layers * attention + config.first_k_dense_replace * dense
     return (
-        fixed + sparse * one * (experts + shared) + outside,
-        fixed + sparse * one * (chosen + shared) + embeddings,
+        fixed + sparse * per_expert * (experts + shared) + outside,
+        fixed + sparse * per_expert * (chosen + shared) + embeddings,
     )
 
 
@@ -217,7 +217,7 @@ def layouts(
     size: ModelSize, gpu: GpuType, count: int, longest: int, *, roles: bool = True
 ) -> tuple[list[Layout], list[Refused]]:
     """Every layout that uses as many of `count` GPUs as its tensor parallelism allows. `longest`: tokens of the longest request."""
-    found: list[Layout] = []
+    fitting: list[Layout] = []
     refused: list[Refused] = []
     for parallel in TENSOR_PARALLEL:
         if parallel > count:
@@ -236,10 +236,10 @@ def layouts(
             )
         else:
             workers = count // parallel
-            found.append(Layout(parallel, workers))
+            fitting.append(Layout(parallel, workers))
             if roles:
-                found += [Layout(parallel, 0, prefill, workers - prefill) for prefill in range(1, workers)]
-    return found, refused
+                fitting += [Layout(parallel, 0, prefill, workers - prefill) for prefill in range(1, workers)]
+    return fitting, refused
 
 
 def kv_tokens(size: ModelSize, gpu: GpuType, parallel: int) -> int:
@@ -278,8 +278,10 @@ def scaled(measured: StepTime, before: StepTime, after: StepTime) -> StepTime:
         # A term that the roofline does not have is scaled as the largest one that it has.
         largest = max(range(3), key=lambda at: was[at])
         usual = now[largest] / was[largest]
-        one, two, three = (v * (n / w if w else usual) for v, w, n in zip(values, was, now, strict=True))
-        return one, two, three
+        square, linear, fixed = (
+            v * (n / w if w else usual) for v, w, n in zip(values, was, now, strict=True)
+        )
+        return square, linear, fixed
 
     return StepTime(
         each(measured.prefill_ms, before.prefill_ms, after.prefill_ms),
@@ -298,8 +300,8 @@ def slower(times: StepTime, prefill: float, decode: float) -> StepTime:
     """Step times by other factors, to see what an error of them does."""
 
     def each(values: tuple[float, float, float], factor: float) -> tuple[float, float, float]:
-        one, two, three = (value * factor for value in values)
-        return one, two, three
+        square, linear, fixed = (value * factor for value in values)
+        return square, linear, fixed
 
     return StepTime(each(times.prefill_ms, prefill), each(times.decode_ms, decode), times.encode_ms)
 

@@ -74,9 +74,9 @@ def fitted(samples: Samples, step_tokens: int = 8_192) -> StepTime | None:
         return None
     shares, gaps = _columns(samples.steps)
     decode = (0.0, *_line(*_least(shares, gaps))) if len(gaps) else (0.0, 0.0, 0.0)
-    tokens, taken = _columns(short)
+    tokens, step_ms = _columns(short)
     at = float(np.median(shares)) if len(shares) else 0.0
-    rest = np.maximum(0.0, taken - (decode[1] * at + decode[2]))
+    rest = np.maximum(0.0, step_ms - (decode[1] * at + decode[2]))
     return StepTime(_curve(tokens, rest), decode)
 
 
@@ -217,22 +217,22 @@ class _Pool:
 
     def prompt(self, decision: Decision, number: int) -> tuple[list[int], int]:
         """The hashes of a prompt's full blocks, and how many of them are known."""
-        known = self._chain(decision.last, decision)
-        if len(known) != decision.blocks:
-            known = self._chain(decision.deepest, decision)
-            if known and decision.following and len(known) < decision.blocks:
-                known.append(decision.following)
-        made_up = [own_hash(MADE_UP + number, at) for at in range(len(known), decision.blocks)]
-        return known + made_up, len(known)
+        chain = self._chain(decision.last, decision)
+        if len(chain) != decision.blocks:
+            chain = self._chain(decision.deepest, decision)
+            if chain and decision.following and len(chain) < decision.blocks:
+                chain.append(decision.following)
+        made_up = [own_hash(MADE_UP + number, at) for at in range(len(chain), decision.blocks)]
+        return chain + made_up, len(chain)
 
     def _chain(self, block: int, decision: Decision) -> list[int]:
         """The blocks from the start of a prompt to this one; none if they are not all known."""
-        found: list[int] = []
-        while block in self.parents and len(found) < decision.blocks:
-            found.append(block)
+        chain: list[int] = []
+        while block in self.parents and len(chain) < decision.blocks:
+            chain.append(block)
             block = self.parents[block]
         # A chain that ends elsewhere lacks its start: the log was purged, or the prompt has a salt.
-        return found[::-1] if block in (ROOT, seed(decision.constraints.lora_name)) else []
+        return chain[::-1] if block in (ROOT, seed(decision.constraints.lora_name)) else []
 
 
 class _Requests:
@@ -279,20 +279,20 @@ async def recording(
     if not pool.decisions:
         raise ConfigError(f"the log of pool {name} has no decision: there is nothing to replay")
     size = _block_size(pool)
-    found: list[tuple[int, TraceRequest]] = []
+    timed_requests: list[tuple[int, TraceRequest]] = []
     results: dict[str, RequestResult] = {}
-    known: Counter[str] = Counter()
+    completeness: Counter[str] = Counter()
     for (request, choice), attempt in requests.first.items():
         decision = pool.decisions.get(attempt)
         started, ended = requests.started.get((request, choice)), requests.ended.get(request)
         if decision is None or decision.constraints.leg or started is None or ended is None:
             continue
-        hashes, sure = pool.prompt(decision, len(found))
-        known["whole" if sure == decision.blocks else "partly" if sure else "unknown"] += 1
+        hashes, sure = pool.prompt(decision, len(timed_requests))
+        completeness["whole" if sure == decision.blocks else "partly" if sure else "unknown"] += 1
         if decision.prompt_tokens % size:
-            hashes.append(own_hash(MADE_UP + len(found), decision.blocks))
+            hashes.append(own_hash(MADE_UP + len(timed_requests), decision.blocks))
         output = max(1, ended.completion_tokens // max(1, requests.choices.get(request, 1)))
-        asked = TraceRequest(
+        trace_request = TraceRequest(
             attempt,
             0,
             decision.prompt_tokens,
@@ -302,7 +302,7 @@ async def recording(
             session=decision.preferences.session,
             media=requests.media.get(request, ()),
         )
-        found.append((decision.wall_ns, asked))
+        timed_requests.append((decision.wall_ns, trace_request))
         if ended.reason in ("stop", "length") and not ended.migrations:
             cached = started.cached_tokens
             blocks = cached // size if cached >= 0 else -1
@@ -310,20 +310,23 @@ async def recording(
             itl_ms = _itl_ms(started, ended) if alone else -1.0
             expected = _expected(decision)
             results[attempt] = RequestResult(blocks, started.ttft_ms, ended.duration_ms, itl_ms, expected)
-    if not found:
+    if not timed_requests:
         raise ConfigError(f"no decision of pool {name} led to an answer in the request log")
-    found.sort(key=lambda pair: (pair[0], pair[1].name))
-    first_ns = found[0][0]
-    trace = Trace(f"log of {name}", tuple(asked._replace(arrival_ns=at - first_ns) for at, asked in found))
+    timed_requests.sort(key=lambda pair: (pair[0], pair[1].name))
+    first_ns = timed_requests[0][0]
+    trace = Trace(
+        f"log of {name}",
+        tuple(trace_request._replace(arrival_ns=at - first_ns) for at, trace_request in timed_requests),
+    )
     step_time = fitted(pool.samples)
     return Recording(
         trace,
         _setup(pool, size, step_time or StepTime()),
         results,
-        known["whole"],
-        known["partly"],
-        known["unknown"],
-        sum(not decision.constraints.leg for decision in pool.decisions.values()) - len(found),
+        completeness["whole"],
+        completeness["partly"],
+        completeness["unknown"],
+        sum(not decision.constraints.leg for decision in pool.decisions.values()) - len(timed_requests),
         step_time is not None,
         pool.samples.share,
     )

@@ -71,7 +71,7 @@ async def replay_into(
         sent = await send(LoadClient(address, key), recorded, speed)
     data = as_data(recorded, speed, sent)
     print(msgspec.json.encode(data).decode() if as_json else "\n".join(lines_of(recorded, speed, sent)))
-    return 1 if any(one.failure for one in sent) else 0
+    return 1 if any(sample.failure for sample in sent) else 0
 
 
 def simulated_settings(recorded: Recording) -> dict[str, Any]:
@@ -137,9 +137,9 @@ async def send(client: LoadClient, recorded: Recording, speed: float) -> list[Sa
 def _pairs(recorded: Recording, sent: Sequence[Sample]) -> list[tuple[float, float]]:
     """(recorded, now) milliseconds to the first token, of requests that succeeded both times."""
     return [
-        (recorded.results[request.name].ttft_ms, (one.first_s - one.sent_s) * 1000)
-        for request, one in zip(recorded.trace.requests, sent, strict=True)
-        if one.failure is None and request.name in recorded.results
+        (recorded.results[request.name].ttft_ms, (sample.first_s - sample.sent_s) * 1000)
+        for request, sample in zip(recorded.trace.requests, sent, strict=True)
+        if sample.failure is None and request.name in recorded.results
     ]
 
 
@@ -149,8 +149,8 @@ def as_data(recorded: Recording, speed: float, sent: Sequence[Sample]) -> dict[s
     return {
         "requests": len(sent),
         "speed": speed,
-        "errors": Counter(": ".join(one.failure) for one in sent if one.failure),
-        "late": sum(one.sent_s - one.due_s > LATE_S for one in sent),
+        "errors": Counter(": ".join(sample.failure) for sample in sent if sample.failure),
+        "late": sum(sample.sent_s - sample.due_s > LATE_S for sample in sent),
         "compared": len(pairs),
         "ttft_recorded_ms": _spread(before),
         "ttft_ms": _spread(now),
@@ -160,8 +160,8 @@ def as_data(recorded: Recording, speed: float, sent: Sequence[Sample]) -> dict[s
 
 
 def _spread(values: Sequence[float]) -> dict[str, float]:
-    found = msgspec.structs.asdict(spread_of(values)) if values else {}
-    return {name: round(value, 3) for name, value in found.items()}
+    figures = msgspec.structs.asdict(spread_of(values)) if values else {}
+    return {name: round(value, 3) for name, value in figures.items()}
 
 
 def lines_of(recorded: Recording, speed: float, sent: Sequence[Sample]) -> list[str]:

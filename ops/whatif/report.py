@@ -46,15 +46,15 @@ class ServedTimes:
     def __init__(self, served: Sequence[ServedRequest], block_size: int) -> None:
         rows = [
             (
-                one.request.arrival_ns,
-                one.given_ns,
-                one.began_ns,
-                one.first_ns,
-                one.done_ns,
-                one.encoding_ns,
-                one.request.output_tokens,
+                served_request.request.arrival_ns,
+                served_request.given_ns,
+                served_request.began_ns,
+                served_request.first_ns,
+                served_request.done_ns,
+                served_request.encoding_ns,
+                served_request.request.output_tokens,
             )
-            for one in served
+            for served_request in served
         ]
         columns = np.array(rows, np.float64).reshape(-1, 7).T.copy()
         self.arrival, self.given, self.began, self.first, self.done, self.encoding, self.tokens = columns
@@ -63,8 +63,8 @@ class ServedTimes:
             self.done - self.first,
             self.done - self.arrival,
         )
-        blocks = sum(-(-one.request.prompt_tokens // block_size) for one in served)
-        self.reuse = sum(one.hit_blocks for one in served) / max(1, blocks)
+        blocks = sum(-(-served_request.request.prompt_tokens // block_size) for served_request in served)
+        self.reuse = sum(served_request.hit_blocks for served_request in served) / max(1, blocks)
         """The share of the prompts' blocks that were cached."""
         self.itl_ms = float(self.decoding.sum()) / 1e6 / max(1.0, float((self.tokens - 1).sum()))
         """The mean time between two tokens, each with the same weight."""
@@ -137,8 +137,15 @@ def report_of(ran: RunResult) -> WhatifReport:
     served = ran.served
     times = ServedTimes(served, ran.setup.block_size)
     digest = blake2b(digest_size=16)
-    for one in sorted(served, key=lambda one: one.request.name):
-        facts = (one.request.name, one.worker, one.prefill_worker, one.hit_blocks, one.first_ns, one.done_ns)
+    for served_request in sorted(served, key=lambda served_request: served_request.request.name):
+        facts = (
+            served_request.request.name,
+            served_request.worker,
+            served_request.prefill_worker,
+            served_request.hit_blocks,
+            served_request.first_ns,
+            served_request.done_ns,
+        )
         digest.update(repr(facts).encode())
     routers = ran.routers.each
     events = sum(router.events for router in routers)
@@ -156,7 +163,7 @@ def report_of(ran: RunResult) -> WhatifReport:
         waited=int((times.given > times.arrival).sum()),
         queue_ms=spread_of(times.began - times.given - times.encoding, 1e6),
         preemptions=sum(worker.scheduler.preemptions for worker in ran.workers),
-        handed_over=sum(bool(one.prefill_worker) for one in served),
+        handed_over=sum(bool(served_request.prefill_worker) for served_request in served),
         media=_media(ran, times.encoding),
         balance=_balance(ran),
         virtual_s=float(times.done.max(initial=0.0)) / 1e9,
@@ -174,7 +181,7 @@ def as_data(report: WhatifReport) -> dict[str, Any]:
     data: dict[str, Any] = msgspec.to_builtins(report)
     data["setup"]["weights"] = msgspec.structs.asdict(report.setup.weights)
     data["setup"]["step_time"] = report.setup.step_time._asdict()
-    data["setup"]["slowdowns"] = [one._asdict() for one in report.setup.slowdowns]
+    data["setup"]["slowdowns"] = [slowdown._asdict() for slowdown in report.setup.slowdowns]
     return data
 
 
@@ -187,15 +194,15 @@ def _goodput(times: ServedTimes, refused: int) -> float:
 
 def _media(ran: RunResult, encoding: NDArray[np.float64]) -> MediaReport:
     """`encoding`: nanoseconds that each request waited for embeddings."""
-    items = sum(len(one.request.media) for one in ran.served)
+    items = sum(len(served_request.request.media) for served_request in ran.served)
     apart = sum(encoder.computed for encoder in ran.encoding.encoders.values())
-    here = sum(worker.encoded for worker in ran.workers)
+    encoded_here = sum(worker.encoded for worker in ran.workers)
     return MediaReport(
         items,
         apart,
-        here,
+        encoded_here,
         ran.encoding.declined,
-        items - apart - here,
+        items - apart - encoded_here,
         spread_of(encoding[encoding > 0], 1e6),
     )
 
@@ -337,11 +344,19 @@ class Fidelity(msgspec.Struct, frozen=True):
 
 def fidelity(recorded: Recording, ran: RunResult) -> Fidelity:
     """Compare a run under the recorded settings with the record."""
-    served = {one.request.name: one for one in ran.served}
+    served = {served_request.request.name: served_request for served_request in ran.served}
     both = [(served[name], was) for name, was in recorded.results.items() if name in served]
-    hits = [(was.hit_blocks, one.hit_blocks) for one, was in both if was.hit_blocks >= 0]
-    ttft = [(was.ttft_ms, (one.first_ns - one.request.arrival_ns) / 1e6) for one, was in both]
-    e2e = [(was.e2e_ms, (one.done_ns - one.request.arrival_ns) / 1e6) for one, was in both]
+    hits = [
+        (was.hit_blocks, served_request.hit_blocks) for served_request, was in both if was.hit_blocks >= 0
+    ]
+    ttft = [
+        (was.ttft_ms, (served_request.first_ns - served_request.request.arrival_ns) / 1e6)
+        for served_request, was in both
+    ]
+    e2e = [
+        (was.e2e_ms, (served_request.done_ns - served_request.request.arrival_ns) / 1e6)
+        for served_request, was in both
+    ]
     gaps = [_gap("hit blocks", hits), _gap("TTFT ms", ttft), _gap("E2E ms", e2e)]
     return Fidelity(
         recorded.trace.name,
@@ -360,12 +375,12 @@ def fidelity(recorded: Recording, ran: RunResult) -> Fidelity:
 def estimate_errors(results: Sequence[RequestResult]) -> list[EstimateError]:
     """Return the error of each measure, over the requests for which it was estimated and measured; a measure without any is left out."""
     measures = (
-        ("TTFT", [(one.expected.ttft_ms, one.ttft_ms) for one in results]),
-        ("ITL", [(one.expected.itl_ms, one.itl_ms) for one in results]),
-        ("E2E", [(one.expected.e2e_ms, one.e2e_ms) for one in results if one.itl_ms >= 0]),
+        ("TTFT", [(entry.expected.ttft_ms, entry.ttft_ms) for entry in results]),
+        ("ITL", [(entry.expected.itl_ms, entry.itl_ms) for entry in results]),
+        ("E2E", [(entry.expected.e2e_ms, entry.e2e_ms) for entry in results if entry.itl_ms >= 0]),
     )
-    found = [_estimate_error(name, [pair for pair in pairs if min(pair) >= 0]) for name, pairs in measures]
-    return [one for one in found if one is not None]
+    errors = [_estimate_error(name, [pair for pair in pairs if min(pair) >= 0]) for name, pairs in measures]
+    return [entry for entry in errors if entry is not None]
 
 
 def _estimate_error(measure: str, pairs: Sequence[tuple[float, float]]) -> EstimateError | None:
@@ -402,12 +417,12 @@ def _gap(measure: str, pairs: Sequence[tuple[float, float]]) -> FidelityGap | No
     )
 
 
-def as_text(found: Fidelity) -> str:
+def as_text(comparison: Fidelity) -> str:
     """Return the text for people."""
     head = (
-        f"{found.log}: {found.requests} requests, {found.left_out} more without an answer; prompts known completely "
-        f"{found.whole}, as far as matched {found.partly}, not at all {found.unknown}; step times "
-        f"{'fitted to the log' if found.step_times_fitted else 'as given or by default'}"
+        f"{comparison.log}: {comparison.requests} requests, {comparison.left_out} more without an answer; prompts known completely "
+        f"{comparison.whole}, as far as matched {comparison.partly}, not at all {comparison.unknown}; step times "
+        f"{'fitted to the log' if comparison.step_times_fitted else 'as given or by default'}"
     )
     rows = [
         (
@@ -417,7 +432,7 @@ def as_text(found: Fidelity) -> str:
                 for name in FidelityGap.__struct_fields__[1:]
             ),
         )
-        for gap in found.gaps
+        for gap in comparison.gaps
     ]
     columns = (
         "",
@@ -433,12 +448,12 @@ def as_text(found: Fidelity) -> str:
     lines = [
         head,
         table(columns, rows),
-        f"({found.compared} requests that succeeded and were not migrated)",
+        f"({comparison.compared} requests that succeeded and were not migrated)",
     ]
-    if found.estimates:
+    if comparison.estimates:
         lines += [
             "the router's estimates, and the mean absolute error of the best constant:",
-            _estimates_table(found.estimates),
+            _estimates_table(comparison.estimates),
         ]
     return "\n".join(lines)
 
@@ -446,14 +461,14 @@ def as_text(found: Fidelity) -> str:
 def _estimates_table(estimates: Sequence[EstimateError]) -> str:
     rows = [
         (
-            f"{one.measure} ms",
-            f"{one.estimated_mean:,.1f}",
-            f"{one.was_mean:,.1f}",
-            f"{one.error:,.1f}",
-            f"{one.constant_error:,.1f}",
-            f"{one.requests:,}",
+            f"{estimate.measure} ms",
+            f"{estimate.estimated_mean:,.1f}",
+            f"{estimate.was_mean:,.1f}",
+            f"{estimate.error:,.1f}",
+            f"{estimate.constant_error:,.1f}",
+            f"{estimate.requests:,}",
         )
-        for one in estimates
+        for estimate in estimates
     ]
     return table(
         ("", "mean estimated", "mean was", "mean absolute error", "constant's error", "requests"), rows

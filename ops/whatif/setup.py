@@ -65,16 +65,20 @@ class SpeedProfile(NamedTuple):
 
 def profile_of(name: str, base: float, slowdowns: Sequence[Slowdown]) -> SpeedProfile:
     """The speed of a worker over time."""
-    changes = sorted((round(one.at_s * 1e9), base / one.factor) for one in slowdowns if one.worker == name)
+    changes = sorted(
+        (round(slowdown.at_s * 1e9), base / slowdown.factor)
+        for slowdown in slowdowns
+        if slowdown.worker == name
+    )
     return SpeedProfile(base, tuple(changes))
 
 
 def check_workers(slowdowns: Sequence[Slowdown], names: Sequence[str]) -> None:
     """Raises `ConfigError` for a slowdown of a worker that the fleet does not have."""
-    for one in slowdowns:
-        if one.worker not in names:
+    for slowdown in slowdowns:
+        if slowdown.worker not in names:
             raise ConfigError(
-                f"--slowdowns {one}: the fleet has no worker {one.worker}; its workers are {names[0]} to {names[-1]}"
+                f"--slowdowns {slowdown}: the fleet has no worker {slowdown.worker}; its workers are {names[0]} to {names[-1]}"
             )
 
 
@@ -100,14 +104,14 @@ def _read_slowdown(text: str) -> Slowdown:
     worker, at, rest = text.strip().partition("@")
     at_s, equals, factor = rest.partition("=")
     try:
-        found = Slowdown(worker, float(at_s), float(factor))
+        slowdown = Slowdown(worker, float(at_s), float(factor))
     except ValueError:
-        found = None
-    if not (worker and at and equals and found) or found.at_s < 0 or found.factor <= 0:
+        slowdown = None
+    if not (worker and at and equals and slowdown) or slowdown.at_s < 0 or slowdown.factor <= 0:
         raise ValueError(
             f"{text.strip()!r} is no WORKER@SECONDS=FACTOR with seconds from 0 and a factor above 0"
         )
-    return found
+    return slowdown
 
 
 def write_slowdowns(slowdowns: Sequence[Slowdown]) -> str:

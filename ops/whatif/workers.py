@@ -164,8 +164,8 @@ class SimWorker:
                     job.began_ns = now_ns
         elif self._skip and not self.cache.changed:
             # (Evictions for this step are published when it ends, not later.)
-            left = min([job.request.output_tokens - job.produced for job, _ in plan.chunks])
-            steps = speed.steps_until_change(now_ns, step_ns, min(left, self.scheduler.alike(plan)))
+            steps_left = min([job.request.output_tokens - job.produced for job, _ in plan.chunks])
+            steps = speed.steps_until_change(now_ns, step_ns, min(steps_left, self.scheduler.alike(plan)))
         self.stretch = _Stretch(plan, now_ns, step_ns, steps)
         return True
 
@@ -289,16 +289,16 @@ def shapes(setup: Setup) -> list[WorkerShape]:
         ("decode", "d", setup.decode_workers),
     ]
     speeds = setup.worker_speeds
-    found = []
+    worker_shapes = []
     for role, letter, count in counts:
         for number in range(count):
             name = f"{letter}{number:03d}"
             speed = profile_of(name, speeds[number % len(speeds)], setup.slowdowns)
-            found.append(
+            worker_shapes.append(
                 WorkerShape(name, role, setup.blocks, limits, setup.step_time, speed, setup.embedding_tokens)
             )
-    check_workers(setup.slowdowns, [shape.name for shape in found])
-    return found
+    check_workers(setup.slowdowns, [shape.name for shape in worker_shapes])
+    return worker_shapes
 
 
 _NOTHING = EncodedImage(None, "float32")

@@ -84,8 +84,8 @@ def drop(table: Any, key: Any, row: Any) -> None:
     capacity = np.uint64(table.shape[0])
     tag = tag_of(key)
     hole = tag * capacity >> _32
-    wanted = tag << _32 | (row + _1)
-    while table[hole] != wanted:
+    target = tag << _32 | (row + _1)
+    while table[hole] != target:
         hole += _1
         if hole == capacity:
             hole = _0

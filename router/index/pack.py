@@ -25,22 +25,22 @@ _0, _1, _32 = np.uint64(0), np.uint64(1), np.uint64(32)
 
 
 @kernel
-def squeeze(slab: Any, column: int, top: int, whole: bool, out: Any) -> int:
-    """Copy a column, without free rows unless `whole`; stops at the end of `out`. Returns how many rows are in use."""
+def squeeze(slab: Any, column: int, top: int, include_free: bool, out: Any) -> int:
+    """Copy a column, without free rows unless `include_free`; stops at the end of `out`. Returns how many rows are in use."""
     count = 0
     for number in range(top):
         row = np.uint64(number)
-        taken = slab[_0, row] != _0
-        at = number if whole else count
-        if (whole or taken) and at < out.shape[0]:
+        is_used = slab[_0, row] != _0
+        at = number if include_free else count
+        if (include_free or is_used) and at < out.shape[0]:
             out[at] = slab[np.uint64(column), row]
-        if taken:
+        if is_used:
             count += 1
     return count
 
 
 @kernel
-def parents(slab: Any, top: int, whole: bool, at: Any, values: Any) -> int:
+def parents(slab: Any, top: int, include_free: bool, at: Any, values: Any) -> int:
     """Parents that are not the previous row, with their positions; a free row has parent 0. Returns how many."""
     length = 0
     place = 0
@@ -48,7 +48,7 @@ def parents(slab: Any, top: int, whole: bool, at: Any, values: Any) -> int:
     for number in range(top):
         row = np.uint64(number)
         key = slab[_0, row]
-        if key == _0 and not whole:
+        if key == _0 and not include_free:
             continue
         parent = slab[_1, row] if key != _0 else _0
         if place == 0 or parent != before:
@@ -61,14 +61,14 @@ def parents(slab: Any, top: int, whole: bool, at: Any, values: Any) -> int:
 
 
 @kernel
-def runs(slab: Any, column: int, top: int, whole: bool, at: Any, values: Any) -> int:
+def runs(slab: Any, column: int, top: int, include_free: bool, at: Any, values: Any) -> int:
     """The first value of each run of equal values, with its position. Returns how many."""
     length = 0
     place = 0
     before = _0
     for number in range(top):
         row = np.uint64(number)
-        if not whole and slab[_0, row] == _0:
+        if not include_free and slab[_0, row] == _0:
             continue
         value = slab[np.uint64(column), row]
         if place == 0 or value != before:
@@ -102,11 +102,11 @@ def fill_runs(slab: Any, column: int, top: int, at: Any, values: Any) -> None:
 def link(slab: Any, scratch: Any, top: int) -> int:
     """Rebuild the list of free rows, in ascending order. Returns how many rows are in use."""
     after = _0
-    taken = 0
+    rows_in_use = 0
     for number in range(top - 1, -1, -1):
         row = np.uint64(number)
         if slab[_0, row] != _0:
-            taken += 1
+            rows_in_use += 1
             continue
         slab[_1, row] = after << _32
         if after:
@@ -114,7 +114,7 @@ def link(slab: Any, scratch: Any, top: int) -> int:
         after = row + _1
     scratch[TOP] = top
     scratch[FREE] = after
-    return taken
+    return rows_in_use
 
 
 @kernel
@@ -158,29 +158,29 @@ def pack(slab: PackedSlab, words: int, rows: int) -> Arrays:
     Raises ValueError unless `rows` rows are in use: the slab was changed, or its count is wrong.
     """
     top = int(slab.scratch[TOP])
-    whole = 2 * rows >= top
-    keys: U64 = np.empty(top if whole else rows, np.uint64)
-    count = squeeze(slab.slab, 0, top, whole, keys)
+    include_free = 2 * rows >= top
+    keys: U64 = np.empty(top if include_free else rows, np.uint64)
+    count = squeeze(slab.slab, 0, top, include_free, keys)
     if count != rows:
         raise ValueError(f"the index has {count} rows, {rows} expected")
-    found: Arrays = {"keys": keys}
+    arrays: Arrays = {"keys": keys}
     # Sized for the worst case: memory that is not written to is not allocated.
     at: NDArray[np.uint32] = np.empty(len(keys), np.uint32)
     values: U64 = np.empty(len(keys), np.uint64)
     for column in (1, *sorted(slab.used)):
         name = _name(column, words)
         if column == 1:
-            length = parents(slab.slab, top, whole, at, values)
+            length = parents(slab.slab, top, include_free, at, values)
         else:
-            length = runs(slab.slab, column, top, whole, at, values)
+            length = runs(slab.slab, column, top, include_free, at, values)
         if 3 * length > 2 * len(keys):
-            found[name] = np.empty(len(keys), np.uint64)
-            squeeze(slab.slab, column, top, whole, found[name])
+            arrays[name] = np.empty(len(keys), np.uint64)
+            squeeze(slab.slab, column, top, include_free, arrays[name])
         else:
-            found[name], found[name + AT] = values[:length].copy(), at[:length].copy()
-    if whole:
-        found["pages"] = slab.pages[:, : (top >> PAGE_BITS) + 1].copy()
-    return found
+            arrays[name], arrays[name + AT] = values[:length].copy(), at[:length].copy()
+    if include_free:
+        arrays["pages"] = slab.pages[:, : (top >> PAGE_BITS) + 1].copy()
+    return arrays
 
 
 def unpack(arrays: Arrays, words: int, tiers: int, rows: int) -> tuple[PackedSlab, U64]:
@@ -251,8 +251,8 @@ def _check(arrays: Arrays, names: list[str], top: int) -> None:
 
 def empty_slab(words: int, tiers: int, capacity: int) -> U64:
     """A slab for `capacity` rows, with the padding that `update` and `match` need after them."""
-    made: U64 = np.zeros((2 + tiers * words, capacity + PAD + state_size(words)), np.uint64)
-    return made
+    slab: U64 = np.zeros((2 + tiers * words, capacity + PAD + state_size(words)), np.uint64)
+    return slab
 
 
 def _roomy(words: int, tiers: int, top: int) -> U64:
@@ -284,9 +284,9 @@ def _finish(
     else:
         pages[:, :shown] = stored
     scratch: U64 = np.zeros(2, np.uint64)
-    taken = link(slab, scratch, top)
-    if taken != rows:
-        raise ValueError(f"{taken} rows found, {rows} expected")
+    rows_in_use = link(slab, scratch, top)
+    if rows_in_use != rows:
+        raise ValueError(f"{rows_in_use} rows found, {rows} expected")
     table: U64 = np.zeros(hash_table.capacity_for(max(capacity, rows)), np.uint64)
     hash_table.build(table, slab[0, :top])
     return PackedSlab(slab, pages, scratch, used), table

@@ -118,9 +118,9 @@ class PrefixIndex:
         count = len(hashes)
         if tier >= self.tiers:
             self._resize(self.capacity, self.words, tier + 1)
-        wanted = self.rows + count
-        if wanted > self._fits:
-            self._make_room(min(wanted, self.max_blocks))
+        rows_needed = self.rows + count
+        if rows_needed > self._fits:
+            self._make_room(min(rows_needed, self.max_blocks))
         repeated = CHAINS + 2 * chains
         if repeated + count > len(self.scratch):
             self._grow_scratch(repeated + count)
@@ -229,7 +229,7 @@ class PrefixIndex:
 
     def _take_copies(self, worker: str, tier: int, copies: dict[int, int], hashes: U64) -> U64:
         """Remove extra copies; returns the blocks whose last copy is removed."""
-        left: list[int] = []
+        removed: list[int] = []
         for block in hashes.tolist():
             extra = copies.get(block, 0)
             if extra > 1:
@@ -237,10 +237,10 @@ class PrefixIndex:
             elif extra == 1:
                 del copies[block]
             else:
-                left.append(block)
+                removed.append(block)
         if not copies:
             del self.copies[worker, tier]
-        return np.array(left, np.uint64)
+        return np.array(removed, np.uint64)
 
     def _make_room(self, rows: int) -> None:
         if rows > self.capacity:

@@ -68,8 +68,8 @@ def tree(
     blocks that prompts used, and when, for the `uses` of the runs. Raises LookupError for a worker that is not in the index.
     """
     if worker and worker not in index.slots:
-        known = ", ".join(sorted(index.slots)) or "none"
-        raise LookupError(f"no worker {worker} in this index; workers: {known}")
+        names = ", ".join(sorted(index.slots)) or "none"
+        raise LookupError(f"no worker {worker} in this index; workers: {names}")
     first, last, length, under, order, run_of = _runs(index)
     count = len(first)
     uses: Rows = np.zeros(count, np.int64)
@@ -79,9 +79,9 @@ def tree(
     below: Rows = np.zeros(count, np.int64)
     depths: Rows = np.full(count, -1, np.int64)
     levels: Rows = np.zeros(count, np.int64)
-    wanted: NDArray[np.bool_] = np.ones(count, bool)
+    selected: NDArray[np.bool_] = np.ones(count, bool)
     if worker:
-        wanted = _held_by(index, worker, first)
+        selected = _held_by(index, worker, first)
     for run in order.tolist():
         parent = under[run]
         if parent >= 0:
@@ -95,10 +95,10 @@ def tree(
             below[parent] += length[run] + below[run]
             uses[parent] += uses[run]
             used_ns[parent] = max(used_ns[parent], used_ns[run])
-            wanted[parent] |= wanted[run]
+            selected[parent] |= selected[run]
     if depth >= 0:
-        wanted = np.logical_and(wanted, depths < depth)
-    reached: Rows = order[wanted[order]]
+        selected = np.logical_and(selected, depths < depth)
+    reached: Rows = order[selected[order]]
     weight = length[reached] + below[reached]
     shown = set(reached[np.lexsort((reached, -weight))][: max(0, limit)].tolist())
     by_slot = {slot: name for name, slot in index.slots.items()}
@@ -120,14 +120,15 @@ def tree(
     return Tree(len(index.slots), index.rows, index.refused, count, runs)
 
 
-def text(found: Tree) -> str:
+def text(prefix_tree: Tree) -> str:
     """Text output: one line per run, indented by its number of ancestors."""
     lines = [
-        f"{found.blocks} blocks in {found.total} runs, {found.workers} workers; "
-        f"{len(found.runs)} runs shown" + (f"; {found.refused} blocks refused" if found.refused else ""),
+        f"{prefix_tree.blocks} blocks in {prefix_tree.total} runs, {prefix_tree.workers} workers; "
+        f"{len(prefix_tree.runs)} runs shown"
+        + (f"; {prefix_tree.refused} blocks refused" if prefix_tree.refused else ""),
         "  blocks   below   depth  names and holders",
     ]
-    for run in found.runs:
+    for run in prefix_tree.runs:
         place = f"{run.depth:>7}" if run.depth >= 0 else "      ?"
         names = f"{run.first}..{run.last}" if run.blocks > 1 else run.first
         after = f" after {run.parent}, held by no worker" if run.depth < 0 and not run.level else ""
@@ -137,13 +138,13 @@ def text(found: Tree) -> str:
 
 
 def _some(names: Iterable[str]) -> str:
-    known = list(names)
-    more = len(known) - NAMES_MAX
-    return " ".join(known[:NAMES_MAX]) + (f" and {more} more" if more > 0 else "")
+    listed = list(names)
+    more = len(listed) - NAMES_MAX
+    return " ".join(listed[:NAMES_MAX]) + (f" and {more} more" if more > 0 else "")
 
 
 def _holders(index: PrefixIndex, row: int, by_slot: dict[int, str]) -> dict[str, tuple[str, ...]]:
-    found: dict[str, tuple[str, ...]] = {}
+    by_tier: dict[str, tuple[str, ...]] = {}
     for tier in range(index.tiers):
         names: list[str] = []
         for word in range(index.words):
@@ -152,8 +153,8 @@ def _holders(index: PrefixIndex, row: int, by_slot: dict[int, str]) -> dict[str,
                 names.append(by_slot[word * WORD_BITS + (bits & -bits).bit_length() - 1])
                 bits &= bits - 1
         if names:
-            found[TIER_NAMES[tier] if tier < len(TIER_NAMES) else str(tier)] = tuple(sorted(names))
-    return found
+            by_tier[TIER_NAMES[tier] if tier < len(TIER_NAMES) else str(tier)] = tuple(sorted(names))
+    return by_tier
 
 
 def _held_by(index: PrefixIndex, worker: str, rows: Rows) -> NDArray[np.bool_]:
@@ -167,13 +168,13 @@ def _walk(under: Rows, weight: Rows, shown: set[int]) -> list[int]:
     below: dict[int, list[int]] = {}
     for run in sorted(shown, key=lambda run: (int(weight[run]), -run)):
         below.setdefault(int(under[run]), []).append(run)
-    found: list[int] = []
+    ordered: list[int] = []
     rest = below.pop(-1, [])
     while rest:
         run = rest.pop()
-        found.append(run)
+        ordered.append(run)
         rest += below.get(run, [])
-    return found
+    return ordered
 
 
 def _runs(index: PrefixIndex) -> tuple[Rows, Rows, Rows, Rows, Rows, Rows]:
@@ -222,11 +223,11 @@ def _heads(slab: Any, table: Any, top: int, up: Any, only: Any, first: Any) -> i
         parent = slab[_1, row]
         if parent == _0:
             continue
-        found = row - _1 if row > _0 and slab[_0, row - _1] == parent else seek(table, slab, parent)[0]
-        if found != NONE:
-            up[number] = np.int64(found)
+        parent_index = row - _1 if row > _0 and slab[_0, row - _1] == parent else seek(table, slab, parent)[0]
+        if parent_index != NONE:
+            up[number] = np.int64(parent_index)
             # -1: no child so far, -2: several.
-            only[found] = number if only[found] == -1 else -2
+            only[parent_index] = number if only[parent_index] == -1 else -2
     count = 0
     for number in range(top):
         row = np.uint64(number)

@@ -55,10 +55,10 @@ def _release(slab: Any, scratch: Any, row: Any) -> None:
 
 
 @kernel
-def _acquire(slab: Any, scratch: Any, previous: Any, left: Any) -> Any:
+def _acquire(slab: Any, scratch: Any, previous: Any, remaining: Any) -> Any:
     """A free row: the one after `previous` if it is free, else the start of a run of free rows, else a new one.
 
-    `left`: how many more blocks need a row. The caller ensures that there is one.
+    `remaining`: how many more blocks need a row. The caller ensures that there is one.
     """
     first = scratch[FREE]
     if first == _0:
@@ -71,9 +71,9 @@ def _acquire(slab: Any, scratch: Any, previous: Any, left: Any) -> Any:
         row = following
     elif row + _1 == scratch[TOP] or slab[_0, row + _1] != _0:
         # The end of a run of free rows: blocks removed in order leave their first row last in the list. Start at the first.
-        while left > _0 and row > _0 and slab[_0, row - _1] == _0:
+        while remaining > _0 and row > _0 and slab[_0, row - _1] == _0:
             row -= _1
-            left -= _1
+            remaining -= _1
     links = slab[_1, row]
     after, before = links >> _32, links & _LOW
     if before:
@@ -87,10 +87,10 @@ def _acquire(slab: Any, scratch: Any, previous: Any, left: Any) -> Any:
 
 @kernel
 def _add(
-    slab: Any, table: Any, scratch: Any, key: Any, parent: Any, at: Any, previous: Any, left: Any
+    slab: Any, table: Any, scratch: Any, key: Any, parent: Any, at: Any, previous: Any, remaining: Any
 ) -> Any:
-    """A new row for a block, with its entry at index `at` of the table. `previous` and `left` as in `_acquire`."""
-    row = _acquire(slab, scratch, previous, left)
+    """A new row for a block, with its entry at index `at` of the table. `previous` and `remaining` as in `_acquire`."""
+    row = _acquire(slab, scratch, previous, remaining)
     slab[_0, row] = key
     slab[_1, row] = parent
     table[at] = tag_of(key) << _32 | (row + _1)
@@ -134,35 +134,35 @@ def store(
     again = 0
     refused = 0
     chain = -1
-    left = np.uint64(0)
+    remaining = np.uint64(0)
     parent = _0
     row = NONE
     fetched = _0
     for i in range(hashes.shape[0]):
         if i % AHEAD == 0:
             fetched ^= fetch(table, hashes, i)
-        while left == _0:
+        while remaining == _0:
             chain += 1
             parent = scratch[CHAINS + 2 * chain]
-            left = scratch[CHAINS + 2 * chain + 1]
+            remaining = scratch[CHAINS + 2 * chain + 1]
             row = NONE
-            if parent != _0 and left != _0:
+            if parent != _0 and remaining != _0:
                 row = seek(table, slab, parent)[0]
-        left -= _1
+        remaining -= _1
         key = hashes[i]
         if row != NONE and slab[_0, row + _1] == key:
             row += _1
         else:
-            found, at = seek(table, slab, key)
-            if found == NONE:
+            block_row, at = seek(table, slab, key)
+            if block_row == NONE:
                 if added == room:
                     refused += 1
                     parent = key
                     row = NONE
                     continue
-                found = _add(slab, table, scratch, key, parent, at, row, left)
+                block_row = _add(slab, table, scratch, key, parent, at, row, remaining)
                 added += 1
-            row = found
+            row = block_row
         parent = key
         if not _hold(slab, pages, slot, bits, bit, row):
             scratch[repeated + again] = i
@@ -196,8 +196,8 @@ def remove(
     row = NONE
     fetched = _0
     rows = scratch[CHAINS : CHAINS + SCRATCH]
-    # Candidates exist for blocks `first` to `known`; `begun`: where the run of neighbouring rows began.
-    first = known = 0
+    # Candidates exist for blocks `first` to `until`; `begun`: where the run of neighbouring rows began.
+    first = until = 0
     begun = -SHORT_RUN
     for i in range(hashes.shape[0]):
         if i % AHEAD == 0:
@@ -205,26 +205,26 @@ def remove(
         key = hashes[i]
         # Evictions follow a chain, forwards or backwards.
         if row != NONE and slab[_0, row + _1] == key:
-            found = row + _1
+            block_row = row + _1
         elif row != NONE and row > _0 and slab[_0, row - _1] == key:
-            found = row - _1
+            block_row = row - _1
         else:
-            if i >= known and i - begun < SHORT_RUN:
-                first, known = i, min(i + AHEAD, hashes.shape[0])
+            if i >= until and i - begun < SHORT_RUN:
+                first, until = i, min(i + AHEAD, hashes.shape[0])
                 candidates(table, hashes, i, rows)
-                fetched ^= touch(slab, bits, rows, known - first)
-            if i < known:
+                fetched ^= touch(slab, bits, rows, until - first)
+            if i < until:
                 # Removals since then moved table entries, but no rows. The row may belong to a block with the same tag, or be free.
-                found = rows[i - first]
-                if found != NONE and slab[_0, found] != key:
-                    found = seek(table, slab, key)[0]
+                block_row = rows[i - first]
+                if block_row != NONE and slab[_0, block_row] != key:
+                    block_row = seek(table, slab, key)[0]
             else:
-                found = seek(table, slab, key)[0]
+                block_row = seek(table, slab, key)[0]
             begun = i
-        if found == NONE or not slab[bits, found] & bit:
+        if block_row == NONE or not slab[bits, block_row] & bit:
             absent += 1
             continue
-        row = found
+        row = block_row
         slab[bits, row] &= ~bit
         pages[slot, row >> _PAGE] -= 1
         if _unheld(slab, row):
@@ -261,14 +261,14 @@ def remove_worker(
         gone = 0
         for number in range(first, last):
             row = np.uint64(number)
-            mine = False
+            is_held = False
             column = word
             while column < columns:
                 if slab[column, row] & bit:
                     slab[column, row] &= ~bit
-                    mine = True
+                    is_held = True
                 column += step
-            if mine and _unheld(slab, row):
+            if is_held and _unheld(slab, row):
                 fetched ^= table[tag_of(slab[_0, row]) * capacity >> _32]
                 gone += 1
         # From the end, so that the free list starts with the first row.

@@ -242,17 +242,20 @@ class LimitHolder(NamedTuple):
     def limits_of(self, model: str) -> Iterator[tuple[str, RateLimits]]:
         """The limits that a request for this model is under, by scope."""
         yield ALL_MODELS, self.limits
-        own = self.model_limits.get(model)
-        if own is not None:
-            yield model, RateLimits(*(getattr(own, name) for name in RateLimits._fields))
+        model_limits = self.model_limits.get(model)
+        if model_limits is not None:
+            yield model, RateLimits(*(getattr(model_limits, name) for name in RateLimits._fields))
 
 
 def holder_of(principal: Principal, tenant: str, defaults: RateLimits) -> LimitHolder:
     """The holder that a request counts against. Its key's limits replace the edge's defaults, each where it is set."""
     limits = defaults
     if principal.limits != _UNSET:
-        own = principal.limits
+        principal_limits = principal.limits
         limits = RateLimits(
-            *(getattr(own, name) or default for name, default in zip(defaults._fields, defaults, strict=True))
+            *(
+                getattr(principal_limits, name) or default
+                for name, default in zip(defaults._fields, defaults, strict=True)
+            )
         )
     return LimitHolder(principal.credential or f"tenant {tenant}", limits, principal.model_limits)

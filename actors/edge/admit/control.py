@@ -108,10 +108,10 @@ class Principal(NamedTuple):
         """Return whether the principal has this permission."""
         return permission in self.scopes.permissions
 
-    def require(self, permission: Permission, what: str) -> None:
-        """Raises `ApiError` 403 naming the scope that `what` (a header, a field, a path) requires."""
+    def require(self, permission: Permission, param: str) -> None:
+        """Raises `ApiError` 403 naming the scope that `param` (a header, a field, a path) requires."""
         if not self.permits(permission):
-            raise forbidden(f"{what} requires the scope {permission!r}, which this key lacks.", param=what)
+            raise forbidden(f"{param} requires the scope {permission!r}, which this key lacks.", param=param)
 
     def require_endpoint(self, endpoint: str) -> None:
         """Raises `ApiError` 403 naming the scope, unless it may use this endpoint."""
@@ -149,8 +149,8 @@ def permitted_model(models: ModelCatalog, principal: Principal, name: str) -> Mo
         if not principal.authenticated:
             raise
         if principal.permits_model(name):
-            known = [model.card.name for model in permitted_models(models, principal)]
-            raise no_model(name, known) from error
+            available = [model.card.name for model in permitted_models(models, principal)]
+            raise no_model(name, available) from error
     else:
         if _permits(principal, model):
             return model
@@ -226,12 +226,12 @@ class CacheSalts:
     def _of_tenant(self, tenant: str, client_salt: str) -> str:
         if client_salt:
             return self._derive(b"tenant", tenant.encode(), client_salt.encode())
-        known = self._tenants.get(tenant)
-        if known is None:
-            known = self._tenants[tenant] = self._derive(b"tenant", tenant.encode())
+        salt = self._tenants.get(tenant)
+        if salt is None:
+            salt = self._tenants[tenant] = self._derive(b"tenant", tenant.encode())
             if len(self._tenants) > REMEMBERED_MAX:
                 self._tenants.popitem(last=False)
-        return known
+        return salt
 
     def _derive(self, domain: bytes, *parts: bytes) -> str:
         if not self._key:
@@ -357,16 +357,18 @@ class KeyRing:
 
     def verify(self, presented: PresentedKey) -> Principal:
         """The owner of a key. Raises `ApiError` 401, in the same words and time whatever is wrong with it."""
-        found = self._keys.get(presented.id)
+        entry = self._keys.get(presented.id)
         now_s = self._clock.wall_ns() // 1_000_000_000
         digest = digest_of(presented.id, presented.secret)
         matches = False
-        for one in found.digests if found is not None else NO_DIGESTS:
+        for stored_digest in entry.digests if entry is not None else NO_DIGESTS:
             # In a time that does not depend on where they differ.
-            matches |= hmac.compare_digest(one.digest, digest) and not _is_past(one.until_s, now_s)
-        if found is None or not matches or _is_past(found.expires_s, now_s):
+            matches |= hmac.compare_digest(stored_digest.digest, digest) and not _is_past(
+                stored_digest.until_s, now_s
+            )
+        if entry is None or not matches or _is_past(entry.expires_s, now_s):
             raise unauthenticated(INVALID_KEY)
-        return found.principal
+        return entry.principal
 
 
 def principal_of(key: ApiKey) -> Principal:
@@ -386,28 +388,28 @@ CREDENTIAL_BYTES_MAX: Final = 16 * 1024
 
 def credential_of(headers: Headers) -> bytes:
     """The one credential of a request. Raises `ApiError` 401 if there is none, or two that differ."""
-    found = b""
+    credential = b""
     for name, value in headers:
         if name == b"x-api-key":
-            given = value.strip()
+            candidate = value.strip()
         elif name == b"authorization":
             scheme, _, rest = value.strip().partition(b" ")
             if scheme.lower() != b"bearer":
                 raise unauthenticated("The authorization header must have the form `Bearer KEY`.")
-            given = rest.strip()
+            candidate = rest.strip()
         else:
             continue
-        if not given:
+        if not candidate:
             raise unauthenticated(NO_CREDENTIAL)
         # Clients of two APIs in one may send both headers; which one counts must not depend on their order.
-        if found and given != found:
+        if credential and candidate != credential:
             raise unauthenticated("The request has several API keys that differ; send one.")
-        found = given
-    if not found:
+        credential = candidate
+    if not credential:
         raise unauthenticated(NO_CREDENTIAL)
-    if len(found) > CREDENTIAL_BYTES_MAX:
+    if len(credential) > CREDENTIAL_BYTES_MAX:
         raise unauthenticated(f"The API key is longer than {CREDENTIAL_BYTES_MAX} bytes.")
-    return found
+    return credential
 
 
 OPEN_PATHS: Final = frozenset({"/", "/live", "/health"})
@@ -507,12 +509,12 @@ class AccessServices:
 
     def loops(self) -> list[tuple[Coroutine[Any, Any, None], str]]:
         """Loops that keep its tables current, with a name for each."""
-        found: list[tuple[Coroutine[Any, Any, None], str]] = []
+        loops: list[tuple[Coroutine[Any, Any, None], str]] = []
         if self._ring is not None:
-            found.append((self._ring.run(), "API keys"))
+            loops.append((self._ring.run(), "API keys"))
         if self._signing_keys is not None:
-            found.append((self._signing_keys.run(), "signing keys"))
-        return found
+            loops.append((self._signing_keys.run(), "signing keys"))
+        return loops
 
     async def prepare(self) -> None:
         """Return once requests can be authenticated. The loops must run."""

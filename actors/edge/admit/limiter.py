@@ -71,10 +71,12 @@ def rate_limit_headers(accounts: Sequence[Account], now_s: float) -> Headers:
 def _of_buckets(names: _Names, buckets: Sequence[TokenBucket], now_s: float) -> Headers:
     if not buckets:
         return []
-    left, bucket = min(((one.left(now_s), one) for one in buckets), key=lambda found: found[0])
+    remaining, bucket = min(
+        ((candidate.left(now_s), candidate) for candidate in buckets), key=lambda choice: choice[0]
+    )
     return [
         (names[0], b"%d" % bucket.capacity),
-        (names[1], b"%d" % left),
+        (names[1], b"%d" % remaining),
         (names[2], duration(bucket.reset_s(now_s)).encode()),
     ]
 
@@ -191,7 +193,9 @@ class RequestQuota:
         """The longest context of this holder for a model, in tokens: the model's own, or less."""
         if not self._limited:
             return tokens
-        return min([tokens, *(one.context_tokens or tokens for _, one in self._holder.limits_of(model))])
+        return min(
+            [tokens, *(limits.context_tokens or tokens for _, limits in self._holder.limits_of(model))]
+        )
 
     def enter(self, model: str) -> None:
         """Count the request, and as one in flight. Raises `ApiError` 429."""
@@ -226,16 +230,18 @@ class RequestQuota:
             return
         if answer_tokens is None:
             # What it generates beyond that is charged at the end.
-            wanted = max(prompt_tokens, min(prompt_tokens + DEFAULT_ANSWER_TOKENS * answers, *rates))
+            needed_tokens = max(prompt_tokens, min(prompt_tokens + DEFAULT_ANSWER_TOKENS * answers, *rates))
         else:
-            wanted = prompt_tokens + answer_tokens * answers
-        wait_s, rate = self._wait("tokens", wanted, self._limiter.clock.monotonic_s())
+            needed_tokens = prompt_tokens + answer_tokens * answers
+        wait_s, rate = self._wait("tokens", needed_tokens, self._limiter.clock.monotonic_s())
         if math.isinf(wait_s):
-            raise _too_large(wanted, rate)
+            raise _too_large(needed_tokens, rate)
         if wait_s:
-            raise _reached("tokens", f"{rate} tokens per minute; this request may use {wanted}", wait_s)
-        self._reserved = wanted
-        self._use(tokens=wanted)
+            raise _reached(
+                "tokens", f"{rate} tokens per minute; this request may use {needed_tokens}", wait_s
+            )
+        self._reserved = needed_tokens
+        self._use(tokens=needed_tokens)
 
     def settle(self, tokens: int) -> None:
         """The request used `tokens` in the end. Never called, it used none."""
@@ -259,9 +265,11 @@ class RequestQuota:
             return []
         return rate_limit_headers(self._accounts, self._limiter.clock.monotonic_s())
 
-    def _wait(self, what: Literal["requests", "tokens"], amount: int, now_s: float) -> tuple[float, int]:
+    def _wait(self, resource: Literal["requests", "tokens"], amount: int, now_s: float) -> tuple[float, int]:
         """The longest wait of all accounts, and the limit that demands it."""
-        buckets = (account.requests if what == "requests" else account.tokens for account in self._accounts)
+        buckets = (
+            account.requests if resource == "requests" else account.tokens for account in self._accounts
+        )
         waits = [(bucket.wait_s(amount, now_s), bucket.capacity) for bucket in buckets if bucket is not None]
         return max(waits, default=(0.0, 0))
 
@@ -276,22 +284,22 @@ NO_QUOTA: Final = RequestQuota(RateLimiter(SystemClock()), LimitHolder(""))
 """The quota of a holder without limits."""
 
 
-def _reached(limit: Limit, what: str, wait_s: float) -> ApiError:
+def _reached(limit: Limit, description: str, wait_s: float) -> ApiError:
     metrics.RATE_LIMITED.labels(limit).inc()
     return ApiError(
         429,
-        f"Rate limit reached: {what}. Retry in {wait_s:.3g} s.",
+        f"Rate limit reached: {description}. Retry in {wait_s:.3g} s.",
         kind="rate_limit_error",
         code="rate_limit_exceeded",
         retry_after_s=wait_s,
     )
 
 
-def _too_large(wanted: int, limit: int) -> ApiError:
+def _too_large(needed_tokens: int, limit: int) -> ApiError:
     metrics.RATE_LIMITED.labels("request_too_large").inc()
     return ApiError(
         429,
-        f"The request is too large: it may use {wanted} tokens, and the limit is {limit} per minute. "
+        f"The request is too large: it may use {needed_tokens} tokens, and the limit is {limit} per minute. "
         "Shorten the prompt or lower max_tokens; a retry cannot succeed.",
         kind="rate_limit_error",
         code="rate_limit_exceeded",
@@ -415,8 +423,8 @@ class UsageReports:
             limits = RateLimits(max(0, usage.requests_per_minute), max(0, usage.tokens_per_minute))
             account = limiter.reported(usage.account, limits)
             if account is not None:
-                whole = usage.opened_ms >= peer.whole_since_ms
-                account.add_report(f"{report.edge}/{report.epoch}", usage, now_s, heard_whole=whole)
+                heard_whole = usage.opened_ms >= peer.whole_since_ms
+                account.add_report(f"{report.edge}/{report.epoch}", usage, now_s, heard_whole=heard_whole)
 
     def _peer(self, report: UsageReport, now_s: float) -> PeerEdge | None:
         peer = self._peers.get(report.edge)

@@ -66,11 +66,11 @@ class SigningKeys:
 
     async def find(self, key_id: str) -> PyJWK | None:
         """The key with this id; of an issuer with one key that has no id, that one. May read the keys again."""
-        found = self._known(key_id)
-        if found is None and self._rotates:
+        key = self._known(key_id)
+        if key is None and self._rotates:
             await self._refresh()
-            found = self._known(key_id)
-        return found
+            key = self._known(key_id)
+        return key
 
     def _known(self, key_id: str) -> PyJWK | None:
         if not key_id and len(self._keys) == 1:
@@ -108,14 +108,14 @@ def parse_jwks(data: bytes) -> dict[str, PyJWK]:
     entries = document.get("keys") if isinstance(document, dict) else None
     if not isinstance(entries, list):
         raise ValueError("the JWKS document has no list `keys`")
-    found: dict[str, PyJWK] = {}
+    keys: dict[str, PyJWK] = {}
     for entry in entries[:KEYS_MAX]:
         key = _signing_key(entry)
         if key is not None:
-            found[key.key_id or ""] = key
-    if not found:
+            keys[key.key_id or ""] = key
+    if not keys:
         raise ValueError(f"the JWKS document has no signing key of {', '.join(ALGORITHMS)}")
-    return found
+    return keys
 
 
 def _signing_key(entry: Any) -> PyJWK | None:
@@ -209,10 +209,10 @@ class TokenVerifier:
         """The sender that a token stands for. Raises `ApiError` 401, and 503 while there are no keys to check with."""
         digest = blake2b(token, digest_size=32).digest()
         now_s = self._clock.monotonic_s()
-        known = self._remembered.get(digest)
-        if known is not None and now_s < known[1]:
+        verified = self._remembered.get(digest)
+        if verified is not None and now_s < verified[1]:
             self._remembered.move_to_end(digest)
-            return known[0]
+            return verified[0]
         claims = await self._claims(token)
         owner = owner_of(claims, self._settings)
         left_s = float(claims["exp"]) + LEEWAY_S - self._clock.wall_ns() / 1e9

@@ -374,11 +374,11 @@ class ParsedChoiceWriter(ChoiceWriter):
                 break
             text = self._matcher.push((token,))
             texts.append(text)
-            found = self._parser.push(text) if text else []
-            for event in found:
+            parsed = self._parser.push(text) if text else []
+            for event in parsed:
                 self._reasons = isinstance(event, ReasoningDelta)
             self.reasoning_tokens += self._reasons
-            events += found
+            events += parsed
         return "".join(texts), self._encode_events(events)
 
     def finish(self) -> tuple[str, bytes]:
@@ -402,16 +402,16 @@ class ParsedChoiceWriter(ChoiceWriter):
     def result(self, number: int, prompt_index: int, end: ChoiceEnd) -> ChoiceResult:
         """See `ChoiceWriter.result`."""
         output = collect(self._events)
-        whole = super().result(number, prompt_index, end)
-        return whole._replace(text=output.text, reasoning=output.reasoning, calls=output.calls)
+        plain_result = super().result(number, prompt_index, end)
+        return plain_result._replace(text=output.text, reasoning=output.reasoning, calls=output.calls)
 
     def _encode_events(self, events: Iterable[OutputEvent]) -> bytes:
-        found = [self._with_id(event) for event in merged(events) if self._counts(event)]
-        self._events += found
+        counted = [self._with_id(event) for event in merged(events) if self._counts(event)]
+        self._events += counted
         if self._encoder is None:
             return b""
         parts: list[bytes] = []
-        for event in found:
+        for event in counted:
             detail = self._detail() if self._detailed and not isinstance(event, ToolCallEnd) else None
             if isinstance(event, TextDelta):
                 parts.append(self._encoder.text(self._index, event.text, detail))
@@ -433,19 +433,19 @@ class ParsedChoiceWriter(ChoiceWriter):
 
 def merged(events: Iterable[OutputEvent]) -> list[OutputEvent]:
     """The events with neighbouring deltas of one kind joined."""
-    found: list[OutputEvent] = []
+    joined: list[OutputEvent] = []
     for event in events:
-        last = found[-1] if found else None
+        last = joined[-1] if joined else None
         if isinstance(event, TextDelta) and isinstance(last, TextDelta):
-            found[-1] = TextDelta(last.text + event.text)
+            joined[-1] = TextDelta(last.text + event.text)
         elif isinstance(event, ReasoningDelta) and isinstance(last, ReasoningDelta):
-            found[-1] = ReasoningDelta(last.text + event.text)
+            joined[-1] = ReasoningDelta(last.text + event.text)
         elif (
             isinstance(event, ToolArgumentsDelta)
             and isinstance(last, ToolArgumentsDelta)
             and last.call == event.call
         ):
-            found[-1] = last._replace(text=last.text + event.text)
+            joined[-1] = last._replace(text=last.text + event.text)
         else:
-            found.append(event)
-    return found
+            joined.append(event)
+    return joined

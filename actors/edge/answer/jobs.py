@@ -71,16 +71,16 @@ class PoolingJob(NamedTuple):
 def messages(lengths: Sequence[int], vector_bytes: int, first: int = 0) -> list[range]:
     """Group the prompts from number `first` on into messages, by their lengths in tokens. All of them, in order."""
     several = max(1, REPLY_BYTES // vector_bytes)
-    found: list[range] = []
+    ranges: list[range] = []
     begin, tokens = first, 0
     for number in range(first, len(lengths)):
         tokens += lengths[number]
         if number > begin and (tokens > MESSAGE_TOKENS_MAX or number - begin >= several):
-            found.append(range(begin, number))
+            ranges.append(range(begin, number))
             begin, tokens = number, lengths[number]
     if begin < len(lengths):
-        found.append(range(begin, len(lengths)))
-    return found
+        ranges.append(range(begin, len(lengths)))
+    return ranges
 
 
 class Pooling:
@@ -105,16 +105,16 @@ class Pooling:
             parts[0] = await self._place(job, 0, plan[0], record)
             self._sizes[kind] = max(4, *(len(vector) for vector in parts[0]))
             plan = [plan[0], *messages(lengths, self._sizes[kind], plan[0].stop)]
-        left = deque(number for number in range(len(plan)) if number not in parts)
+        pending = deque(number for number in range(len(plan)) if number not in parts)
 
         async def work() -> None:
-            while left:
-                number = left.popleft()
+            while pending:
+                number = pending.popleft()
                 parts[number] = await self._place(job, number, plan[number], record)
 
         try:
             async with asyncio.TaskGroup() as group:
-                for _ in range(min(CONCURRENT_MESSAGES_MAX, len(left))):
+                for _ in range(min(CONCURRENT_MESSAGES_MAX, len(pending))):
                     group.create_task(work(), name="pool")
         except ExceptionGroup as errors:
             # The first that failed ended the others.
@@ -126,8 +126,10 @@ class Pooling:
     ) -> tuple[bytes, ...]:
         """Send one message to workers until one replies with its vectors."""
         dispatcher = Dispatcher(self._workers, job.model.card.pool, job.hints, record.trace)
-        tokens = sum(len(job.prompts[one]) for one in prompts)
-        features = media_features(item for one in prompts for item in (job.media[one] if job.media else ()))
+        tokens = sum(len(job.prompts[index]) for index in prompts)
+        features = media_features(
+            item for index in prompts for item in (job.media[index] if job.media else ())
+        )
         needs = ("embed", *required_capabilities(None, **features))
         constraints = Constraints(
             lora_name=job.model.lora_name,
@@ -149,13 +151,13 @@ class Pooling:
         """The vectors, or why this worker refuses. Raises `ApiError` 400 if every worker would, and `BusError`."""
         request = EmbedRequest(
             attempt,
-            tuple(pack_tokens(job.prompts[one]) for one in prompts),
+            tuple(pack_tokens(job.prompts[index]) for index in prompts),
             job.task,
             job.model.lora_name,
             job.dimensions,
-            tuple(job.segments[one] for one in prompts) if any(job.segments) else (),
+            tuple(job.segments[index] for index in prompts) if any(job.segments) else (),
             job.cache_salt,
-            media=tuple(job.media[one] for one in prompts) if job.media else (),
+            media=tuple(job.media[index] for index in prompts) if job.media else (),
             trace=trace,
         )
         worker, epoch = decision.worker, decision.epoch
@@ -306,9 +308,9 @@ class FileGeneration:
         """Follow a request to its end. The worker then drops it: it may keep files that this edge has."""
         has_ended = False
         try:
-            left = await self._follow(place)
+            refusal = await self._follow(place)
             has_ended = True
-            return left
+            return refusal
         except (WorkerLost, ApiError):
             has_ended = not self._workers.closed
             raise
@@ -361,10 +363,10 @@ class FileGeneration:
 
     async def _fetch(self, place: PlacedFiles, at: int, file: GeneratedFile) -> bytes:
         if file.size > FILE_BYTES_MAX:
-            what = "An image" if isinstance(self._job.order, ImageRequest) else "A video"
+            kind_name = "An image" if isinstance(self._job.order, ImageRequest) else "A video"
             raise ApiError(
                 502,
-                f"{what} has {file.size} bytes; at most {FILE_BYTES_MAX} are accepted. Ask for a smaller size.",
+                f"{kind_name} has {file.size} bytes; at most {FILE_BYTES_MAX} are accepted. Ask for a smaller size.",
                 kind="server_error",
                 code="file_too_large",
             )
@@ -380,7 +382,7 @@ class FileGeneration:
                 pieces = [group.create_task(piece(offset)) for offset in range(0, file.size, PIECE_BYTES)]
         except* WorkerLost as errors:
             raise errors.exceptions[0] from None
-        return b"".join([one.result() for one in pieces])
+        return b"".join([task.result() for task in pieces])
 
     async def _piece(self, place: PlacedFiles, query: FilePieceQuery) -> bytes:
         """One piece; a message may be lost. Raises `WorkerLost`."""

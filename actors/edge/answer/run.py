@@ -142,8 +142,8 @@ class Generation:
             for number in range(self._per_prompt):
                 index = len(self._drivers)
                 # Equal seeds would give equal choices.
-                one = with_seed(sampling, number) if number else sampling
-                spec = replace(first, index=index, sampling=one) if index else first
+                choice_sampling = with_seed(sampling, number) if number else sampling
+                spec = replace(first, index=index, sampling=choice_sampling) if index else first
                 messages = ChoiceMessages(spec, prompt, card.block_size, self._dispatcher, media)
                 self._drivers.append(ChoiceDriver(spec, messages, self._workers, self._record, self))
                 self._choices.append(self._writer(index, prompt))
@@ -484,14 +484,14 @@ class Generator:
 
     def hints(self, request: GenerationRequest, call: Call) -> RoutingHints:
         """What a request's headers and fields say about routing. Raises `ApiError`."""
-        given = request.hints
+        request_hints = request.hints
         return parse_routing_headers(
             call.headers,
             self._serving.settings.client,
             call.principal,
-            user=given.user,
-            session=given.session,
-            priority=given.priority,
+            user=request_hints.user,
+            session=request_hints.session,
+            priority=request_hints.priority,
             opening=request.opening,
         )
 

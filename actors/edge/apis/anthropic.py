@@ -252,11 +252,11 @@ class MessageEncoder(ResponseEncoder):
 
 def _input(arguments: str) -> Any:
     try:
-        found = msgspec.json.decode(arguments)
+        decoded = msgspec.json.decode(arguments)
     except (msgspec.DecodeError, RecursionError):
-        found = None
+        decoded = None
     # The text itself: decoding would round large numbers.
-    return msgspec.Raw(arguments.encode()) if isinstance(found, dict) else {INVALID_JSON: arguments}
+    return msgspec.Raw(arguments.encode()) if isinstance(decoded, dict) else {INVALID_JSON: arguments}
 
 
 # The endpoints.
@@ -292,16 +292,16 @@ class AnthropicApi:
         omit = request.thinking is not None and request.thinking.display == "omitted"
         encoder = MessageEncoder(request.max_tokens, omit_thinking=omit)
         send = HeaderAdder(call.send, lambda: [request_id_header(id_)])
-        wanted = to_generation(request, id_)
-        await self._generator.run(wanted, encoder, call._replace(send=send))
+        generation_request = to_generation(request, id_)
+        await self._generator.run(generation_request, encoder, call._replace(send=send))
 
     async def count_tokens(self, call: Call) -> None:
         """POST /v1/messages/count_tokens: renders and encodes the prompt; no engine is involved."""
         check_version(call.headers)
         request = decode_fields(CountTokensRequest, call.body)
         self._serving.fields.count(request)
-        wanted = to_prompt(request)
-        prepared = await self._generator.prepare(wanted, call)
+        prompt_request = to_prompt(request)
+        prepared = await self._generator.prepare(prompt_request, call)
         header = request_id_header(self._serving.workers.ports.ids())
         await call.answer(TokenCount(prepared.prompt_tokens), [header])
 

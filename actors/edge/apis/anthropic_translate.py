@@ -143,16 +143,16 @@ def _given(role: Role, blocks: Sequence[Block], param: str, names: dict[str, str
     """Turns of what the client gives: tool results, and between them what the user says."""
     parts: list[Part] = []
     for number, block in enumerate(blocks):
-        here = f"{param}[{number}]"
+        block_param = f"{param}[{number}]"
         if isinstance(block, ToolResultBlock) and role == "user":
             if parts:
                 yield Turn(role=role, parts=joined_texts(parts))
                 parts = []
-            yield _tool_result(block, here, names)
+            yield _tool_result(block, block_param, names)
         elif isinstance(block, TextBlock | ImageBlock | DocumentBlock | SearchResultBlock):
-            parts += _parts(block, here)
+            parts += _parts(block, block_param)
         else:
-            raise _misplaced(block, here, "assistant" if role == "user" else "user")
+            raise _misplaced(block, block_param, "assistant" if role == "user" else "user")
     if parts or not blocks:
         yield Turn(role=role, parts=joined_texts(parts))
 
@@ -167,11 +167,11 @@ def _tool_result(block: ToolResultBlock, param: str, names: dict[str, str]) -> T
     content = [TextBlock(block.content)] if isinstance(block.content, str) else block.content or []
     parts = [
         part
-        for number, one in enumerate(content)
+        for number, element in enumerate(content)
         for part in (
-            [TextPart(f"The tool {one.tool_name} is available.")]
-            if isinstance(one, ToolReferenceBlock)
-            else _parts(one, f"{param}.content[{number}]")
+            [TextPart(f"The tool {element.tool_name} is available.")]
+            if isinstance(element, ToolReferenceBlock)
+            else _parts(element, f"{param}.content[{number}]")
         )
     ]
     if block.is_error:
@@ -205,20 +205,20 @@ def _part(block: Content, param: str) -> Part:
 def _media(block: ImageBlock | DocumentBlock, param: str) -> MediaPart:
     """An image or a file, its source checked."""
     kind, types = ("image", IMAGE_TYPES) if isinstance(block, ImageBlock) else ("file", DOCUMENT_TYPES)
-    source, here = block.source, f"{param}.source"
+    source, source_param = block.source, f"{param}.source"
     name = (block.title or "") if isinstance(block, DocumentBlock) else ""
     part = MediaPart("image" if kind == "image" else "file", param, name=name)
     if isinstance(source, UrlSource):
         if not source.url.startswith(("https://", "http://")):
-            raise bad_field(f"{here}.url", "must be an http or https URL.")
+            raise bad_field(f"{source_param}.url", "must be an http or https URL.")
         return msgspec.structs.replace(part, url=source.url)
     if isinstance(source, FileSource):
         return msgspec.structs.replace(part, file_id=source.file_id)
     assert isinstance(source, Base64Source), "plain text is not media"
     if source.media_type not in types:
-        raise bad_field(f"{here}.media_type", f"must be {' or '.join(types)}.")
+        raise bad_field(f"{source_param}.media_type", f"must be {' or '.join(types)}.")
     if not source.data:
-        raise bad_field(f"{here}.data", "must have base64.")
+        raise bad_field(f"{source_param}.data", "must have base64.")
     # The media intake decodes it, in a process of its own.
     return msgspec.structs.replace(part, data=source.data, media_type=source.media_type)
 
@@ -238,7 +238,10 @@ def found_tools(messages: Sequence[InputMessage]) -> frozenset[str]:
         if isinstance(block, ToolResultBlock) and isinstance(block.content, list)
     )
     return frozenset(
-        one.tool_name for content in results for one in content if isinstance(one, ToolReferenceBlock)
+        element.tool_name
+        for content in results
+        for element in content
+        if isinstance(element, ToolReferenceBlock)
     )
 
 
@@ -289,7 +292,7 @@ def to_prompt(request: PromptFields) -> GenerationRequest:
     )
 
 
-def _tools(definitions: Sequence[ToolDefinition], found: frozenset[str]) -> tuple[Tool, ...]:
+def _tools(definitions: Sequence[ToolDefinition], found_names: frozenset[str]) -> tuple[Tool, ...]:
     """The tools that the model is offered: a deferred one when a search of the client has found it. Searches that an API's servers would
     run find nothing here, so all are offered.
     """
@@ -304,7 +307,7 @@ def _tools(definitions: Sequence[ToolDefinition], found: frozenset[str]) -> tupl
         if tool.name in names:
             raise bad_field(f"{param}.name", f"{tool.name!r} occurs twice; names are unique.")
         names.add(tool.name)
-        if tool.defer_loading and not searched and tool.name not in found:
+        if tool.defer_loading and not searched and tool.name not in found_names:
             continue
         tools.append(Tool(tool.name, tool.description or "", tool.input_schema or {}, bool(tool.strict)))
     return tuple(tools)

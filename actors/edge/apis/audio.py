@@ -84,8 +84,8 @@ FormT = TypeVar("FormT", bound=TranslationForm)
 
 def decode_form(form: UploadForm, kind: type[FormT]) -> FormT:
     """A form as its type. Raises `ApiError` 400 naming the field."""
-    known = {field.name for field in msgspec.structs.fields(kind)}
-    values = form_values(form.fields, known, files=("file",), lists=LISTS)
+    field_names = {field.name for field in msgspec.structs.fields(kind)}
+    values = form_values(form.fields, field_names, files=("file",), lists=LISTS)
     for name in form.files:
         if name != "file":
             raise bad_request(f"The file {name[:64]!r} is not expected; the recording is 'file'.", param=name)
@@ -129,7 +129,7 @@ def segments_of(
 
     Text without a time at its end lasts to the end of the piece. Segments without text are left out.
     """
-    found: list[TranscriptSegment] = []
+    segments: list[TranscriptSegment] = []
     start_s, tokens, logprobs = 0.0, list[int](), list[float]()
 
     def close(end_s: float) -> None:
@@ -137,7 +137,7 @@ def segments_of(
         if text.strip():
             mean = sum(logprobs) / len(logprobs) if logprobs else 0.0
             begin_s = min(start_s, end_s)
-            found.append(
+            segments.append(
                 TranscriptSegment(place.begin_s + begin_s, place.begin_s + end_s, text, tuple(tokens), mean)
             )
 
@@ -151,14 +151,14 @@ def segments_of(
         close(now_s)
         start_s, tokens, logprobs = now_s, [], []
     close(place.seconds)
-    return found
+    return segments
 
 
 def srt(segments: Sequence[TranscriptSegment]) -> str:
     """Return the segments in the SubRip format."""
     blocks = [
-        f"{number}\n{_time(one.start_s, ',')} --> {_time(one.end_s, ',')}\n{one.text.strip()}\n"
-        for number, one in enumerate(segments, 1)
+        f"{number}\n{_time(segment.start_s, ',')} --> {_time(segment.end_s, ',')}\n{segment.text.strip()}\n"
+        for number, segment in enumerate(segments, 1)
     ]
     return "\n".join(blocks)
 
@@ -166,8 +166,8 @@ def srt(segments: Sequence[TranscriptSegment]) -> str:
 def vtt(segments: Sequence[TranscriptSegment]) -> str:
     """Return the segments in the WebVTT format."""
     blocks = [
-        f"{_time(one.start_s, '.')} --> {_time(one.end_s, '.')}\n{one.text.strip().replace('-->', '->')}\n"
-        for one in segments
+        f"{_time(segment.start_s, '.')} --> {_time(segment.end_s, '.')}\n{segment.text.strip().replace('-->', '->')}\n"
+        for segment in segments
     ]
     return "\n".join(["WEBVTT\n", *blocks])
 
@@ -257,12 +257,12 @@ class TranscriptEncoder(ResponseEncoder):
 
     def _segments(self, result: GenerationResult) -> list[TranscriptSegment]:
         decode = self._tokenizer.reference.decode
-        found: list[TranscriptSegment] = []
+        segments: list[TranscriptSegment] = []
         for choice, place in zip(result.choices, result.places, strict=True):
-            found += segments_of(
+            segments += segments_of(
                 choice.detail, place, self._support, lambda ids: decode(list(ids), skip_special_tokens=True)
             )
-        return found
+        return segments
 
     def _verbose(self, result: GenerationResult, segments: list[TranscriptSegment]) -> dict[str, Any]:
         shown = self._shown
@@ -270,22 +270,22 @@ class TranscriptEncoder(ResponseEncoder):
             "task": shown.task,
             "language": shown.language or result.language,
             "duration": round(_seconds(result), 3),
-            "text": "".join(one.text for one in segments).strip(),
+            "text": "".join(segment.text for segment in segments).strip(),
             "segments": [
                 {
                     "id": number,
-                    "seek": round(one.start_s * 100),
-                    "start": round(one.start_s, 3),
-                    "end": round(one.end_s, 3),
-                    "text": one.text,
-                    "tokens": one.tokens,
+                    "seek": round(segment.start_s * 100),
+                    "start": round(segment.start_s, 3),
+                    "end": round(segment.end_s, 3),
+                    "text": segment.text,
+                    "tokens": segment.tokens,
                     "temperature": shown.temperature,
-                    "avg_logprob": one.logprob,
-                    "compression_ratio": one.compression_ratio,
+                    "avg_logprob": segment.logprob,
+                    "compression_ratio": segment.compression_ratio,
                     # Engines do not report it.
                     "no_speech_prob": None,
                 }
-                for number, one in enumerate(segments)
+                for number, segment in enumerate(segments)
             ],
             "usage": _usage(result),
         }

@@ -30,7 +30,7 @@ from headwater.actors.edge.apis.chat_types import (
     TokenId,
     refuse_template,
 )
-from headwater.actors.edge.prompt.messages import audio_media, data_media, file_media, url_media
+from headwater.actors.edge.prompt.media import audio_media, data_media, file_media, url_media
 from headwater.actors.edge.prompt.prompts import load_chat, text_prompts, tokens_of
 from headwater.actors.edge.prompt.request import (
     OPENAI,
@@ -98,23 +98,23 @@ def _part(part: ContentPart, param: str) -> Part:
         return TextPart(text)
     read = _MEDIA.get(part.type)
     if read is None:
-        known = ", ".join(["text", *_MEDIA])
-        raise bad_field(f"{param}.type", f"is {part.type[:64]!r}; it is one of {known}.")
+        part_types = ", ".join(["text", *_MEDIA])
+        raise bad_field(f"{param}.type", f"is {part.type[:64]!r}; it is one of {part_types}.")
     return read(getattr(part, part.type), f"{param}.{part.type}")
 
 
 def _image(value: Any, param: str) -> MediaPart:
-    given = {"url": value} if isinstance(value, str) else _object(value, param)
-    detail = given.get("detail") or ""
+    image_url = {"url": value} if isinstance(value, str) else _object(value, param)
+    detail = image_url.get("detail") or ""
     if detail not in ("", "auto", "low", "high", "original"):
         raise bad_field(f"{param}.detail", "is auto, low, high or original.")
-    return url_media("image", given.get("url"), param, detail=detail)
+    return url_media("image", image_url.get("url"), param, detail=detail)
 
 
 def _file(value: Any, param: str) -> MediaPart:
-    given = _object(value, param)
+    file = _object(value, param)
     return file_media(
-        param, name=given.get("filename"), data=given.get("file_data"), file_id=given.get("file_id")
+        param, name=file.get("filename"), data=file.get("file_data"), file_id=file.get("file_id")
     )
 
 
@@ -144,7 +144,7 @@ _CHOICES: Final = (
 
 def tools_of(tools: Sequence[ChatTool]) -> tuple[Tool, ...]:
     """The functions on offer, without tools that OpenAI hosts. Raises `ApiError` 400 naming the tool."""
-    found: dict[str, Tool] = {}
+    by_name: dict[str, Tool] = {}
     for number, tool in enumerate(tools):
         param = f"tools[{number}]"
         if hosted_name(tool, OPENAI):
@@ -154,12 +154,12 @@ def tools_of(tools: Sequence[ChatTool]) -> tuple[Tool, ...]:
         function = tool.function
         if function is None:
             raise bad_field(f"{param}.function", "is missing.")
-        if function.name in found:
+        if function.name in by_name:
             raise bad_request(f"Two tools are named {function.name!r}.", param=f"{param}.function.name")
-        found[function.name] = Tool(
+        by_name[function.name] = Tool(
             function.name, function.description or "", function.parameters or {}, bool(function.strict)
         )
-    return tuple(found.values())
+    return tuple(by_name.values())
 
 
 def choice_of(value: Any, tools: tuple[Tool, ...], *, parallel: bool) -> tuple[ToolChoice, tuple[Tool, ...]]:
@@ -195,12 +195,12 @@ def _name_of(tool: Any) -> str:
 
 def _find(names: Iterable[str], tools: tuple[Tool, ...]) -> tuple[Tool, ...]:
     by_name = {tool.name: tool for tool in tools}
-    found = []
+    named_tools = []
     for name in names:
         if name not in by_name:
             raise bad_field("tool_choice", f"names {name[:64]!r}, which is not among the tools.")
-        found.append(by_name[name])
-    return tuple(found)
+        named_tools.append(by_name[name])
+    return tuple(named_tools)
 
 
 def _unknown() -> ApiError:

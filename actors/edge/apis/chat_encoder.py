@@ -91,11 +91,11 @@ class CompletionLogprobs:
 
     def _named(self, token: int, item: TokenLogprob) -> dict[str, float]:
         """The alternatives and the chosen token by their names; of equal names, the likelier one's."""
-        found: dict[str, float] = {}
+        by_name: dict[str, float] = {}
         for other, value in (*item.top, (token, item.logprob)):
             name = self._name(other)
-            found[name] = max(found.get(name, LEAST), value, LEAST)
-        return found
+            by_name[name] = max(by_name.get(name, LEAST), value, LEAST)
+        return by_name
 
     def _length_in(self, text: str, token: int, piece: str) -> int:
         """Return how many characters of a prompt's text are a token's."""
@@ -339,14 +339,14 @@ class OpenAiEncoder(ResponseEncoder):
 
     def _prompt_logprobs(self, prompt: PromptDetail) -> list[dict[str, Any] | None]:
         """Return for each token the log probabilities by token id: its own, and those of the likeliest."""
-        found: list[dict[str, Any] | None] = []
+        entries: list[dict[str, Any] | None] = []
         for token, item in zip(prompt.tokens, prompt.logprobs, strict=False):
             if item is None:
-                found.append(None)
+                entries.append(None)
                 continue
             values = {token: item.logprob} | dict(item.top)
             ranks = {other: rank for rank, (other, _) in enumerate(item.top, 1)}
-            found.append(
+            entries.append(
                 {
                     str(other): {
                         "logprob": max(value, LEAST),
@@ -356,7 +356,7 @@ class OpenAiEncoder(ResponseEncoder):
                     for other, value in values.items()
                 }
             )
-        return found
+        return entries
 
     def token_fields(self, detail: TokenDetail | None) -> dict[str, Any]:
         """The token ids of a piece of the answer, if the client asked for them."""

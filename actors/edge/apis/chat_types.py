@@ -244,14 +244,14 @@ class ChatRequest(CompletionCommon, kw_only=True):
         refuse_template(self.chat_template_kwargs)
 
 
-def checked_stops(stops: list[str] | None, what: str, param: str) -> tuple[str, ...]:
+def checked_stops(stops: list[str] | None, label: str, param: str) -> tuple[str, ...]:
     """Stop strings within their bounds. Raises `ApiError` 400."""
     if not stops:
         return ()
     if len(stops) > STOPS_MAX:
-        raise bad_request(f"At most {STOPS_MAX} {what}s, got {len(stops)}.", param=param)
+        raise bad_request(f"At most {STOPS_MAX} {label}s, got {len(stops)}.", param=param)
     if not all(stop and len(stop) <= STOP_CHARACTERS_MAX for stop in stops):
-        raise bad_request(f"A {what} must have 1 to {STOP_CHARACTERS_MAX} characters.", param=param)
+        raise bad_request(f"A {label} must have 1 to {STOP_CHARACTERS_MAX} characters.", param=param)
     return tuple(stops)
 
 

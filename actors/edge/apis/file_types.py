@@ -55,13 +55,15 @@ class FileFields(UnsupportedFields, kw_only=True):
         return tokens, hints
 
     def common(
-        self, support: ImageGenerationSupport | VideoGenerationSupport, model: str, what: str
+        self, support: ImageGenerationSupport | VideoGenerationSupport, model: str, media_kind: str
     ) -> dict[str, Any]:
         """Return what an order has of these fields, without a name yet. Raises `ApiError` 400 for what the model cannot."""
-        width, height = _sides(self.size, support, model, what)
+        width, height = _sides(self.size, support, model, media_kind)
         steps = self.steps or support.steps
         if steps > support.steps_max:
-            raise bad_field("steps", f"is {steps}; {model} computes at most {support.steps_max} per {what}.")
+            raise bad_field(
+                "steps", f"is {steps}; {model} computes at most {support.steps_max} per {media_kind}."
+            )
         return {
             "request": "",
             "prompt": self.prompt,
@@ -77,21 +79,21 @@ class FileFields(UnsupportedFields, kw_only=True):
 
 
 def _sides(
-    size: str | None, support: ImageGenerationSupport | VideoGenerationSupport, model: str, what: str
+    size: str | None, support: ImageGenerationSupport | VideoGenerationSupport, model: str, media_kind: str
 ) -> tuple[int, int]:
     """Width and height. Raises `ApiError` 400 that says which sizes the model has."""
     if size is None or size == "auto":
         return support.width, support.height
     match = _SIZE.fullmatch(size)
     if match is not None:
-        given = int(match[1]), int(match[2])
+        sides = int(match[1]), int(match[2])
         if all(
             support.side_min <= side <= support.side_max and side % support.side_multiple == 0
-            for side in given
+            for side in sides
         ):
-            return given
+            return sides
     raise bad_request(
-        f"{model} does not generate {what}s of this size: give auto, or WIDTHxHEIGHT with sides from {support.side_min} "
+        f"{model} does not generate {media_kind}s of this size: give auto, or WIDTHxHEIGHT with sides from {support.side_min} "
         f"to {support.side_max} pixels that are multiples of {support.side_multiple}.",
         param="size",
         code="invalid_size",
@@ -108,13 +110,13 @@ def support_of(card: ModelCard, capability: Capability, support: T | None, work:
 def own_fields(kind: type[FileFields]) -> frozenset[str]:
     """The names of all fields that a form may have: not the reserved ones."""
     return frozenset(
-        name for one in kind.__mro__ if issubclass(one, FileFields) for name in one.__annotations__
+        name for base in kind.__mro__ if issubclass(base, FileFields) for name in base.__annotations__
     )
 
 
 def form_values(
     fields: Mapping[str, list[Any]],
-    own: Set[str],
+    allowed_names: Set[str],
     *,
     files: Iterable[str] = (),
     lists: Set[str] = frozenset(),
@@ -127,12 +129,12 @@ def form_values(
         if name in fields:
             raise bad_field(name, "must be an uploaded file: a part of the form with a filename.")
     values: dict[str, Any] = {}
-    for name, given in fields.items():
-        if name not in own:
+    for name, field_values in fields.items():
+        if name not in allowed_names:
             raise bad_request(f"{name[:64]} is not supported; leave it out.", param=name)
-        if name not in lists and len(given) > 1:
-            raise bad_field(name, f"comes {len(given)} times.")
-        values[name] = given if name in lists else given[0]
+        if name not in lists and len(field_values) > 1:
+            raise bad_field(name, f"comes {len(field_values)} times.")
+        values[name] = field_values if name in lists else field_values[0]
     return values
 
 

@@ -25,7 +25,7 @@ from headwater.actors.edge.apis.file_types import (
 )
 from headwater.actors.edge.catalog import Model
 from headwater.actors.edge.history import OBJECT_BYTES_MAX, TenantObjects
-from headwater.actors.edge.prompt.messages import fetch_counted
+from headwater.actors.edge.prompt.media import fetch_counted
 from headwater.actors.edge.saga.fields import rejected
 from headwater.actors.edge.saga.http_call import Call, Endpoint, Serving, request_headers
 from headwater.actors.http.asgi import WaitingStream, respond, server_sent
@@ -134,7 +134,7 @@ class ImageEditForm(ImagesRequest, kw_only=True):
     def logged(self) -> bytes:
         """The fields as JSON, without the files' contents."""
         fields = {name: getattr(self, name) for name in _OWN if getattr(self, name) is not None}
-        fields["image"] = [f"{len(one)} bytes" for one in self.image]
+        fields["image"] = [f"{len(image)} bytes" for image in self.image]
         if self.mask is not None:
             fields["mask"] = f"{len(self.mask)} bytes"
         return msgspec.json.encode(fields)
@@ -304,17 +304,17 @@ class ImageFiles:
         """An image and its media type. Raises `ApiError` 404 if this tenant has none there (any more)."""
         id_ = path.removeprefix(IMAGE_FILES)
         match = _ID.fullmatch(id_)
-        found = None
+        stored = None
         if match is not None and self._objects is not None:
             try:
-                found = await self._objects.get(tenant, "image", id_)
+                stored = await self._objects.get(tenant, "image", id_)
             except ApiError as error:
                 raise _unavailable(error) from error
-        if match is None or found is None:
+        if match is None or stored is None:
             raise ApiError(
                 404, "There is no such image, or it has expired: generate it again.", code="image_not_found"
             )
-        return found.data, b"image/" + match[1].encode()
+        return stored.data, b"image/" + match[1].encode()
 
 
 def _unavailable(error: ApiError) -> ApiError:
@@ -468,12 +468,12 @@ class ImagesApi:
         if request.stream:
             await self._stream(job, model, request, encoder, call)
             return
-        made = await self._run(job, model, call, None, stream=False)
-        paths: list[str | None] = [None] * len(made)
+        encoded_images = await self._run(job, model, call, None, stream=False)
+        paths: list[str | None] = [None] * len(encoded_images)
         if request.response_format == "url":
-            paths = await self._files.put_all(call.principal.tenant, made, order.format)
+            paths = await self._files.put_all(call.principal.tenant, encoded_images, order.format)
         images: list[dict[str, str]] = []
-        for data, path in zip(made, paths, strict=True):
+        for data, path in zip(encoded_images, paths, strict=True):
             if path is not None:
                 images.append({"url": _origin(call) + path})
             else:

@@ -15,7 +15,7 @@ from headwater.actors.edge.answer.jobs import Pooling, PoolingJob
 from headwater.actors.edge.apis.chat import turns_of
 from headwater.actors.edge.apis.chat_types import MESSAGES_MAX, ChatMessage, Priority, refuse_template
 from headwater.actors.edge.catalog import Model, endpoint_of
-from headwater.actors.edge.prompt.messages import FILES_MAX, ITEMS_MAX, TOO_MANY, media_parts, refuse_too_many
+from headwater.actors.edge.prompt.media import FILES_MAX, ITEMS_MAX, TOO_MANY, media_parts, refuse_too_many
 from headwater.actors.edge.prompt.prompts import load_chat, of_tenant, refuse_places, tokens_of
 from headwater.actors.edge.prompt.request import GenerationRequest, MediaPart, PromptOptions, Turn
 from headwater.actors.edge.saga.fields import UnsupportedFields, rejected
@@ -81,18 +81,18 @@ class EmbeddingRequest(PoolingCommon, kw_only=True):
 
     def conversations(self) -> list[tuple[Turn, ...]]:
         """One conversation per vector. Raises `ApiError` 400 naming the message or part."""
-        given = self.messages or []
-        single = [one for one in given if isinstance(one, ChatMessage)]
-        if len(single) == len(given):
+        message_entries = self.messages or []
+        single = [entry for entry in message_entries if isinstance(entry, ChatMessage)]
+        if len(single) == len(message_entries):
             return [turns_of(single)]
-        several = [one for one in given if isinstance(one, list) and one]
-        if len(several) < len(given):
+        several = [entry for entry in message_entries if isinstance(entry, list) and entry]
+        if len(several) < len(message_entries):
             raise bad_field("messages", "is a list of messages, or a list of such lists; none of them empty.")
         if len(several) > CONVERSATIONS_MAX:
             raise bad_field(
                 "messages", f"has more than {CONVERSATIONS_MAX} conversations; send several requests."
             )
-        return [turns_of(one, f"messages[{number}]") for number, one in enumerate(several)]
+        return [turns_of(entry, f"messages[{number}]") for number, entry in enumerate(several)]
 
     def refuse_unsupported(self) -> None:
         """See `UnsupportedFields.refuse_unsupported`."""
@@ -139,7 +139,9 @@ class RerankRequest(PoolingCommon, kw_only=True):
 
     def texts(self) -> list[str]:
         """The documents' texts."""
-        texts = [one if isinstance(one, str) else one.get("text") for one in self.documents]
+        texts = [
+            document if isinstance(document, str) else document.get("text") for document in self.documents
+        ]
         if not all(isinstance(text, str) for text in texts):
             raise bad_field("documents", "must be strings, or objects with a text.")
         return _list(cast(list[str], texts), "documents")
@@ -147,20 +149,20 @@ class RerankRequest(PoolingCommon, kw_only=True):
 
 def entries(value: str | list[Any], param: str) -> list[str | list[int]]:
     """A text, a list of texts, token ids or a list of those, as a list of texts or token ids."""
-    found: list[Any] = []
-    if isinstance(value, str) or (value and all(type(one) is int for one in value)):
-        found = [value]
-    elif all(isinstance(one, str) for one in value) or all(
-        isinstance(one, list) and all(type(token) is int for token in one) for one in value
+    inputs: list[Any] = []
+    if isinstance(value, str) or (value and all(type(element) is int for element in value)):
+        inputs = [value]
+    elif all(isinstance(element, str) for element in value) or all(
+        isinstance(element, list) and all(type(token) is int for token in element) for element in value
     ):
-        found = list(value)
-    if not found or not all(found):
+        inputs = list(value)
+    if not inputs or not all(inputs):
         raise bad_field(
             param, "must be a string, a list of token ids, or a list of either; none of them empty."
         )
-    if len(found) > INPUTS_MAX:
+    if len(inputs) > INPUTS_MAX:
         raise bad_field(param, f"has more than {INPUTS_MAX} entries; send several requests.")
-    return found
+    return inputs
 
 
 def floats(vector: bytes) -> list[float]:
@@ -175,12 +177,12 @@ def embedding_json(index: int, vector: bytes, form: str) -> bytes:
 
 
 def _list(texts: str | list[str], param: str) -> list[str]:
-    found = [texts] if isinstance(texts, str) else texts
-    if not found or not all(found):
+    checked = [texts] if isinstance(texts, str) else texts
+    if not checked or not all(checked):
         raise bad_field(param, "must be a string or a list of strings; none of them empty.")
-    if len(found) > TEXTS_MAX:
+    if len(checked) > TEXTS_MAX:
         raise bad_field(param, f"has more than {TEXTS_MAX} texts; send several requests.")
-    return found
+    return checked
 
 
 ENCODED_A_TURN: Final = 16
@@ -440,9 +442,9 @@ def _check(job: PoolingJob, context: int, param: str) -> None:
 
 
 def _cosine(first: bytes, second: bytes) -> float:
-    one, two = np.frombuffer(first, "<f4").astype(float), np.frombuffer(second, "<f4").astype(float)
-    size = float(np.linalg.norm(one) * np.linalg.norm(two))
-    return float(one @ two) / size if size else 0.0
+    one, second_vector = np.frombuffer(first, "<f4").astype(float), np.frombuffer(second, "<f4").astype(float)
+    size = float(np.linalg.norm(one) * np.linalg.norm(second_vector))
+    return float(one @ second_vector) / size if size else 0.0
 
 
 def _usage(prompts: Sequence[U32]) -> dict[str, int]:

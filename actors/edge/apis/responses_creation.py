@@ -130,23 +130,23 @@ async def load_history(
 
 async def resolve_references(items: Sequence[Item], tenant: str, stores: Stores | None) -> list[Item]:
     """The items with those in place that it names by id. Raises `ApiError` 400 for an unknown id."""
-    wanted = [item for item in items if is_reference(item)]
-    if not wanted:
+    references = [item for item in items if is_reference(item)]
+    if not references:
         return list(items)
-    if len(wanted) > REFERENCES_MAX:
+    if len(references) > REFERENCES_MAX:
         raise bad_request(f"At most {REFERENCES_MAX} item references.", param="input")
-    found: dict[str, Item] = {}
-    owners = dict.fromkeys(owner_of(str(item.get("id"))) for item in wanted)
+    by_id: dict[str, Item] = {}
+    owners = dict.fromkeys(owner_of(str(item.get("id"))) for item in references)
     for owner in owners:
         response = await stores.responses.get(tenant, ID_PREFIX + owner) if stores and owner else None
         for item in response.items() if response is not None else ():
-            found[item["id"]] = item
+            by_id[item["id"]] = item
     resolved: list[Item] = []
     for index, item in enumerate(items):
         if not is_reference(item):
             resolved.append(item)
-        elif item["id"] in found:
-            resolved.append(found[item["id"]])
+        elif item["id"] in by_id:
+            resolved.append(by_id[item["id"]])
         else:
             raise bad_request(
                 f"input[{index}]: no stored response has this item (any more); send the item itself.",
@@ -244,9 +244,9 @@ class ResponseCreator:
         Raises `ApiError` 400 if it is too large, and the client asked for `store` or named a conversation: rather than a chain that breaks
         at its next request. By default `store` is true for all, and a client that never continues needs no store.
         """
-        wanted = self._stores is not None and fields.store is not False
+        requested = self._stores is not None and fields.store is not False
         if self._stores is None or characters <= INPUT_CHARACTERS_MAX:
-            return wanted
+            return requested
         if fields.store or fields.conversation_id:
             param = "conversation" if fields.conversation_id else "store"
             raise bad_request(
@@ -293,22 +293,22 @@ class ResponseCreator:
         model: Model,
         context: int,
         intake: MediaFetcher | None,
-        known: dict[MediaPart, MediaItem] | None = None,
+        fetched: dict[MediaPart, MediaItem] | None = None,
     ) -> int:
-        """Tokens of a request's prompt; media in `known` are not fetched again. Raises `ApiError` 400 if they cannot fit into `context`."""
+        """Tokens of a request's prompt; media in `fetched` are not fetched again. Raises `ApiError` 400 if they cannot fit into `context`."""
         special = self._serving.settings.allow_special_tokens_in_text
-        chat = await load_chat(request, model, context, intake, known, special_tokens_in_text=special)
+        chat = await load_chat(request, model, context, intake, fetched, special_tokens_in_text=special)
         return len(chat.tokens)
 
     async def _truncate(
         self, request: GenerationRequest, model: Model, room: int, intake: MediaFetcher | None
     ) -> GenerationRequest:
         """Return the request without its oldest turns, as many as needed for `room` tokens. Logarithmically many counts are tried."""
-        known: dict[MediaPart, MediaItem] = {}
+        fetched: dict[MediaPart, MediaItem] = {}
 
         async def fits(candidate: GenerationRequest) -> bool:
             try:
-                return await self.count(candidate, model, room, intake, known) <= room
+                return await self.count(candidate, model, room, intake, fetched) <= room
             except ApiError as error:
                 if error.code == "context_length_exceeded":
                     return False

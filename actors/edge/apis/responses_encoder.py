@@ -72,8 +72,8 @@ def new_resource(
     """A response that has just begun. `defaults`: the model's own sampling. `id_`: without its prefix."""
 
     def number(name: str) -> float:
-        given: float | None = getattr(fields, name)
-        return given if given is not None else defaults.get(name, MODEL_DEFAULTS[name])
+        field_value: float | None = getattr(fields, name)
+        return field_value if field_value is not None else defaults.get(name, MODEL_DEFAULTS[name])
 
     reasoning = fields.reasoning
     return {
@@ -123,14 +123,14 @@ def _text(fields: CreateFields) -> dict[str, Any]:
     return text
 
 
-def _format(wanted: TextFormat | None) -> dict[str, Any]:
-    if wanted is None or wanted.type != "json_schema":
-        return {"type": wanted.type if wanted else "text"}
+def _format(text_format: TextFormat | None) -> dict[str, Any]:
+    if text_format is None or text_format.type != "json_schema":
+        return {"type": text_format.type if text_format else "text"}
     return {
         "type": "json_schema",
-        "name": wanted.name,
-        "description": wanted.description,
-        "schema": wanted.json_schema,
+        "name": text_format.name,
+        "description": text_format.description,
+        "schema": text_format.json_schema,
         # The schema is always enforced.
         "strict": True,
     }
@@ -349,8 +349,8 @@ class ResponsesEncoder(ResponseEncoder):
         return closed
 
     def _finish(self, item: OutputItem, status: Ending) -> bytes:
-        events, whole = item.finished(status)
-        self._done[item.index] = whole
+        events, finished_item = item.finished(status)
+        self._done[item.index] = finished_item
         return self._events(*events)
 
     def _output(self) -> list[Item]:

@@ -124,9 +124,9 @@ class ResponsesApi:
 
     async def _stored(self, call: Call, id_: str) -> StoredResponse:
         if self._stores is not None:
-            found = await self._stores.responses.get(call.principal.tenant, id_)
-            if found is not None:
-                return found
+            stored = await self._stores.responses.get(call.principal.tenant, id_)
+            if stored is not None:
+                return stored
         raise no_response(id_)
 
 

@@ -18,7 +18,7 @@ from typing import Any, Final, Literal, cast, get_args
 
 import msgspec
 
-from headwater.actors.edge.prompt.messages import audio_media, file_media
+from headwater.actors.edge.prompt.media import audio_media, file_media
 from headwater.actors.edge.prompt.request import MediaPart, Part, TextPart, ToolCall, Turn, joined_texts
 from headwater.actors.http.errors import ApiError, bad_field, bad_request
 
@@ -223,13 +223,13 @@ def is_hosted(item: Item) -> bool:
 
 def additional_tools(items: Iterable[Item]) -> list[dict[str, Any]]:
     """The tools that these items offer. Raises `ApiError` 400."""
-    found: list[dict[str, Any]] = []
+    tools: list[dict[str, Any]] = []
     for item in items:
         if item.get("type") == "additional_tools":
             read = read_item(item, "input")
             assert isinstance(read, AdditionalToolsItem)
-            found += read.tools
-    return found
+            tools += read.tools
+    return tools
 
 
 def read_item(item: Item, param: str) -> AnyItem:

@@ -137,8 +137,8 @@ class FunctionCallOutput(OutputItem):
         arguments = "".join(self.pieces)
         item = {**self._head, "arguments": arguments, "status": status}
         # openai 2 requires the name, openai 3 has no field for it.
-        whole = {**self.place, "name": self._head["name"], "arguments": arguments}
-        return [("response.function_call_arguments.done", whole), self._done(item)], item
+        done_event = {**self.place, "name": self._head["name"], "arguments": arguments}
+        return [("response.function_call_arguments.done", done_event), self._done(item)], item
 
 
 class CustomCallOutput(FunctionCallOutput):
@@ -169,10 +169,10 @@ class CustomCallOutput(FunctionCallOutput):
 def _custom_input(arguments: str) -> str:
     """The one argument; all of the arguments if the model wrote them in another form, or was cut off."""
     try:
-        found = msgspec.json.decode(arguments)
+        decoded = msgspec.json.decode(arguments)
     except (msgspec.DecodeError, RecursionError):
         return arguments
-    value = found.get(CUSTOM_INPUT) if isinstance(found, dict) else None
+    value = decoded.get(CUSTOM_INPUT) if isinstance(decoded, dict) else None
     return value if isinstance(value, str) else arguments
 
 
@@ -215,9 +215,9 @@ def listed(items: Sequence[Item], owner: str) -> tuple[Item, ...]:
 
 def _listed(item: Item, owner: str, index: int) -> Item:
     kind: str = item.get("type") or ("message" if "role" in item else "item_reference")
-    given = item.get("id")
-    kept = isinstance(given, str) and _ID.match(given)
-    full = {**item, "type": kind, "id": given if kept else item_id(kind, owner, f"i{index}")}
+    raw_id = item.get("id")
+    is_valid_id = isinstance(raw_id, str) and _ID.match(raw_id)
+    full = {**item, "type": kind, "id": raw_id if is_valid_id else item_id(kind, owner, f"i{index}")}
     if kind not in _WITHOUT_STATUS:
         full["status"] = item.get("status") or "completed"
     if kind == "message":

@@ -118,14 +118,14 @@ class ToolSet(NamedTuple):
     omitted: tuple[str, ...] = ()
 
 
-def tools_of(given: list[dict[str, Any]] | None, choice: Any, *, parallel: bool) -> ToolSet:
+def tools_of(definitions: list[dict[str, Any]] | None, choice: Any, *, parallel: bool) -> ToolSet:
     """The request's tools, checked. Raises `ApiError` 400 naming the field."""
-    if len(given or ()) > TOOLS_MAX:
+    if len(definitions or ()) > TOOLS_MAX:
         raise bad_request(f"At most {TOOLS_MAX} tools.", param="tools")
     offered: list[OfferedTool] = []
     echo: list[dict[str, Any]] = []
     omitted: list[str] = []
-    for index, tool in enumerate(given or ()):
+    for index, tool in enumerate(definitions or ()):
         param = f"tools[{index}]"
         if kind := hosted_name(tool, OPENAI):
             omitted.append(kind)
@@ -137,34 +137,42 @@ def tools_of(given: list[dict[str, Any]] | None, choice: Any, *, parallel: bool)
             read = _read(tool, param)
             offered.append(OfferedTool(read.name, read))
             echo.append(_shown(read, tool))
-    names = [one.name for one in offered]
+    names = [offered_tool.name for offered_tool in offered]
     if len(set(names)) < len(names):
         raise bad_request("Two tools have the same name.", param="tools")
-    wanted, allowed = _choice(choice, names)
+    tool_choice, allowed = _choice(choice, names)
     return ToolSet(
-        tuple(_offered(one) for one in offered if allowed is None or one.name in allowed),
-        frozenset(one.name for one in offered if isinstance(one.tool, CustomTool)),
-        ToolChoice(wanted.mode, wanted.name, parallel),
+        tuple(
+            _offered(offered_tool)
+            for offered_tool in offered
+            if allowed is None or offered_tool.name in allowed
+        ),
+        frozenset(offered_tool.name for offered_tool in offered if isinstance(offered_tool.tool, CustomTool)),
+        ToolChoice(tool_choice.mode, tool_choice.name, parallel),
         echo,
-        {one.name: (one.namespace, one.tool.name) for one in offered if one.namespace},
+        {
+            offered_tool.name: (offered_tool.namespace, offered_tool.tool.name)
+            for offered_tool in offered
+            if offered_tool.namespace
+        },
         tuple(omitted),
     )
 
 
-def _of_namespace(given: dict[str, Any], param: str) -> list[OfferedTool]:
+def _of_namespace(fields: dict[str, Any], param: str) -> list[OfferedTool]:
     """Its tools, each with the namespace in its name; the first says what the namespace is."""
     try:
-        space = msgspec.convert(given, Namespace)
+        space = msgspec.convert(fields, Namespace)
     except msgspec.ValidationError as error:
         raise invalid_member(error, param) from error
-    found: list[OfferedTool] = []
-    for number, one in enumerate(space.tools):
-        tool = _read(one, f"{param}.tools[{number}]")
-        if space.description and not found:
+    tools: list[OfferedTool] = []
+    for number, definition in enumerate(space.tools):
+        tool = _read(definition, f"{param}.tools[{number}]")
+        if space.description and not tools:
             described = f"{space.description}\n{tool.description or ''}".rstrip()
             tool = msgspec.structs.replace(tool, description=described)
-        found.append(OfferedTool(offered_name(space.name, tool.name), tool, space.name))
-    return found
+        tools.append(OfferedTool(offered_name(space.name, tool.name), tool, space.name))
+    return tools
 
 
 def _read(tool: dict[str, Any], param: str) -> AnyTool:
@@ -186,10 +194,10 @@ def _read(tool: dict[str, Any], param: str) -> AnyTool:
     return read
 
 
-def _offered(one: OfferedTool) -> Tool:
-    tool = one.tool
+def _offered(offered: OfferedTool) -> Tool:
+    tool = offered.tool
     if isinstance(tool, FunctionTool):
-        return Tool(one.name, tool.description or "", tool.parameters or {}, bool(tool.strict))
+        return Tool(offered.name, tool.description or "", tool.parameters or {}, bool(tool.strict))
     description = tool.description or ""
     if tool.format is not None and tool.format.definition:
         syntax = f" ({tool.format.syntax})" if tool.format.syntax else ""
@@ -200,12 +208,12 @@ def _offered(one: OfferedTool) -> Tool:
         "required": [CUSTOM_INPUT],
         "additionalProperties": False,
     }
-    return Tool(one.name, description.strip(), schema)
+    return Tool(offered.name, description.strip(), schema)
 
 
-def _shown(tool: AnyTool, given: dict[str, Any]) -> dict[str, Any]:
+def _shown(tool: AnyTool, definition: dict[str, Any]) -> dict[str, Any]:
     if isinstance(tool, CustomTool):
-        return {key: value for key, value in given.items() if value is not None}
+        return {key: value for key, value in definition.items() if value is not None}
     return {
         "type": "function",
         "name": tool.name,
@@ -308,9 +316,11 @@ def _prompt(
     """The tools, and what an internal request has for the prompt."""
     # A tool that is offered again, by a later item too, is the same one.
     added = additional_tools([*history, *items])
-    given = [*(fields.tools or []), *(tool for tool in added if tool not in (fields.tools or []))]
+    all_tools = [*(fields.tools or []), *(tool for tool in added if tool not in (fields.tools or []))]
     tools = tools_of(
-        given if added else fields.tools, fields.tool_choice, parallel=fields.parallel_tool_calls is not False
+        all_tools if added else fields.tools,
+        fields.tool_choice,
+        parallel=fields.parallel_tool_calls is not False,
     )
     guide = guide_of(fields.text.format) if fields.text and fields.text.format else None
     return tools, {
@@ -336,16 +346,16 @@ def conversation_of(
     return earlier + turns_of(items, "input", earlier=history)
 
 
-def guide_of(wanted: TextFormat) -> Guide | None:
+def guide_of(text_format: TextFormat) -> Guide | None:
     """Return what the answer must conform to, None for anything. Raises `ApiError` 400."""
-    if wanted.type == "text":
+    if text_format.type == "text":
         return None
-    if wanted.type == "json_object":
+    if text_format.type == "json_object":
         return Guide("json_object")
-    if wanted.name is None:
+    if text_format.name is None:
         raise bad_field("text.format.name", "is missing.")
     # The schema is always enforced, with or without `strict`.
-    return schema_guide(wanted.json_schema, "text.format.schema")
+    return schema_guide(text_format.json_schema, "text.format.schema")
 
 
 _KEPT: Final = ("system", "developer")

@@ -115,8 +115,8 @@ class InputFields(ReservedFields, kw_only=True):
     @property
     def conversation_id(self) -> str:
         """The id of the conversation, empty for none."""
-        given = self.conversation
-        return given.id if isinstance(given, ConversationId) else given or ""
+        conversation = self.conversation
+        return conversation.id if isinstance(conversation, ConversationId) else conversation or ""
 
     def items(self) -> list[Item]:
         """The input as items."""

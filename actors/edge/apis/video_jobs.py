@@ -155,10 +155,10 @@ class VideoBoard:
 
     async def replace(self, job: VideoJob, revision: int, now_s: int) -> StoredJob | None:
         """Replace a job unless it changed since this revision; None if it did."""
-        made = await self._table.update(
+        new_revision = await self._table.update(
             key_of(job), _encode(job), revision=revision, ttl_s=_ttl_s(job, now_s)
         )
-        return None if made is None else self._note(StoredJob(job, made))
+        return None if new_revision is None else self._note(StoredJob(job, new_revision))
 
     async def get(self, tenant: str, id_: str) -> StoredJob | None:
         """A job of this tenant, None if it has none with this id (any more)."""
@@ -183,8 +183,8 @@ class VideoBoard:
     def _take(self, entries: Sequence[TableEntry]) -> None:
         for entry in entries:
             if entry.value is None:
-                known = self._jobs.get(entry.key)
-                if known is not None and known.revision < entry.revision:
+                held = self._jobs.get(entry.key)
+                if held is not None and held.revision < entry.revision:
                     self._drop(entry.key)
                 continue
             try:
@@ -193,8 +193,8 @@ class VideoBoard:
                 _log.error("video_job_unreadable", key=entry.key, reason=str(error))
 
     def _note(self, stored: StoredJob) -> StoredJob:
-        known = self._jobs.get(key_of(stored.job))
-        if known is None or known.revision < stored.revision:
+        held = self._jobs.get(key_of(stored.job))
+        if held is None or held.revision < stored.revision:
             self._jobs[key_of(stored.job)] = stored
             self._announce()
         return stored
@@ -404,20 +404,20 @@ class VideoWork:
 
     async def _store(self, job: VideoJob) -> None:
         """Write the job as it is now. Raises `JobLost` and `LogError`."""
-        board, mine = self._parts.board, (self.job.edge, self.job.edge_epoch)
+        board, this_edge = self._parts.board, (self.job.edge, self.job.edge_epoch)
         for _ in range(2):
-            made = await board.replace(job, self.stored.revision, self._parts.now_s)
-            if made is not None:
-                self.stored = made
+            replaced = await board.replace(job, self.stored.revision, self._parts.now_s)
+            if replaced is not None:
+                self.stored = replaced
                 return
             # A write whose reply was lost is this edge's own.
-            found = await board.get(job.tenant, job.id)
-            if found is None:
+            stored = await board.get(job.tenant, job.id)
+            if stored is None:
                 self.stop_worker()
                 raise JobLost("it was deleted")
-            if found.job.has_ended or (found.job.edge, found.job.edge_epoch) != mine:
+            if stored.job.has_ended or (stored.job.edge, stored.job.edge_epoch) != this_edge:
                 raise JobLost("another edge has taken it over")
-            self.stored = found
+            self.stored = stored
         raise JobLost("it changes all the time")
 
 
@@ -500,11 +500,11 @@ class VideoRunner:
     def _drop_lost(self) -> None:
         """Stop what was deleted, and what another edge has by now."""
         for key, (work, task) in list(self._running.items()):
-            found = self._parts.board.find(key)
-            if found is None:
+            stored = self._parts.board.find(key)
+            if stored is None:
                 work.stop_worker()
                 task.cancel()
-            elif found.job.edge and (found.job.edge, found.job.edge_epoch) != (
+            elif stored.job.edge and (stored.job.edge, stored.job.edge_epoch) != (
                 work.job.edge,
                 work.job.edge_epoch,
             ):
@@ -521,16 +521,18 @@ class VideoRunner:
 
     async def _claim(self, job: VideoJob) -> None:
         parts = self._parts
-        found = await parts.board.get(job.tenant, job.id)
-        if found is None or found.job.has_ended or not self._is_free(found.job):
+        stored = await parts.board.get(job.tenant, job.id)
+        if stored is None or stored.job.has_ended or not self._is_free(stored.job):
             return
         name, epoch = self.edge
-        mine = msgspec.structs.replace(found.job, edge=name, edge_epoch=epoch, runs=found.job.runs + 1)
-        if mine.runs > RUNS_MAX:
+        updated_job = msgspec.structs.replace(
+            stored.job, edge=name, edge_epoch=epoch, runs=stored.job.runs + 1
+        )
+        if updated_job.runs > RUNS_MAX:
             reason = f"The video was begun {RUNS_MAX} times and never completed."
-            mine = mine.failed("video_failed", reason, parts.now_s, parts.ttl_s)
-        claimed = await parts.board.replace(mine, found.revision, parts.now_s)
-        if claimed is not None and not mine.has_ended:
+            updated_job = updated_job.failed("video_failed", reason, parts.now_s, parts.ttl_s)
+        claimed = await parts.board.replace(updated_job, stored.revision, parts.now_s)
+        if claimed is not None and not updated_job.has_ended:
             metrics.VIDEO_TAKEOVERS.inc()
-            _log.info("video_job_taken_over", job=job.id, from_edge=job.edge, runs=mine.runs)
+            _log.info("video_job_taken_over", job=job.id, from_edge=job.edge, runs=updated_job.runs)
             self.start(claimed)

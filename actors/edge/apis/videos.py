@@ -68,10 +68,10 @@ class VideoFields(FileFields, kw_only=True):
         """The possible number of frames that is next to the duration. Raises `ApiError` 400."""
         if self.seconds is None:
             return support.frames
-        given = str(self.seconds)
-        wanted = float(given) * support.fps if _SECONDS.fullmatch(given) else 0.0
-        frames = round(max(0.0, wanted - 1) / support.frames_multiple) * support.frames_multiple + 1
-        if wanted <= 0 or frames > support.frames_max:
+        seconds = str(self.seconds)
+        requested_frames = float(seconds) * support.fps if _SECONDS.fullmatch(seconds) else 0.0
+        frames = round(max(0.0, requested_frames - 1) / support.frames_multiple) * support.frames_multiple + 1
+        if requested_frames <= 0 or frames > support.frames_max:
             longest = int(1000 * support.frames_max / support.fps) / 1000
             raise bad_request(
                 f"{model} does not generate videos of this duration: give seconds above 0, and at most {longest:g}.",
@@ -96,7 +96,7 @@ async def decode_video(headers: Headers, body: bytes) -> VideoFields:
 def _of_form(form: UploadForm) -> VideoFields:
     fields: dict[str, list[Any]] = {name: [True] for name in form.files}
     # A field of an object, as clients flatten it.
-    fields |= {name.partition("[")[0]: given for name, given in form.fields.items()}
+    fields |= {name.partition("[")[0]: field_values for name, field_values in form.fields.items()}
     return converted(form_values(fields, _OWN), VideoFields)
 
 
@@ -217,17 +217,17 @@ class VideosApi:
             runs=1,
         )
         async with _stored():
-            made = await self.board.create(job)
-            runner.start(made)
+            stored_job = await self.board.create(job)
+            runner.start(stored_job)
             await self._forget_oldest(tenant)
         await call.answer(video_resource(job))
 
     async def list(self, call: Call) -> None:
         """GET /v1/videos: this tenant's jobs."""
         self._available()
-        wanted = page_request(call.query)
+        page = page_request(call.query)
         jobs = [video_resource(job) for job in self.board.of(call.principal.tenant)]
-        await call.answer(page_of(jobs, wanted))
+        await call.answer(page_of(jobs, page))
 
     async def get(self, call: Call, id_: str) -> None:
         """GET /v1/videos/{id}; `stream=true`: its changes as events, until it has ended."""
@@ -252,8 +252,8 @@ class VideosApi:
             why = f"failed: {job.error}" if job.status == "failed" else "is not completed yet"
             raise bad_request(f"The video {why}.", code="video_not_completed")
         assert self._objects is not None
-        found = await self._objects.get(job.tenant, "video", id_)
-        if found is None:
+        video = await self._objects.get(job.tenant, "video", id_)
+        if video is None:
             raise ApiError(
                 404,
                 "The file of this video was discarded to make room for others: generate it again.",
@@ -263,7 +263,7 @@ class VideosApi:
             (b"cache-control", b"private, immutable"),
             (b"content-disposition", f'attachment; filename="{id_}.mp4"'.encode()),
         ]
-        await respond(call.send, 200, found.data, headers, b"video/mp4")
+        await respond(call.send, 200, video.data, headers, b"video/mp4")
 
     async def delete(self, call: Call, id_: str) -> None:
         """DELETE /v1/videos/{id}: a job that has not ended is cancelled."""
@@ -294,12 +294,12 @@ class VideosApi:
                         await stream.write(b": waiting\n\n")
                 finally:
                     changed.cancel()
-                found = self.board.find(key_of(job))
-                if found is None:
+                current = self.board.find(key_of(job))
+                if current is None:
                     gone = msgspec.json.encode({"type": "video.deleted", "id": job.id})
                     await stream.write(server_sent(b"video.deleted", gone), last=True)
                     return
-                job = found.job
+                job = current.job
         finally:
             client.stop()
 
@@ -314,10 +314,10 @@ class VideosApi:
     async def _job(self, call: Call, id_: str) -> StoredJob:
         """Raises `ApiError` 404 for an id that this tenant has not (any more)."""
         async with _stored():
-            found = await self.board.get(call.principal.tenant, id_)
-        if found is None:
+            stored = await self.board.get(call.principal.tenant, id_)
+        if stored is None:
             raise no_video()
-        return found
+        return stored
 
     def _check_room(self, tenant: str) -> None:
         """Raises `ApiError` 429 if the tenant has as many jobs in flight as it may."""

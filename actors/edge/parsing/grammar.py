@@ -275,10 +275,10 @@ class Context:
 
     def give_back(self) -> None:
         """What was read since `begin` is no call after all: its marker is text, and what is behind the marker is read again."""
-        kept = len(self._marker)
+        marker_length = len(self._marker)
         if self._read_again < READ_AGAIN_MAX:
             before = len(self.reader.text) - self.reader.at
-            self.no_call.write(self.reader.take_record_back(kept))
+            self.no_call.write(self.reader.take_record_back(marker_length))
             self._read_again += len(self.reader.text) - before
         else:
             self.no_call.write(self.reader.take_record())

@@ -153,22 +153,22 @@ class _JsonCall:
         """Read the object; return whether it was a whole call. If not, what was read has been dealt with."""
         reader, out = self._context.reader, self._context.out
         reader.at += 1
-        whole = yield from self._read_members()
-        if whole and self._name and not self._started:
+        is_complete = yield from self._read_members()
+        if is_complete and self._name and not self._started:
             self._start()
             out.write_arguments("{}" if self._early is None else "".join(self._early))
         if not self._started:
             if self._grammar.strict and self._has_key:
                 yield from _pass_over(self._context)
             else:
-                self._context.abandon(cut=not whole, strict=self._grammar.strict)
+                self._context.abandon(cut=not is_complete, strict=self._grammar.strict)
             return False
         # Models forget the object's own brace, but a marker after whole arguments leaves no doubt.
-        if whole or (
+        if is_complete or (
             self._arguments_whole and (yield from reader.accept_after_space(markers(*self._grammar.close)))
         ):
             out.end_call()
-        return whole
+        return is_complete
 
     def _start(self) -> None:
         self._started = True
@@ -332,10 +332,10 @@ class HeadedCalls:
     def read(self, context: Context, marker: str) -> Steps[None]:
         """Read one call."""
         reader, out = context.reader, context.out
-        found, end, cut = yield from self.header.read(context)
+        header_match, end, cut = yield from self.header.read(context)
         if end == "{":
             reader.at -= 1
-        if found is None:
+        if header_match is None:
             context.abandon(cut=cut)
             return
         close = markers(*self.close)
@@ -345,7 +345,7 @@ class HeadedCalls:
             context.abandon()
             return
         reader.take_record()
-        out.start_call(found["name"], found.groupdict().get("id") or "")
+        out.start_call(header_match["name"], header_match.groupdict().get("id") or "")
         if other is not None:
             out.write_arguments(other)
         elif not (yield from copy_value(reader, out.write_arguments)):
@@ -434,8 +434,8 @@ class Harmony:
 
     def _read_body(self, context: Context, header: str) -> Steps[None]:
         reader, out = context.reader, context.out
-        found = _RECIPIENT.search(header)
-        recipient = found[1] if found else ""
+        match = _RECIPIENT.search(header)
+        recipient = match[1] if match else ""
         name = recipient.removeprefix(_FUNCTIONS)
         if context.parse_tools and recipient and (name != recipient or name in context.offered):
             out.start_call(name)

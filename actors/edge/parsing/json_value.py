@@ -61,9 +61,9 @@ def copy_value(reader: Reader, write: Write) -> Steps[bool]:
         start = at = reader.at
         text = reader.text
         while True:
-            found = _SPACE.match(text, at)
-            assert found is not None
-            at = found.end()
+            match = _SPACE.match(text, at)
+            assert match is not None
+            at = match.end()
             if at >= len(text):
                 break
             char = text[at]
@@ -116,9 +116,9 @@ def copy_string(reader: Reader, write: Write) -> Steps[bool]:
     at = start + 1
     while True:
         text = reader.text
-        found = _STRING.match(text, at)
-        assert found is not None
-        at = found.end()
+        match = _STRING.match(text, at)
+        assert match is not None
+        at = match.end()
         if at >= len(text):
             _advance(reader, start, at, write)
             if reader.ended:
@@ -184,21 +184,21 @@ def _copy_code(reader: Reader, write: Write) -> Steps[None]:
 def _copy_word(reader: Reader, write: Write) -> Steps[bool]:
     """Copy a number, or one of the words that JSON has."""
     while True:
-        found = _WORD.match(reader.text, reader.at)
-        assert found is not None
-        if found.end() - reader.at > WORD_MAX:
+        match = _WORD.match(reader.text, reader.at)
+        assert match is not None
+        if match.end() - reader.at > WORD_MAX:
             return False
-        if found.end() < len(reader.text) or reader.ended:
+        if match.end() < len(reader.text) or reader.ended:
             break
         yield
-    word = found.group()
+    word = match.group()
     if word in JSON_WORDS:
         write(JSON_WORDS[word])
     elif JSON_NUMBER.fullmatch(word):
         write(word)
     else:
         return False
-    reader.at = found.end()
+    reader.at = match.end()
     return True
 
 
@@ -234,8 +234,8 @@ class BracketCount:
     def end_of(self, text: str) -> int:
         """Take the next piece; return where the value ends in it, -1 if it does not."""
         escaped, self._escaped = self._escaped, -1
-        for found in _STRUCTURE.finditer(text):
-            at, char = found.start(), found.group()
+        for match in _STRUCTURE.finditer(text):
+            at, char = match.start(), match.group()
             if at == escaped:
                 continue
             if char == "\\":
@@ -300,7 +300,7 @@ def _types(schema: Any, root: Mapping[str, Any], depth: int) -> set[str]:
     declared = schema.get("type")
     types = {declared} if isinstance(declared, str) else set()
     if isinstance(declared, list):
-        types.update(one for one in declared if isinstance(one, str))
+        types.update(name for name in declared if isinstance(name, str))
     for key in ("anyOf", "oneOf", "allOf"):
         for choice in schema.get(key) or ():
             types |= _types(choice, root, depth + 1)
@@ -336,8 +336,8 @@ def cast(raw: str, types: frozenset[str]) -> str:
     )
     if numeric and (number := _number(text, "number" in types)):
         return number
-    wanted = tuple(kind for name, kind in (("object", dict), ("array", list)) if name in types)
-    if wanted and (structure := _structure(text, wanted)):
+    kinds = tuple(kind for name, kind in (("object", dict), ("array", list)) if name in types)
+    if kinds and (structure := _structure(text, kinds)):
         return structure
     if "string" in types:
         return quote(raw)
@@ -358,17 +358,17 @@ def _number(text: str, fractions: bool) -> str:
     return repr(value) if fractions else ""
 
 
-def _structure(text: str, wanted: tuple[type, ...]) -> str:
+def _structure(text: str, kinds: tuple[type, ...]) -> str:
     """Return an object or array as JSON; "" if `text` is neither. Python's notation is read as well."""
     try:
-        return text if isinstance(_loads(text), wanted) else ""
+        return text if isinstance(_loads(text), kinds) else ""
     except (ValueError, RecursionError):
         pass
     if len(text) > _LITERAL_MAX:
         return ""
     try:
         value = ast.literal_eval(text)
-        return json.dumps(value, ensure_ascii=False, allow_nan=False) if isinstance(value, wanted) else ""
+        return json.dumps(value, ensure_ascii=False, allow_nan=False) if isinstance(value, kinds) else ""
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
         return ""
 

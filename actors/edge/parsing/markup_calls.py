@@ -60,11 +60,11 @@ class XmlCalls:
             reader.drop_cut(prefix)
             context.abandon()
             return
-        found, end, cut = yield from self.name.read(context)
-        if found is None:
+        name_match, end, cut = yield from self.name.read(context)
+        if name_match is None:
             context.abandon(cut=cut)
             return
-        call = _XmlCall(self, context, self.unescape(found["name"]), self.prefix or (marker,))
+        call = _XmlCall(self, context, self.unescape(name_match["name"]), self.prefix or (marker,))
         if end.endswith("/>"):
             call.end()
         else:
@@ -112,8 +112,8 @@ class _XmlCall:
             if not marker:
                 cut = reader.drop_cut(self._next)
                 break
-            cut, whole = yield from self._read_parameter()
-            if not whole:
+            cut, is_complete = yield from self._read_parameter()
+            if not is_complete:
                 break
         if not self._started:
             self._context.abandon(cut=cut)
@@ -135,12 +135,12 @@ class _XmlCall:
 
     def _read_parameter(self) -> Steps[tuple[bool, bool]]:
         """Read one parameter; return whether the answer's end cut its header, and whether it is whole."""
-        found, _end, cut = yield from self._grammar.key.read(self._context)
-        if found is None:
+        key_match, _end, cut = yield from self._grammar.key.read(self._context)
+        if key_match is None:
             return cut, False
-        key = self._grammar.unescape(found["key"])
+        key = self._grammar.unescape(key_match["key"])
         self._keys.add(key)
-        types = self._grammar.types.get(found.groupdict().get("type") or "")
+        types = self._grammar.types.get(key_match.groupdict().get("type") or "")
         if types is None:
             types = types_of_parameter(self._schema, key)
         member = quote(key) + ": "
@@ -151,15 +151,15 @@ class _XmlCall:
         out = self._context.out
         if types != _STRING:
             pieces: list[str] = []
-            whole = yield from self._read_value(pieces.append)
+            is_complete = yield from self._read_value(pieces.append)
             text = "".join(pieces)
-            out.write_arguments(cast(text, types) if whole else _begun(text.lstrip(WHITESPACE)))
-            return False, whole
+            out.write_arguments(cast(text, types) if is_complete else _begun(text.lstrip(WHITESPACE)))
+            return False, is_complete
         out.write_arguments('"')
-        whole = yield from self._read_value(lambda text: out.write_arguments(escape(text)))
-        if whole:
+        is_complete = yield from self._read_value(lambda text: out.write_arguments(escape(text)))
+        if is_complete:
             out.write_arguments('"')
-        return False, whole
+        return False, is_complete
 
     def _read_value(self, write: Write) -> Steps[bool]:
         """Read a value up to its end; return whether that was reached."""
@@ -205,11 +205,11 @@ class _XmlCall:
         reader, following = self._context.reader, self._missing_end[marker]
         reader.at -= len(marker)
         if following.literals:
-            behind, found = yield from reader.find_after_space(following, len(marker))
-            if found in self._opening.literals:
-                ends = yield from self._call_follows(behind + len(found), whole=True)
+            behind, next_marker = yield from reader.find_after_space(following, len(marker))
+            if next_marker in self._opening.literals:
+                ends = yield from self._call_follows(behind + len(next_marker), whole=True)
             else:
-                ends = bool(found) or reader.only_space_follows(len(marker))
+                ends = bool(next_marker) or reader.only_space_follows(len(marker))
         else:
             key = yield from self._next_key()
             ends = key is not None and key not in self._keys and self._has(key)
@@ -235,8 +235,8 @@ class _XmlCall:
             end, marker = ends.find(reader.text, start, ended=reader.ended)
             text = reader.text[start:end]
             if marker:
-                found = re.fullmatch(grammar.key.pattern, text, re.DOTALL)
-                return grammar.unescape(found["key"]) if found is not None else None
+                match = re.fullmatch(grammar.key.pattern, text, re.DOTALL)
+                return grammar.unescape(match["key"]) if match is not None else None
             if len(text) > HEADER_MAX or not grammar.key.begins(text[: ends.find_cut(text, 0)]):
                 return None
             if reader.ended:
@@ -256,14 +256,14 @@ class _XmlCall:
             end, marker = ends.find(reader.text, at, ended=reader.ended)
             text = reader.text[at:end]
             if marker:
-                found = re.fullmatch(grammar.name.pattern, text, re.DOTALL)
-                if found is None or (whole and not self._is_offered(grammar.unescape(found["name"]))):
+                match = re.fullmatch(grammar.name.pattern, text, re.DOTALL)
+                if match is None or (whole and not self._is_offered(grammar.unescape(match["name"]))):
                     return False
                 start = end if marker in (grammar.parameter, *grammar.close) else end + len(marker)
                 following = reader.text[start:].lstrip(WHITESPACE)
                 if following.startswith(nexts):
                     return True
-                if not any(one.startswith(following) for one in nexts):
+                if not any(candidate.startswith(following) for candidate in nexts):
                     return False
             elif len(text) > HEADER_MAX or not grammar.name.begins(text[: ends.find_cut(text, 0)]):
                 return False
@@ -281,11 +281,11 @@ class _XmlCall:
         ends = (*self._grammar.close, *self._grammar.after)
         while True:
             rest = reader.text[reader.at :].lstrip(WHITESPACE)
-            while found := next((one for one in ends if rest.startswith(one)), ""):
-                rest = rest[len(found) :].lstrip(WHITESPACE)
+            while matched := next((marker for marker in ends if rest.startswith(marker)), ""):
+                rest = rest[len(matched) :].lstrip(WHITESPACE)
             if reader.ended:
                 return not rest
-            if rest and not any(one.startswith(rest) for one in ends):
+            if rest and not any(marker.startswith(rest) for marker in ends):
                 return False
             yield
 

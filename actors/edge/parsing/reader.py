@@ -44,9 +44,9 @@ class Markers:
                 return len(text), ""
         elif self._start.search(text, at) is None:
             return len(text), ""
-        found = self._pattern.search(text, at)
-        if found is not None:
-            start, marker = found.start(), found.group()
+        match = self._pattern.search(text, at)
+        if match is not None:
+            start, marker = match.start(), match.group()
             if not ended and any(
                 long.startswith(text[start : start + len(long)]) for long in self._longer[marker]
             ):
@@ -110,12 +110,12 @@ class Reader:
         recorded, self._recorded = "".join(self._recorded), []
         return recorded
 
-    def take_record_back(self, kept: int) -> str:
-        """Return the first `kept` characters since `record`, and have the others read again."""
+    def take_record_back(self, kept_length: int) -> str:
+        """Return the first `kept_length` characters since `record`, and have the others read again."""
         recorded = self.take_record()
-        self.text = recorded[kept:] + self.text[self.at :]
+        self.text = recorded[kept_length:] + self.text[self.at :]
         self.at = 0
-        return recorded[:kept]
+        return recorded[:kept_length]
 
     def peek(self) -> Steps[str]:
         """Return the next character without reading it; "" at the end."""
@@ -128,9 +128,9 @@ class Reader:
     def skip_space(self) -> Steps[str]:
         """Read whitespace and return what follows it, as `peek` does."""
         while True:
-            found = _SPACE.match(self.text, self.at)
-            assert found is not None
-            self.at = found.end()
+            match = _SPACE.match(self.text, self.at)
+            assert match is not None
+            self.at = match.end()
             if self.at < len(self.text):
                 return self.text[self.at]
             if self.ended:
@@ -140,8 +140,8 @@ class Reader:
     def read_run(self, characters: re.Pattern[str]) -> Steps[str]:
         """Return the characters that follow, as far as the pattern matches them, but at most `HEADER_MAX` of them."""
         while True:
-            found = characters.match(self.text, self.at, self.at + HEADER_MAX)
-            end = found.end() if found is not None else self.at
+            match = characters.match(self.text, self.at, self.at + HEADER_MAX)
+            end = match.end() if match is not None else self.at
             if end < len(self.text) or self.ended:
                 break
             yield

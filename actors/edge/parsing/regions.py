@@ -111,12 +111,12 @@ class Regions:
                 out.reasoning.hold_markup(marker)
                 continue
             # What opens a call ends the reasoning if there is one: else it is reasoning about calls.
-            opening = next(one for one in self._calls if marker.startswith(one))
+            opening = next(call_marker for call_marker in self._calls if marker.startswith(call_marker))
             reader.at -= len(marker) - len(opening)
             context.no_call = out.reasoning
-            found = yield from self._read_call(opening)
+            is_call = yield from self._read_call(opening)
             context.no_call = out.text
-            if found:
+            if is_call:
                 return
         out.reasoning.keep_held()
 
@@ -192,23 +192,23 @@ def _embedded(schema: dict[str, Any], definitions: dict[str, Any], number: int) 
     References inside it are to its own root, which moves down: its definitions move up, under other names where other tools' have theirs; and
     where it refers to itself, or to a property, it becomes a definition as a whole.
     """
-    own = {key: schema.pop(key, None) or {} for key in _DEFINITIONS}
+    own_definitions = {key: schema.pop(key, None) or {} for key in _DEFINITIONS}
     clashes = any(
         name in definitions and definitions[name] != body
-        for part in own.values()
+        for part in own_definitions.values()
         for name, body in part.items()
     )
     suffix = f"_{number}" if clashes else ""
-    whole = f"#/$defs/tool_{number}"
-    found = _References(suffix, whole)
-    moved: dict[str, Any] = found.moved(schema)
-    for part in own.values():
+    root_reference = f"#/$defs/tool_{number}"
+    references = _References(suffix, root_reference)
+    moved: dict[str, Any] = references.moved(schema)
+    for part in own_definitions.values():
         for name, body in part.items():
-            definitions[name + suffix] = found.moved(body)
-    if not found.refer_to_root:
+            definitions[name + suffix] = references.moved(body)
+    if not references.refer_to_root:
         return moved
     definitions[f"tool_{number}"] = moved
-    return {"$ref": whole}
+    return {"$ref": root_reference}
 
 
 _DEFINITIONS: Final = ("$defs", "definitions")
@@ -217,9 +217,9 @@ _DEFINITIONS: Final = ("$defs", "definitions")
 class _References:
     """Rewrites references of a schema that becomes a part of another."""
 
-    def __init__(self, suffix: str, whole: str) -> None:
+    def __init__(self, suffix: str, root_reference: str) -> None:
         self._suffix = suffix
-        self._whole = whole
+        self._whole = root_reference
         self.refer_to_root = False
 
     def moved(self, schema: Any) -> Any:

@@ -45,10 +45,10 @@ def _parse_json(text: str, options: Mapping[str, Any]) -> Any:
     rest = text
     marks = [(str(start), str(end)) for start, end in options.get("string_delims", ())]
     while rest:
-        found = [(at, start, end) for start, end in marks if (at := rest.find(start)) >= 0]
-        if not found:
+        occurrences = [(at, start, end) for start, end in marks if (at := rest.find(start)) >= 0]
+        if not occurrences:
             break
-        at, start, end = min(found)
+        at, start, end = min(occurrences)
         stop = rest.find(end, at + len(start))
         if stop < 0:
             break
@@ -74,13 +74,13 @@ def _parse_inner(text: str, parser: Mapping[str, Any] | None) -> Any:
 
 def _parse_tags(text: str, options: Mapping[str, Any]) -> dict[str, Any]:
     values: dict[str, Any] = {}
-    for found in regex.finditer(options["tag_pattern"], text, flags=regex.DOTALL):
-        groups = found.groupdict()
+    for match in regex.finditer(options["tag_pattern"], text, flags=regex.DOTALL):
+        groups = match.groupdict()
         value = _parse_inner(groups.get("value") or "", options.get("value_parser"))
         key = str(groups["key"])
         if key in values and options.get("merge_duplicates"):
-            known = values[key]
-            values[key] = [*known, value] if isinstance(known, list) else [known, value]
+            earlier = values[key]
+            values[key] = [*earlier, value] if isinstance(earlier, list) else [earlier, value]
         else:
             values[key] = value
     return values
@@ -90,8 +90,8 @@ def _parse_lines(text: str, options: Mapping[str, Any]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     separator = str(options.get("kv_sep", ":"))
     for line in text.split(str(options.get("line_sep", "\n"))):
-        key, found, value = line.partition(separator)
-        if found:
+        key, matched, value = line.partition(separator)
+        if matched:
             values[key.strip()] = _parse_inner(value.strip(), options.get("value_parser"))
     return values
 
@@ -112,14 +112,14 @@ def transform_value(value: Any, shape: Any, each: bool, captures: Mapping[str, s
 
 def _fill(shape: Any, scope: Mapping[str, Any]) -> Any:
     if isinstance(shape, dict):
-        return {key: _fill(one, scope) for key, one in shape.items()}
+        return {key: _fill(inner, scope) for key, inner in shape.items()}
     if isinstance(shape, list):
-        return [_fill(one, scope) for one in shape]
-    found = _REFERENCE.fullmatch(shape) if isinstance(shape, str) else None
-    if found is None:
+        return [_fill(inner, scope) for inner in shape]
+    reference = _REFERENCE.fullmatch(shape) if isinstance(shape, str) else None
+    if reference is None:
         return shape
     value: Any = scope
-    for key in found[1].split("."):
+    for key in reference[1].split("."):
         if not isinstance(value, Mapping) or key not in value:
             raise ValueError(f"nothing for {shape}")
         value = value[key]
@@ -174,11 +174,16 @@ class ResponseTemplate:
 
     def reasoning_format(self) -> ReasoningFormat | None:
         """Return the reasoning alone, for answers whose rest has another form; None unless its anchors are literals."""
-        for one in self.fields:
-            if one.name in REASONING and one.open is not None and one.open.literals and one.close is not None:
+        for field in self.fields:
+            if (
+                field.name in REASONING
+                and field.open is not None
+                and field.open.literals
+                and field.close is not None
+            ):
                 return (
-                    ReasoningFormat(one.open.literals, one.close.literals, one.trim)
-                    if one.close.literals
+                    ReasoningFormat(field.open.literals, field.close.literals, field.trim)
+                    if field.close.literals
                     else None
                 )
         return None
@@ -187,10 +192,10 @@ class ResponseTemplate:
         """Return whether the prompt ends with an anchor that opens reasoning."""
         end = len(prompt.rstrip())
         return any(
-            found.end() >= end
-            for one in self.fields
-            if one.name in REASONING and one.open is not None
-            for found in one.open.pattern.finditer(prompt)
+            match.end() >= end
+            for field in self.fields
+            if field.name in REASONING and field.open is not None
+            for match in field.open.pattern.finditer(prompt)
         )
 
 
@@ -203,7 +208,7 @@ class TemplateRegions:
         self._context: Final = context
         self._template: Final = template
         self._parse_reasoning: Final = parse_reasoning
-        anchors = [(one.open, one) for one in template.fields if one.open is not None]
+        anchors = [(field.open, field) for field in template.fields if field.open is not None]
         if template.implicit is not None and template.implicit.close is not None:
             anchors.append((template.implicit.close, template.implicit))
         self._outside: Final = anchors
@@ -212,11 +217,13 @@ class TemplateRegions:
         """Read the answer. `inside`: it begins inside reasoning."""
         out = self._context.out
         if inside:
-            thinking = next((one for one in self._template.fields if one.name in REASONING), None)
+            thinking = next(
+                (candidate for candidate in self._template.fields if candidate.name in REASONING), None
+            )
             if thinking is not None:
                 yield from self._read_region(thinking, {}, "")
-        while found := (yield from self._copy_until(self._outside, out.text.write)):
-            match, field = found
+        while anchor_match := (yield from self._copy_until(self._outside, out.text.write)):
+            match, field = anchor_match
             if field is self._template.implicit:
                 out.text.drop_held()
             else:
@@ -230,9 +237,9 @@ class TemplateRegions:
         anchors = [(field.close, field)] if field.close is not None else []
         if field.name == CALLS and self._context.parse_tools:
             pieces: list[str] = []
-            found = yield from self._copy_until(anchors, pieces.append)
-            closed = found[0].group() if found else ""
-            if not self._write_calls(field, captures, "".join(pieces)) and found:
+            closing = yield from self._copy_until(anchors, pieces.append)
+            closed = closing[0].group() if closing else ""
+            if not self._write_calls(field, captures, "".join(pieces)) and closing:
                 out.text.write(opened + "".join(pieces) + closed)
             return
         thinking = field.name in REASONING and self._parse_reasoning
@@ -243,11 +250,11 @@ class TemplateRegions:
         else:
             out.text.drop_held()
             run.start(field.trim)
-        found = yield from self._copy_until(anchors, run.write)
-        if plain and found:
-            out.text.write(found[0].group())
+        closing = yield from self._copy_until(anchors, run.write)
+        if plain and closing:
+            out.text.write(closing[0].group())
         elif not plain:
-            run.drop_held() if found else run.keep_held()
+            run.drop_held() if closing else run.keep_held()
             out.text.start(field.trim)
 
     def _copy_until(
@@ -350,13 +357,13 @@ def load_response_template(text: str) -> ResponseTemplate:
         )
     if not isinstance(spec.get("fields"), dict) or not spec["fields"]:
         raise InvalidTemplate("response_template has no fields")
-    fields = [_load_field(name, one) for name, one in spec["fields"].items()]
-    implicit = [one for one in fields if one.open is None]
+    fields = [_load_field(name, field) for name, field in spec["fields"].items()]
+    implicit = [field for field in fields if field.open is None]
     if len(implicit) > 1:
-        names = ", ".join(one.name for one in implicit)
+        names = ", ".join(field.name for field in implicit)
         raise InvalidTemplate(f"response_template: only one field may lack an opening anchor, but {names} do")
     return ResponseTemplate(
-        tuple(one for one in fields if one.open is not None), implicit[0] if implicit else None
+        tuple(field for field in fields if field.open is not None), implicit[0] if implicit else None
     )
 
 
@@ -371,8 +378,8 @@ def _load_field(name: str, spec: Any) -> TemplateField:
     if not isinstance(options, dict):
         raise InvalidTemplate(f"{where}: content_args is no object")
     if content == "xml-inline":
-        found = _compile(where, str(options.get("tag_pattern", "")))
-        if not {"key", "value"} <= set(found.groupindex):
+        pattern = _compile(where, str(options.get("tag_pattern", "")))
+        if not {"key", "value"} <= set(pattern.groupindex):
             raise InvalidTemplate(f"{where}: tag_pattern needs the groups key and value")
     return TemplateField(
         name,
@@ -394,12 +401,12 @@ def _load_anchor(where: str, spec: Mapping[str, Any], key: str) -> Anchor | None
         return Anchor(_compile(where, str(pattern)), extensible=True)
     if literals is None:
         return None
-    known = [literals] if isinstance(literals, str) else literals
-    if not isinstance(known, list) or not known or not all(isinstance(one, str) and one for one in known):
+    texts = [literals] if isinstance(literals, str) else literals
+    if not isinstance(texts, list) or not texts or not all(isinstance(text, str) and text for text in texts):
         raise InvalidTemplate(f"{where}: {key} is neither text nor a list of texts")
-    longest_first = sorted(known, key=len, reverse=True)
-    extensible = any(one != other and one.startswith(other) for one in known for other in known)
-    return Anchor(_compile(where, "|".join(map(regex.escape, longest_first))), extensible, tuple(known))
+    longest_first = sorted(texts, key=len, reverse=True)
+    extensible = any(text != other and text.startswith(other) for text in texts for other in texts)
+    return Anchor(_compile(where, "|".join(map(regex.escape, longest_first))), extensible, tuple(texts))
 
 
 def _compile(where: str, pattern: str) -> "regex.Pattern[str]":
@@ -409,8 +416,8 @@ def _compile(where: str, pattern: str) -> "regex.Pattern[str]":
         raise InvalidTemplate(f"{where}: pattern {pattern!r} is no regular expression: {error}") from error
 
 
-def _check(where: str, spec: Any, known: frozenset[str]) -> None:
+def _check(where: str, spec: Any, allowed_keys: frozenset[str]) -> None:
     if not isinstance(spec, dict):
         raise InvalidTemplate(f"{where} is no object")
-    if unknown := sorted(set(spec) - known):
+    if unknown := sorted(set(spec) - allowed_keys):
         raise InvalidTemplate(f"{where}: unknown keys {', '.join(unknown)}")

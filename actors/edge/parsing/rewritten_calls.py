@@ -100,8 +100,8 @@ class PythonicCalls:
         reader, out = context.reader, context.out
         yield from reader.skip_space()
         name = yield from reader.read_run(_NAME)
-        known = bool(name) and not (self.strict and name not in context.offered)
-        if not known or (yield from reader.skip_space()) != "(":
+        is_callable = bool(name) and not (self.strict and name not in context.offered)
+        if not is_callable or (yield from reader.skip_space()) != "(":
             context.abandon(strict=self.strict)
             return False
         reader.at += 1
@@ -112,12 +112,12 @@ class PythonicCalls:
         reader.take_record()
         out.start_call(name)
         out.write_arguments(begun)
-        whole = begun == _NO_ARGUMENTS or (yield from _copy_rest(reader, out.write_arguments))
-        if whole:
+        is_complete = begun == _NO_ARGUMENTS or (yield from _copy_rest(reader, out.write_arguments))
+        if is_complete:
             out.end_call()
         else:
             yield from reader.copy_value_until(markers(*self.close), out.write_arguments)
-        return whole
+        return is_complete
 
 
 def _begin_arguments(reader: Reader) -> Steps[tuple[bool, str]]:
@@ -187,17 +187,17 @@ def _read_opening(reader: Reader) -> Steps[_Opening | None]:
     if (yield from reader.peek()) not in _STRING_BEGINS:
         return None
     while True:
-        found = _OPENING.match(reader.text, reader.at, partial=not reader.ended)
-        if found is None:
+        match = _OPENING.match(reader.text, reader.at, partial=not reader.ended)
+        if match is None:
             return None
         # One quote may be three.
-        rest = "" if found.partial else reader.text[found.start("quotes") :]
+        rest = "" if match.partial else reader.text[match.start("quotes") :]
         if reader.ended or (rest and (len(rest) > 2 or rest.strip(rest[0]))):
             break
         yield
-    quotes = found["quotes"]
-    reader.at = found.end()
-    return _Opening(quotes, "r" in found["prefix"].lower())
+    quotes = match["quotes"]
+    reader.at = match.end()
+    return _Opening(quotes, "r" in match["prefix"].lower())
 
 
 def _copy_items(reader: Reader, write: Write, depth: int, end: str, *, keys: bool) -> Steps[bool]:
@@ -244,11 +244,11 @@ def _copy_string(reader: Reader, write: Write, opening: _Opening) -> Steps[bool]
     mark = opening.quotes[0]
     plain, end = _PLAIN[mark], markers(opening.quotes)
     while True:
-        found = plain.match(reader.text, reader.at)
-        assert found is not None
-        if found.group():
-            write(escape(found.group()))
-        reader.at = found.end()
+        match = plain.match(reader.text, reader.at)
+        assert match is not None
+        if match.group():
+            write(escape(match.group()))
+        reader.at = match.end()
         char = yield from reader.peek()
         if not char:
             return False
@@ -348,23 +348,25 @@ class GemmaCalls:
     def read(self, context: Context, _marker: str) -> Steps[None]:
         """Read one call."""
         reader, out = context.reader, context.out
-        found, end, cut = yield from _HEADER.read(context)
-        if found is None or not (yield from reader.skip_space()):
-            context.abandon(cut=cut or found is not None)
+        header_match, end, cut = yield from _HEADER.read(context)
+        if header_match is None or not (yield from reader.skip_space()):
+            context.abandon(cut=cut or header_match is not None)
             return
         close = markers(*self.close)
         reader.take_record()
-        out.start_call(found["name"])
+        out.start_call(header_match["name"])
         if end == "(":
             has_begun, begun = yield from _begin_arguments(reader)
             out.write_arguments(begun)
-            whole = begun == _NO_ARGUMENTS or (
+            is_complete = begun == _NO_ARGUMENTS or (
                 has_begun and (yield from _copy_rest(reader, out.write_arguments))
             )
         else:
             value = _Value(reader, out.write_arguments, self.quote, self.close)
-            whole = yield from value.copy_object(context.offered.get(found["name"], {}), DEPTH_MAX)
-        if whole:
+            is_complete = yield from value.copy_object(
+                context.offered.get(header_match["name"], {}), DEPTH_MAX
+            )
+        if is_complete:
             out.end_call()
             yield from reader.accept_end(close)
         else:
@@ -509,14 +511,14 @@ class _Value:
         reader = self._reader
         pattern = self._ends.list if in_list else self._ends.object
         while True:
-            found = pattern.match(reader.text, pos=reader.at, partial=True)
-            if found is None:
+            match = pattern.match(reader.text, pos=reader.at, partial=True)
+            if match is None:
                 return False
-            if found.partial and reader.ended:
+            if match.partial and reader.ended:
                 return True
             # A bracket is one of a value's end by what is behind it, which may be still to come.
-            if reader.ended or not (found.partial or found.end() == len(reader.text)):
-                return in_list or not keys or found["bare"] is None or found["bare"].strip() in keys
+            if reader.ended or not (match.partial or match.end() == len(reader.text)):
+                return in_list or not keys or match["bare"] is None or match["bare"].strip() in keys
             yield
 
 

@@ -312,8 +312,14 @@ class Detected(NamedTuple):
     @property
     def starts(self) -> str:
         """When an answer begins inside reasoning: "prompt" (the rendered prompt ends there), "always" or "never"."""
-        found = REASONING_FORMATS.get(self.reasoning_format)
-        return found.starts if found is not None else "prompt" if self.reasoning_format else "never"
+        reasoning_format = REASONING_FORMATS.get(self.reasoning_format)
+        return (
+            reasoning_format.starts
+            if reasoning_format is not None
+            else "prompt"
+            if self.reasoning_format
+            else "never"
+        )
 
 
 def detect(

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
-from headwater.actors.edge.prompt.messages import shown_as
+from headwater.actors.edge.prompt.media import shown_as
 from headwater.actors.edge.prompt.request import GenerationRequest, MediaPart, Part, TextPart, ToolCall, Turn
 from headwater.actors.edge.template_form import (
     ID_CHARACTERS,
@@ -57,7 +57,7 @@ def template_messages(
             shaped = _joined(list(_spoken_as_text(shaped, form, mark)), form)
         if not form.several_calls:
             shaped = list(_one_call_each(shaped))
-        shaped = [one for turn in shaped for one in _spoken_apart(turn, form, mark)]
+        shaped = [split_turn for turn in shaped for split_turn in _spoken_apart(turn, form, mark)]
     called: dict[str, str] = {}
     messages = []
     for turn in shaped:
@@ -69,7 +69,9 @@ def template_messages(
 
 def tools_as_text(definitions: Sequence[dict[str, Any]]) -> str:
     """The tools' definitions as a text for the system message."""
-    return "\n".join((TOOLS_HEAD, *(json.dumps(one["function"], ensure_ascii=False) for one in definitions)))
+    return "\n".join(
+        (TOOLS_HEAD, *(json.dumps(definition["function"], ensure_ascii=False) for definition in definitions))
+    )
 
 
 def template_variables(request: GenerationRequest) -> dict[str, Any]:
@@ -104,21 +106,21 @@ def _results_first(turns: Sequence[Turn]) -> list[Turn]:
 
     Many templates render no ids, and the model then pairs results with calls by their order.
     """
-    found: list[Turn] = []
+    ordered: list[Turn] = []
     results: list[Turn] = []
     said: list[Turn] = []
     calls: tuple[ToolCall, ...] = ()
     for turn in turns:
         if turn.role == "assistant":
-            found += (*_in_order(results, calls), *said, turn)
+            ordered += (*_in_order(results, calls), *said, turn)
             results, said, calls = [], [], tuple(turn.calls)
         elif not calls:
-            found.append(turn)
+            ordered.append(turn)
         elif turn.role == "tool":
             results.append(turn)
         else:
             said.append(turn)
-    return [*found, *_in_order(results, calls), *said]
+    return [*ordered, *_in_order(results, calls), *said]
 
 
 def _in_order(results: Sequence[Turn], calls: Sequence[ToolCall]) -> Sequence[Turn]:
@@ -160,14 +162,14 @@ def _with_role(turn: Turn, role: Any, *of: str) -> Turn:
 
 def _joined(turns: Sequence[Turn], form: TemplateForm) -> list[Turn]:
     """Neighbours of one role as one where the template demands that roles alternate; what a user says behind a result as a part of that."""
-    found: list[Turn] = []
+    joined: list[Turn] = []
     for number, turn in enumerate(turns):
-        last = found[-1] if found else None
+        last = joined[-1] if joined else None
         is_last = number == len(turns) - 1
         if turn.role == "assistant" and not (turn.text() or turn.calls or is_last or form.empty_assistant):
             continue
         if last is None:
-            found.append(turn)
+            joined.append(turn)
         elif (
             form.joins
             and turn.role == last.role
@@ -176,10 +178,10 @@ def _joined(turns: Sequence[Turn], form: TemplateForm) -> list[Turn]:
             # Otherwise two of a client's own messages would become one that it continues.
             and not (is_last and turn.role == "assistant")
         ) or (not form.user_after_result and turn.role == "user" and last.role == "tool"):
-            found[-1] = _merged(last, turn)
+            joined[-1] = _merged(last, turn)
         else:
-            found.append(turn)
-    return found
+            joined.append(turn)
+    return joined
 
 
 def _merged(first: Turn, second: Turn) -> Turn:
@@ -217,38 +219,38 @@ def _calls_as_text(turns: Sequence[Turn], form: TemplateForm, mark: Callable[[st
 
 def _spoken_as_text(turns: Sequence[Turn], form: TemplateForm, mark: Callable[[str], str]) -> Iterator[Turn]:
     """Calls that something was said before, and their results, as what model and user say."""
-    left = list(turns)
-    while left:
-        turn = left.pop(0)
+    remaining = list(turns)
+    while remaining:
+        turn = remaining.pop(0)
         if not (turn.calls and turn.text()):
             yield turn
             continue
         spoken = [turn]
-        while left and left[0].role == "tool":
-            spoken.append(left.pop(0))
+        while remaining and remaining[0].role == "tool":
+            spoken.append(remaining.pop(0))
         yield from _calls_as_text(spoken, form._replace(results=False), mark)
 
 
 def _one_call_each(turns: Sequence[Turn]) -> Iterator[Turn]:
     """Several calls at once as one after the other, each with its result behind it."""
-    left = list(turns)
-    while left:
-        turn = left.pop(0)
+    remaining = list(turns)
+    while remaining:
+        turn = remaining.pop(0)
         if len(turn.calls) < 2:
             yield turn
             continue
         results: list[Turn] = []
-        while left and left[0].role == "tool":
-            results.append(left.pop(0))
+        while remaining and remaining[0].role == "tool":
+            results.append(remaining.pop(0))
         for number, call in enumerate(turn.calls):
-            own = next((one for one in results if one.call_id == call.id), None)
+            call_result = next((result for result in results if result.call_id == call.id), None)
             if number:
                 yield Turn(role="assistant", calls=(call,))
             else:
                 yield msgspec.structs.replace(turn, calls=(call,))
-            if own is not None:
-                results.remove(own)
-                yield own
+            if call_result is not None:
+                results.remove(call_result)
+                yield call_result
         yield from results
 
 
@@ -313,10 +315,10 @@ def _call(call: ToolCall, form: TemplateForm) -> dict[str, Any]:
     }
 
 
-def _call_id(given: str, form: TemplateForm) -> str:
-    if not form.ids_short or (len(given) == ID_CHARACTERS and given.isascii() and given.isalnum()):
-        return given
-    return blake2b(given.encode("utf-8", "surrogatepass")).hexdigest()[:ID_CHARACTERS]
+def _call_id(call_id: str, form: TemplateForm) -> str:
+    if not form.ids_short or (len(call_id) == ID_CHARACTERS and call_id.isascii() and call_id.isalnum()):
+        return call_id
+    return blake2b(call_id.encode("utf-8", "surrogatepass")).hexdigest()[:ID_CHARACTERS]
 
 
 def _arguments(call: ToolCall) -> dict[str, Any]:

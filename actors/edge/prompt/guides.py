@@ -54,35 +54,35 @@ def _states(pattern: str, param: str) -> int:
     groups: list[int] = []
     total = last = at = 0
     while at < len(pattern):
-        here = pattern[at]
-        counted = _COUNTED.match(pattern, at) if here == "{" else None
+        character = pattern[at]
+        counted = _COUNTED.match(pattern, at) if character == "{" else None
         if counted is not None and counted[0] not in ("{}", "{,}"):
             # One copy is counted already.
             times = max(int(digits[:9]) for digits in (counted[1] or "0", counted[2] or "0"))
             total += last * max(0, times - 1)
             last *= max(1, times)
             at = counted.end()
-        elif here == "(":
+        elif character == "(":
             if _BEYOND.match(pattern, at):
                 raise _not_regular(param, "look-around, references and conditions")
             groups.append(total)
             total = last = 0
             at += 1
-        elif here == ")":
+        elif character == ")":
             last = total
             total += groups.pop()
             at += 1
-        elif here == "[":
+        elif character == "[":
             at = _behind_class(pattern, at)
             total, last = total + 1, 1
-        elif here == "\\":
+        elif character == "\\":
             if pattern[at + 1] in "123456789":
                 raise _not_regular(param, "references to groups")
             at += 2
             total, last = total + 1, 1
         else:
             at += 1
-            if here not in "*+?|":
+            if character not in "*+?|":
                 total, last = total + 1, 1
         if total > STATES_MAX:
             raise _too_large(param)
@@ -98,8 +98,8 @@ def _behind_class(pattern: str, at: int) -> int:
     return at + 1
 
 
-def _not_regular(param: str, what: str) -> ApiError:
-    return bad_field(param, f"uses {what}, which guided decoding does not support; remove it.")
+def _not_regular(param: str, construct: str) -> ApiError:
+    return bad_field(param, f"uses {construct}, which guided decoding does not support; remove it.")
 
 
 def _too_large(param: str) -> ApiError:
@@ -208,18 +208,20 @@ class _Check:
     def _target(self, reference: Any, where: str) -> Any:
         if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
             raise self._bad(where, "$ref may point into this schema only, as #/$defs/name")
-        found: Any = self._root
+        target: Any = self._root
         for step in reference[2:].split("/") if reference != "#" else ():
             name = step.replace("~1", "/").replace("~0", "~")
-            if isinstance(found, dict) and name in found:
-                found = found[name]
-            elif isinstance(found, list) and name.isascii() and name.isdigit() and int(name[:9]) < len(found):
-                found = found[int(name)]
+            if isinstance(target, dict) and name in target:
+                target = target[name]
+            elif (
+                isinstance(target, list) and name.isascii() and name.isdigit() and int(name[:9]) < len(target)
+            ):
+                target = target[int(name)]
             else:
                 raise self._bad(where, f"$ref {reference[:80]!r} does not exist")
-        if not isinstance(found, bool) and id(found) not in self._known:
+        if not isinstance(target, bool) and id(target) not in self._known:
             raise self._bad(where, f"$ref {reference[:80]!r} is not a schema")
-        return found
+        return target
 
     def _keywords(self, schema: dict[str, Any], where: str) -> None:
         kinds = schema.get("type", [])
@@ -308,16 +310,16 @@ def guide_of(fields: Mapping[str, Any]) -> FieldGuide | None:
     return guides[0] if guides else None
 
 
-def _of_response_format(wanted: dict[str, Any] | None) -> Iterator[FieldGuide]:
-    kind = "text" if wanted is None else wanted.get("type")
-    if kind == "json_object" and wanted is not None and wanted.get("schema") is not None:
+def _of_response_format(response_format: dict[str, Any] | None) -> Iterator[FieldGuide]:
+    kind = "text" if response_format is None else response_format.get("type")
+    if kind == "json_object" and response_format is not None and response_format.get("schema") is not None:
         # As llama.cpp's server and Together have it.
-        yield "response_format", json_schema_guide(wanted["schema"], "response_format.schema")
+        yield "response_format", json_schema_guide(response_format["schema"], "response_format.schema")
     elif kind == "json_object":
         yield "response_format", Guide("json_object")
-    elif kind == "json_schema" and wanted is not None:
+    elif kind == "json_schema" and response_format is not None:
         param = "response_format.json_schema"
-        described = wanted.get("json_schema")
+        described = response_format.get("json_schema")
         if not isinstance(described, dict):
             raise bad_field(param, "is missing; it contains name and schema.")
         name = described.get("name")
@@ -331,11 +333,11 @@ def _of_response_format(wanted: dict[str, Any] | None) -> Iterator[FieldGuide]:
         raise bad_field("response_format.type", "is text, json_object or json_schema.")
 
 
-def _of_structured_outputs(wanted: dict[str, Any] | None) -> Iterator[FieldGuide]:
-    if wanted is None:
+def _of_structured_outputs(structured_outputs: dict[str, Any] | None) -> Iterator[FieldGuide]:
+    if structured_outputs is None:
         return
-    found = 0
-    for name, value in wanted.items():
+    yielded = 0
+    for name, value in structured_outputs.items():
         field = f"structured_outputs.{name[:64]}"
         if value is None or value is False or name in _IGNORED:
             continue
@@ -347,8 +349,8 @@ def _of_structured_outputs(wanted: dict[str, Any] | None) -> Iterator[FieldGuide
             yield field, _READERS[name](value, field)
         else:
             raise bad_field(field, "is not supported by this release; leave it out.")
-        found += 1
-    if not found:
+        yielded += 1
+    if not yielded:
         raise bad_field("structured_outputs", "needs one of json, json_object, regex, choice and grammar.")
 
 
@@ -379,7 +381,11 @@ def _regex(value: Any, param: str) -> Guide:
 def _choice(value: Any, param: str) -> Guide:
     if isinstance(value, list) and len(value) > CHOICES_MAX:
         raise bad_field(param, f"has more than {CHOICES_MAX} choices.")
-    if not isinstance(value, list) or not value or not all(isinstance(one, str) and one for one in value):
+    if (
+        not isinstance(value, list)
+        or not value
+        or not all(isinstance(choice, str) and choice for choice in value)
+    ):
         raise bad_field(param, "must be a non-empty list of non-empty strings.")
     if len(set(value)) < len(value):
         raise bad_field(param, "contains a choice twice.")
@@ -391,8 +397,8 @@ def _grammar(value: Any, param: str) -> Guide:
         raise bad_field(param, "must be a grammar as a non-empty string.")
     _check_size(value, param)
     depth = 0
-    for here in _QUOTED.sub("", value):
-        depth += (here in "({[") - (here in ")}]")
+    for character in _QUOTED.sub("", value):
+        depth += (character in "({[") - (character in ")}]")
         if depth > GRAMMAR_DEPTH_MAX:
             raise bad_field(param, f"nests brackets deeper than {GRAMMAR_DEPTH_MAX}; use named rules.")
     return Guide("grammar", value)
@@ -425,7 +431,7 @@ INTEGERS: Final = range(-(2**63), 2**64)
 Processors = dict[str, dict[str, Any]]
 
 
-def processors_of(value: Any, known: tuple[str, ...]) -> Processors:
+def processors_of(value: Any, available: tuple[str, ...]) -> Processors:
     """`{name: arguments}` or a list of names, checked against the model's. Raises `ApiError` 400.
 
     Arguments are copied to the engine as they are, without the fields that only we may set.
@@ -436,10 +442,10 @@ def processors_of(value: Any, known: tuple[str, ...]) -> Processors:
         value = dict.fromkeys(value)
     if not isinstance(value, dict):
         raise bad_field(PARAM, "must be a list of names, or an object of names with their arguments.")
-    found: Processors = {}
+    processors: Processors = {}
     for name, arguments in value.items():
-        if name not in known or is_reserved(name):
-            served = ", ".join(known) or "none"
+        if name not in available or is_reserved(name):
+            served = ", ".join(available) or "none"
             raise bad_request(
                 f"This model has no logits processor {name[:64]!r}. Available: {served}.", param=PARAM
             )
@@ -450,10 +456,10 @@ def processors_of(value: Any, known: tuple[str, ...]) -> Processors:
                 f"{PARAM}.{name}",
                 f"is nested deeper than {PROCESSOR_DEPTH_MAX}, or has a number beyond 64 bits.",
             )
-        found[name] = without_reserved(arguments or {})
-    if len(msgspec.json.encode(found)) > ARGUMENT_BYTES_MAX:
+        processors[name] = without_reserved(arguments or {})
+    if len(msgspec.json.encode(processors)) > ARGUMENT_BYTES_MAX:
         raise bad_field(PARAM, f"is larger than {ARGUMENT_BYTES_MAX} bytes.")
-    return found
+    return processors
 
 
 def _plain(value: Any, depth: int) -> bool:

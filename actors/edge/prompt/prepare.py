@@ -13,7 +13,7 @@ import msgspec
 from headwater.actors.edge.admit.control import NO_SALT, CacheSalt
 from headwater.actors.edge.catalog import Model, endpoint_of
 from headwater.actors.edge.prompt.guides import processors_of
-from headwater.actors.edge.prompt.messages import NO_MEDIA, LoadedMedia, load_media, with_texts_of_files
+from headwater.actors.edge.prompt.media import NO_MEDIA, LoadedMedia, load_media, with_texts_of_files
 from headwater.actors.edge.prompt.prompts import (
     AnswerFormat,
     answer_format,
@@ -280,9 +280,9 @@ class Prepared(NamedTuple):
         tokens = tuple(self.prompts[index].tolist())
         text = ""
         if request.echo:
-            given = request.prompts[index]
+            prompt = request.prompts[index]
             decode = self.model.tokenizer.reference.decode
-            text = given if isinstance(given, str) else decode(list(tokens), skip_special_tokens=False)
+            text = prompt if isinstance(prompt, str) else decode(list(tokens), skip_special_tokens=False)
         return PromptDetail(text, tokens, logprobs)
 
     @property
@@ -324,10 +324,10 @@ async def prepare(
     if request.messages:
         if request.has_media:
             began_s = asyncio.get_running_loop().time()
-            known: dict[MediaPart, MediaItem] = {}
-            turns = await with_texts_of_files(request.messages, intake, known)
+            fetched: dict[MediaPart, MediaItem] = {}
+            turns = await with_texts_of_files(request.messages, intake, fetched)
             request = msgspec.structs.replace(request, messages=turns)
-            loaded = await load_media(request.messages, model, intake, known)
+            loaded = await load_media(request.messages, model, intake, fetched)
             media_s = asyncio.get_running_loop().time() - began_s
         chat = await chat_prompt(
             request, model, context, loaded, special_tokens_in_text=special_tokens_in_text
@@ -420,12 +420,12 @@ class LanguageChoice:
         await self._ended.wait()
         if self.driver.error is not None:
             raise self.driver.error
-        found = self._detection.language_of(self.driver.emitted[0]) if self.driver.emitted else ""
-        if not found:
+        code = self._detection.language_of(self.driver.emitted[0]) if self.driver.emitted else ""
+        if not code:
             raise ApiError(
                 502, "The engine detected no language; name it.", kind="server_error", param="language"
             )
-        return found
+        return code
 
     def write_tokens(self, index: int, tokens: tuple[int, ...], logprobs: tuple[TokenLogprob, ...]) -> None:
         """See `ChoiceOutput.write_tokens`: they are read at the end."""

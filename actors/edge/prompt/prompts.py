@@ -26,7 +26,7 @@ from headwater.actors.edge.prompt.conversation import (
     tools_as_text,
 )
 from headwater.actors.edge.prompt.guides import check_schema
-from headwater.actors.edge.prompt.messages import (
+from headwater.actors.edge.prompt.media import (
     NO_MEDIA,
     LoadedMedia,
     given_of,
@@ -91,9 +91,12 @@ def of_tenant(media: Sequence[PromptMedia], salt: str) -> tuple[PromptMedia, ...
 
 
 def _unmatched(
-    found: Sequence[int], loaded: LoadedMedia, placeholders: dict[PromptMediaKind, int], param: str
+    placeholder_tokens: Sequence[int],
+    loaded: LoadedMedia,
+    placeholders: dict[PromptMediaKind, int],
+    param: str,
 ) -> ApiError:
-    places, items = Counter(found), Counter[str](shown_as(item.kind) for item in loaded.items)
+    places, items = Counter(placeholder_tokens), Counter[str](shown_as(item.kind) for item in loaded.items)
     for kind, token in placeholders.items():
         count = items[kind]
         if places[token] == count:
@@ -162,8 +165,10 @@ def answer_format(
     """Return how the answer is read. Raises `ApiError` 400 for a tool choice that this model cannot serve."""
     if request.raw_answer or not request.messages:
         return PLAIN
-    own = {RESPONSE_TEMPLATE} if response_template is not None else set()
-    reasoning = card.reasoning_parser if card.reasoning_parser in REASONING_FORMATS.keys() | own else ""
+    template_formats = {RESPONSE_TEMPLATE} if response_template is not None else set()
+    reasoning = (
+        card.reasoning_parser if card.reasoning_parser in REASONING_FORMATS.keys() | template_formats else ""
+    )
     choice = request.tool_choice
     tools = tuple(tool_definition(tool) for tool in request.tools)
     if choice.mode in ("required", "named"):
@@ -178,7 +183,7 @@ def answer_format(
         )
     if not tools or choice.mode == "none":
         return AnswerFormat(reasoning_format=reasoning, response_template=response_template)
-    if card.tool_parser not in TOOL_FORMATS.keys() | own:
+    if card.tool_parser not in TOOL_FORMATS.keys() | template_formats:
         raise bad_request(
             f"The format in which {card.name} writes tool calls is not known, so tool_choice auto is not supported for"
             " it; the operator sets --tool-parser on its workers. tool_choice required, or naming a tool, works"
@@ -227,14 +232,14 @@ async def text_prompts(request: GenerationRequest, model: Model, context: int) -
             _check_length(model, context, entry, request.param)
     special = request.prompt_options.add_special_tokens is not False
     if request.suffix:
-        found = [
+        encoded = [
             await _around(model, context, entry, request.suffix, special=special) for entry in request.prompts
         ]
     else:
-        found = [await tokens_of(model, entry, request.param, special=special) for entry in request.prompts]
-    for tokens in found:
+        encoded = [await tokens_of(model, entry, request.param, special=special) for entry in request.prompts]
+    for tokens in encoded:
         refuse_places(tokens, model, request.param)
-    return found
+    return encoded
 
 
 def refuse_places(tokens: U32, model: Model, param: str) -> None:
@@ -382,8 +387,8 @@ def render(request: GenerationRequest, template: ChatTemplate, literal: LiteralT
         variables=variables,
     )
     if end:
-        text, found, _ = text.partition(end)
-        if not found:
+        text, end_mark, _ = text.partition(end)
+        if not end_mark:
             raise bad_request(
                 "continue_final_message: the model's chat template changes the last message's text.",
                 param="continue_final_message",
@@ -391,13 +396,13 @@ def render(request: GenerationRequest, template: ChatTemplate, literal: LiteralT
     return text
 
 
-def _check_length(model: Model, context: int, given: str | list[int], param: str) -> None:
+def _check_length(model: Model, context: int, prompt: str | list[int], param: str) -> None:
     """Refuse a prompt that cannot fit the context before it is tokenized. Raises `ApiError` 400."""
-    if isinstance(given, list):
-        if len(given) > context:
-            raise too_long(model, context, f"{len(given)} tokens", param, tokens=len(given))
+    if isinstance(prompt, list):
+        if len(prompt) > context:
+            raise too_long(model, context, f"{len(prompt)} tokens", param, tokens=len(prompt))
         return
-    _check_texts(model, context, [given], param)
+    _check_texts(model, context, [prompt], param)
 
 
 def _check_texts(model: Model, context: int, texts: list[str], param: str) -> None:

@@ -71,19 +71,19 @@ TEXT_SEPARATOR: Final = "\n"
 
 def joined_texts(parts: Iterable[Part]) -> tuple[Part, ...]:
     """The parts of one message, with neighbouring texts as one."""
-    found: list[Part] = []
+    joined: list[Part] = []
     texts: list[str] = []
     for part in parts:
         if isinstance(part, TextPart):
             texts.append(part.text)
             continue
         if texts:
-            found.append(TextPart(TEXT_SEPARATOR.join(texts)))
+            joined.append(TextPart(TEXT_SEPARATOR.join(texts)))
             texts = []
-        found.append(part)
+        joined.append(part)
     if texts:
-        found.append(TextPart(TEXT_SEPARATOR.join(texts)))
-    return tuple(found)
+        joined.append(TextPart(TEXT_SEPARATOR.join(texts)))
+    return tuple(joined)
 
 
 class ToolCall(msgspec.Struct, frozen=True):
@@ -277,13 +277,13 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
 
         Of long texts only the first and the last `OPENING_CHARACTERS`: it is to tell conversations apart, and cheap.
         """
-        found: list[str] = []
+        parts: list[str] = []
         for turn in self.messages:
             text = turn.text()
-            found += (turn.role, str(len(text)), text[:OPENING_CHARACTERS], text[-OPENING_CHARACTERS:])
+            parts += (turn.role, str(len(text)), text[:OPENING_CHARACTERS], text[-OPENING_CHARACTERS:])
             if turn.role == "user":
                 break
-        return " ".join(found)
+        return " ".join(parts)
 
     @property
     def system(self) -> str | None:

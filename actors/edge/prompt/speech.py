@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headwater.actors.edge.catalog import Model
-from headwater.actors.edge.prompt.messages import fetch_counted
+from headwater.actors.edge.prompt.media import fetch_counted
 from headwater.actors.edge.prompt.request import AudioRecording
 from headwater.actors.http.errors import bad_request
 from headwater.actors.media.intake import MediaFetcher
@@ -64,8 +64,8 @@ def _task(recording: AudioRecording, model: Model, support: SpeechSupport) -> li
             param="language",
         )
     if language and language not in support.languages:
-        known = ", ".join(sorted(support.languages))
-        raise bad_request(f"{name} does not know this language; it knows {known}.", param="language")
+        languages = ", ".join(sorted(support.languages))
+        raise bad_request(f"{name} does not know this language; it knows {languages}.", param="language")
     token = support.languages[language] if language else next(iter(support.languages.values()))
     return [token, support.translate if recording.translates else support.transcribe]
 
@@ -84,15 +84,15 @@ def cuts(samples: NDArray[np.float32], rate_hz: int, window_s: float) -> list[tu
     longest = int(window_s * rate_hz)
     search = min(int(SEARCH_S * rate_hz), longest // 2)
     quiet = min(int(QUIET_S * rate_hz), search)
-    found: list[tuple[int, int]] = []
+    pieces: list[tuple[int, int]] = []
     begin = 0
     while len(samples) - begin > longest:
         end = begin + longest
         end = end - search + _quietest(samples[end - search : end], quiet)
-        found.append((begin, end))
+        pieces.append((begin, end))
         begin = end
-    found.append((begin, len(samples)))
-    return found
+    pieces.append((begin, len(samples)))
+    return pieces
 
 
 def _quietest(samples: NDArray[np.float32], length: int) -> int:
@@ -134,9 +134,9 @@ async def load_chunks(
 def _chunk(item: MediaItem, begin: int, end: int, rate_hz: int) -> AudioChunk:
     width = VALUE_BYTES["recording"]
     data = item.data[begin * width : end * width]
-    whole = end - begin == item.shape[0]
+    is_whole = end - begin == item.shape[0]
     return AudioChunk(
-        item.id if whole else _id_of_part(item.id, begin, end),
+        item.id if is_whole else _id_of_part(item.id, begin, end),
         data,
         end - begin,
         begin / rate_hz,
@@ -180,6 +180,6 @@ def detection_of(support: SpeechSupport) -> LanguageDetection:
 
 def with_language(prompt: U32, token: int) -> U32:
     """The prompt of a piece with the language that was detected."""
-    found = prompt.copy()
-    found[LANGUAGE_AT] = token
-    return found
+    patched = prompt.copy()
+    patched[LANGUAGE_AT] = token
+    return patched

@@ -100,7 +100,7 @@ class ChoiceMessages:
         decision = picked.decision
         tokens, packed = self._sequence.extend([])
         hashes = hashing.unpack_hashes(packed)
-        own = (
+        expected = (
             self._dispatcher.pool,
             attempt_name(self._spec, picked.attempt),
             len(tokens),
@@ -108,7 +108,7 @@ class ChoiceMessages:
             int(hashes[-1]) if len(hashes) else 0,
         )
         made_for = decision.request, decision.prompt_tokens, decision.blocks, decision.last
-        return own == (picked.pool, *made_for)
+        return expected == (picked.pool, *made_for)
 
     async def query_router(self, ask: AskRouter, emitted: list[int]) -> RouteAnswer:
         """Query the router for a worker that generates what follows `emitted`."""

@@ -309,33 +309,33 @@ class FieldChecker:
         values_of_reserved = _reserved_of(request)
         if values_of_reserved == _NONE_RESERVED and request.extra_body is None and not any(values):
             return frozenset()
-        found = {
+        reserved = {
             name
             for name, value in zip(NAMES_IN_ORDER, values_of_reserved, strict=True)
             if value is not NOT_SENT
         }
         for value in (request.extra_body, *values):
-            _find(value, found, 0)
-        for name in found:
+            _find(value, reserved, 0)
+        for name in reserved:
             metrics.STRIPPED.labels(name).inc()
             if name not in self._logged:
                 self._logged.add(name)
                 _log.warning(
                     "field_stripped", field=name, why="reserved for the fleet; a client's value is ignored"
                 )
-        return frozenset(found)
+        return frozenset(reserved)
 
 
-def _find(value: Any, found: set[str], depth: int) -> None:
+def _find(value: Any, reserved: set[str], depth: int) -> None:
     if depth > DEPTH_MAX:
         return
     if isinstance(value, dict):
         for name, inner in value.items():
             if is_reserved(name):
                 # Clients must not be able to choose a label of the metric.
-                found.add(name if name in NAMES else next(p + "*" for p in PREFIXES if name.startswith(p)))
+                reserved.add(name if name in NAMES else next(p + "*" for p in PREFIXES if name.startswith(p)))
             else:
-                _find(inner, found, depth + 1)
+                _find(inner, reserved, depth + 1)
     elif isinstance(value, list):
         for inner in value:
-            _find(inner, found, depth + 1)
+            _find(inner, reserved, depth + 1)

@@ -114,9 +114,9 @@ NO_HINTS: Final = RoutingHints()
 _CONSTRAINTS: Final = Constraints.__struct_fields__
 
 
-def _override(hinted: Constraints, own: Constraints) -> Constraints:
-    """`own`, with the hint for every constraint that it leaves open."""
-    return Constraints(**{name: getattr(own, name) or getattr(hinted, name) for name in _CONSTRAINTS})
+def _override(hinted: Constraints, explicit: Constraints) -> Constraints:
+    """`explicit`, with the hint for every constraint that it leaves open."""
+    return Constraints(**{name: getattr(explicit, name) or getattr(hinted, name) for name in _CONSTRAINTS})
 
 
 def parse_routing_headers(
@@ -133,15 +133,15 @@ def parse_routing_headers(
 
     Raises `ApiError` that names the header at fault: 400, and 403 where its sender may not choose.
     """
-    given = _HeaderReader(headers)
+    reader = _HeaderReader(headers)
     if principal.authenticated:
-        _require_scopes(given, principal, priority)
-    flow = FlowControl(priority=priority or 0, tenant=_tenant(given, principal))
+        _require_scopes(reader, principal, priority)
+    flow = FlowControl(priority=priority or 0, tenant=_tenant(reader, principal))
     conversation = _digest("opening", f"{principal.tenant} {opening}".encode()) if opening else ""
-    if given.is_silent and not user and not session:
+    if reader.is_silent and not user and not session:
         preferences = Preferences(conversation=conversation) if conversation else NO_PREFERENCES
         return RoutingHints(preferences=preferences, flow=flow)
-    affinity = given.text("x-headwater-session") or given.text("x-session-id")
+    affinity = reader.text("x-headwater-session") or reader.text("x-session-id")
     if not affinity and session:
         affinity = _digest("cache", session.encode())
     if not affinity and user:
@@ -150,19 +150,19 @@ def parse_routing_headers(
         affinity = _digest("session", f"{principal.tenant} {affinity}".encode())
     return RoutingHints(
         Constraints(
-            pinned=_pinned(given, limits, "x-headwater-worker"),
-            tier=given.name("x-headwater-tier"),
-            tolerates=given.names("x-headwater-tolerates"),
-            engine=_pinned(given, limits, "x-headwater-engine"),
-            revision=_pinned(given, limits, "x-headwater-revision"),
+            pinned=_pinned(reader, limits, "x-headwater-worker"),
+            tier=reader.name("x-headwater-tier"),
+            tolerates=reader.names("x-headwater-tolerates"),
+            engine=_pinned(reader, limits, "x-headwater-engine"),
+            revision=_pinned(reader, limits, "x-headwater-revision"),
         ),
         Preferences(
-            policy=given.one_of("x-headwater-policy", limits.policies),
-            temperature=given.number("x-headwater-router-temperature", limits.temperature_max),
+            policy=reader.one_of("x-headwater-policy", limits.policies),
+            temperature=reader.number("x-headwater-router-temperature", limits.temperature_max),
             session=affinity,
             conversation=conversation,
         ),
-        msgspec.structs.replace(flow, deadline_ms=given.count("x-headwater-deadline-ms", DEADLINE_MS_MAX)),
+        msgspec.structs.replace(flow, deadline_ms=reader.count("x-headwater-deadline-ms", DEADLINE_MS_MAX)),
     )
 
 
@@ -171,8 +171,8 @@ def tenant_of(headers: Headers, principal: Principal) -> str:
     return _tenant(_HeaderReader(headers), principal)
 
 
-def _tenant(given: "_HeaderReader", principal: Principal) -> str:
-    return principal.tenant or given.text("x-headwater-tenant") or _tenant_by_key(given)
+def _tenant(reader: "_HeaderReader", principal: Principal) -> str:
+    return principal.tenant or reader.text("x-headwater-tenant") or _tenant_by_key(reader)
 
 
 _OURS: Final = (b"x-headwater-", b"x-session-id", b"authorization")
@@ -192,22 +192,22 @@ SCOPES: Final[tuple[tuple[str, Permission], ...]] = (
 """Headers that override a decision of the router, and the scope that each requires."""
 
 
-def _require_scopes(given: "_HeaderReader", principal: Principal, priority: int | None) -> None:
+def _require_scopes(reader: "_HeaderReader", principal: Principal, priority: int | None) -> None:
     for header, permission in SCOPES:
-        if given.has(header):
+        if reader.has(header):
             principal.require(permission, header)
     if priority:
         principal.require("priority", "priority")
-    if given.has("x-headwater-tenant") and given.text("x-headwater-tenant") != principal.tenant:
+    if reader.has("x-headwater-tenant") and reader.text("x-headwater-tenant") != principal.tenant:
         raise forbidden(
             "x-headwater-tenant is not the tenant of this key. The tenant comes from the key; leave the header out.",
             param="x-headwater-tenant",
         )
 
 
-def _pinned(given: "_HeaderReader", limits: ClientLimits, header: str) -> str:
+def _pinned(reader: "_HeaderReader", limits: ClientLimits, header: str) -> str:
     """The worker, engine or revision that a header names."""
-    name = given.text(header) if header == "x-headwater-revision" else given.name(header)
+    name = reader.text(header) if header == "x-headwater-revision" else reader.name(header)
     if name and DIRECT not in limits.policies:
         raise bad_request(
             f"{header}: clients of this edge may not choose a worker (--client-policies lacks {DIRECT}).",
@@ -251,10 +251,12 @@ class _HeaderReader:
 
     def names(self, name: str) -> tuple[str, ...]:
         value = self.text(name)
-        found = tuple(dict.fromkeys(_checked(one.strip(), name) for one in value.split(","))) if value else ()
-        if len(found) > TOLERATES_MAX:
-            raise bad_request(f"{name} takes at most {TOLERATES_MAX} names, got {len(found)}.", param=name)
-        return found
+        listed = (
+            tuple(dict.fromkeys(_checked(part.strip(), name) for part in value.split(","))) if value else ()
+        )
+        if len(listed) > TOLERATES_MAX:
+            raise bad_request(f"{name} takes at most {TOLERATES_MAX} names, got {len(listed)}.", param=name)
+        return listed
 
     def one_of(self, name: str, allowed: Sequence[str]) -> str:
         value = self.text(name)
@@ -294,8 +296,8 @@ def _checked(value: str, name: str) -> str:
         raise bad_request(f"{error}.", param=name) from error
 
 
-def _tenant_by_key(given: _HeaderReader) -> str:
-    scheme, _, key = given.raw("authorization").partition(b" ")
+def _tenant_by_key(reader: _HeaderReader) -> str:
+    scheme, _, key = reader.raw("authorization").partition(b" ")
     return _digest("key", key.strip()) if scheme.lower() == b"bearer" and key.strip() else ""
 
 

@@ -336,11 +336,11 @@ class Encoders:
         self._block_size = block_size
 
     async def encode(
-        self, leg: EncodeLeg, media: Sequence[PromptMedia], wanted: Constraints = NO_CONSTRAINTS
+        self, leg: EncodeLeg, media: Sequence[PromptMedia], constraints: Constraints = NO_CONSTRAINTS
     ) -> tuple[tuple[PromptMedia, ...], list[RequestEncoded]]:
         """The images, with the embeddings that encode workers offer, and the events to record. May be cancelled.
 
-        `wanted` are the constraints of the request: its encode workers tolerate the same, and process images with the same settings.
+        `constraints` are the constraints of the request: its encode workers tolerate the same, and process images with the same settings.
         """
         decision = leg.decision
         form = self._workers.embedding_format(
@@ -350,8 +350,8 @@ class Encoders:
             return tuple(media), []
         allowed = Constraints(
             pairs_with=form,
-            tolerates=wanted.tolerates,
-            media_processor=wanted.media_processor,
+            tolerates=constraints.tolerates,
+            media_processor=constraints.media_processor,
         )
         cached = decision.chosen.cached_blocks * self._block_size
         images = [
@@ -369,11 +369,11 @@ class Encoders:
                 estimate = estimate.forced()
             pairs = zip(routed, estimate.ahead_max, strict=True)
             await asyncio.gather(*(self._encode(image, estimate, ahead) for (image, _), ahead in pairs))
-        found = list(media)
+        sent = list(media)
         for image in images:
-            found[image.number] = image.item
+            sent[image.number] = image.item
             metrics.ENCODE_LEGS.labels(image.outcome).inc()
-        return tuple(found), [image.event() for image in images]
+        return tuple(sent), [image.event() for image in images]
 
     def _image(self, leg: EncodeLeg, number: int, item: PromptMedia, constraints: Constraints) -> "_Image":
         tokens = embedding_blocks(item, self._block_size) * self._block_size
@@ -476,7 +476,7 @@ class _Image:
 
     def event(self) -> RequestEncoded:
         """Return the event for the request log: what came of the leg."""
-        known = self.estimate
+        estimate = self.estimate
         return RequestEncoded(
             self.leg.request,
             self.leg.choice,
@@ -489,8 +489,8 @@ class _Image:
             round((self.ended_s - self.began_s) * 1000, 3),
             self.reason,
             self.ahead_max,
-            round(known.apart_ms, 3) if known is not None else 0.0,
-            round(known.here_ms, 3) if known is not None else 0.0,
+            round(estimate.apart_ms, 3) if estimate is not None else 0.0,
+            round(estimate.here_ms, 3) if estimate is not None else 0.0,
         )
 
 

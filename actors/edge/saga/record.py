@@ -90,13 +90,13 @@ class OpenRequests:
         entries = await self.writer.first_entries()
         position = await stored(lambda: self._log.append(*entries), self._clock, subject)
         self.writer.position = position
-        left = await self._left_open(self._floor, position)
-        self._open = dict.fromkeys(left, self._floor)
+        open_requests = await self._left_open(self._floor, position)
+        self._open = dict.fromkeys(open_requests, self._floor)
         self._floor = None
-        for request, tokens in left.items():
+        for request, tokens in open_requests.items():
             _open_log.warning("request_left_open", request=request, edge=self._edge)
             self.write(RequestEnded(request, "error", tokens, 0, 0, 0.0, 0.0, "the edge that served it died"))
-        return len(left)
+        return len(open_requests)
 
     async def _open_since(self, position: int) -> int:
         """The position that the newest message of the subject records; the start of the log if that is unreadable."""
@@ -109,7 +109,7 @@ class OpenRequests:
 
     async def _left_open(self, since: int, until: int) -> dict[str, int]:
         """Requests that earlier incarnations accepted and did not end, with their last known number of tokens."""
-        left: dict[str, int] = {}
+        open_requests: dict[str, int] = {}
         async for piece in self._log.read(since, follow=False):
             for record in piece.records:
                 if record.subject != self.writer.subject or record.position > until:
@@ -117,14 +117,16 @@ class OpenRequests:
                 for event in record.batch.events:
                     match event:
                         case RequestAccepted(request=request):
-                            left[request] = 0
-                        case RequestCheckpoint(request=request, emitted_tokens=tokens) if request in left:
-                            left[request] = max(left[request], tokens)
+                            open_requests[request] = 0
+                        case RequestCheckpoint(request=request, emitted_tokens=tokens) if (
+                            request in open_requests
+                        ):
+                            open_requests[request] = max(open_requests[request], tokens)
                         case RequestEnded(request=request):
-                            left.pop(request, None)
+                            open_requests.pop(request, None)
                         case _:
                             pass
-        return left
+        return open_requests
 
     def _stamp(self, events: Sequence[Event]) -> Event:
         """The position of the oldest request that is open after this message."""
@@ -133,9 +135,9 @@ class OpenRequests:
                 self._open[event.request] = self.writer.position
             elif isinstance(event, RequestEnded):
                 self._open.pop(event.request, None)
-        known = [*self._open.values()] if self._floor is None else [self._floor, *self._open.values()]
-        known = [since for since in known if since != NONE_OPEN]
-        return RequestsOpen(min(known, default=NONE_OPEN))
+        positions = [*self._open.values()] if self._floor is None else [self._floor, *self._open.values()]
+        positions = [since for since in positions if since != NONE_OPEN]
+        return RequestsOpen(min(positions, default=NONE_OPEN))
 
 
 CHECKPOINT_TOKENS: Final = 64

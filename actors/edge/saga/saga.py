@@ -167,8 +167,8 @@ def step(saga: Saga, event: SagaEvent) -> tuple[Saga, Effects]:
     return saga, effects
 
 
-def _is_awaited(saga: Saga, what: str, number: int) -> bool:
-    return saga.awaits == what and saga.attempts == number
+def _is_awaited(saga: Saga, awaited_step: str, number: int) -> bool:
+    return saga.awaits == awaited_step and saga.attempts == number
 
 
 # Dispatch: query the router and send to the worker that it names, until one takes the leg.
@@ -365,15 +365,21 @@ def _on_prefilled(saga: Saga, handoff: Handoff | None, now_s: float, effects: Ef
     holder = KvHolder(attempt.worker, attempt.epoch, attempt.name, pairs_with, handoff, until_s, revision)
     follows = handoff is not None and handoff.choreography == "room"
     saga = _go(_detach(saga, effects, follows=follows), "prefilled", effects)
-    kept = (handoff.id, handoff.expires_ms) if handoff is not None else ("", 0)
+    handoff_fields = (handoff.id, handoff.expires_ms) if handoff is not None else ("", 0)
     prefill_ms = round((now_s - attempt.began_s) * 1000, 3)
     prefilled = RequestPrefilled(
-        spec.request, spec.index, attempt.worker, attempt.epoch, kept[0], prefill_ms, kept[1]
+        spec.request,
+        spec.index,
+        attempt.worker,
+        attempt.epoch,
+        handoff_fields[0],
+        prefill_ms,
+        handoff_fields[1],
     )
     effects.append(RecordEvent(prefilled))
     origin = f"No worker decodes the prompt that worker {attempt.worker} prefilled"
-    here = f"{attempt.worker}.{attempt.epoch}"
-    exclude = tuple(dict.fromkeys(other for place, other in saga.unfetched if place == here))
+    prefill_place = f"{attempt.worker}.{attempt.epoch}"
+    exclude = tuple(dict.fromkeys(other for place, other in saga.unfetched if place == prefill_place))
     placement = Placement(now_s + MOVE_S_MAX, exclude=exclude, gone=saga.gone, origin=origin)
     saga = replace(saga, holder=holder, prefilled_by=attempt.worker, placement=placement)
     return _ask_router(saga, now_s, effects)

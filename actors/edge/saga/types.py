@@ -101,8 +101,8 @@ class Placement(msgspec.Struct, frozen=True):
         """Exclude a worker that did not take its part; `gone`: this incarnation of it never will."""
         incarnation = f"{worker}.{epoch}"
         if gone:
-            known = self.gone if incarnation in self.gone else (*self.gone, incarnation)
-            return msgspec.structs.replace(self, pinned="", gone=known, reason=reason)
+            all_gone = self.gone if incarnation in self.gone else (*self.gone, incarnation)
+            return msgspec.structs.replace(self, pinned="", gone=all_gone, reason=reason)
         return msgspec.structs.replace(self, pinned="", exclude=(*self.exclude, incarnation), reason=reason)
 
     def expired(self, now_s: float) -> ApiError | None:

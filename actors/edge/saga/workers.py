@@ -364,7 +364,7 @@ class WorkerRegistry:
                 lost.set_result(reason)
         try:
             async with asyncio.timeout(CLOSE_S_MAX):
-                await asyncio.gather(*(self._cancel(*one) for one in self._late_cancels))
+                await asyncio.gather(*(self._cancel(*late_cancel) for late_cancel in self._late_cancels))
         except TimeoutError:
             _log.warning("cancels_not_sent", requests=len(self._late_cancels))
 
@@ -381,8 +381,8 @@ class WorkerRegistry:
     async def on_streams(self, message: Message) -> None:
         """A worker asks which of the requests that it has from this edge have ended here: it aborts those."""
         handles = _streams.decode(message.data).handles
-        known = self.receivers, self._waits
-        ended = [handle for handle in handles if not any(handle in some for some in known)]
+        tables = self.receivers, self._waits
+        ended = [handle for handle in handles if not any(handle in some for some in tables)]
         await self.ports.bus.publish(message.reply, _encode(StreamsReply(tuple(ended))))
 
     async def watch_leases(self) -> None:

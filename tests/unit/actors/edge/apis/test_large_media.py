@@ -14,7 +14,7 @@ from headwater.actors.edge.apis.chat import chat_request
 from headwater.actors.edge.apis.chat_types import ChatRequest
 from headwater.actors.edge.apis.responses_requests import generation_request
 from headwater.actors.edge.apis.responses_types import CreateFields
-from headwater.actors.edge.prompt.messages import media_parts
+from headwater.actors.edge.prompt.media import media_parts
 from headwater.actors.edge.prompt.request import Turn
 from headwater.actors.http.body import decode_body
 from tests.support.media.images import data_url

@@ -11,7 +11,7 @@ from headwater.actors.edge.apis.anthropic_types import InputMessage
 from headwater.actors.edge.apis.chat import turns_of as openai_turns
 from headwater.actors.edge.apis.chat_types import ChatMessage
 from headwater.actors.edge.apis.responses_items import turns_of as responses_turns
-from headwater.actors.edge.prompt.messages import FILES_MAX, load_media, shown_name, with_texts_of_files
+from headwater.actors.edge.prompt.media import FILES_MAX, load_media, shown_name, with_texts_of_files
 from headwater.actors.edge.prompt.request import MediaPart, TextPart, Turn
 from headwater.actors.http.errors import ApiError
 from headwater.actors.media.intake import MediaIntake

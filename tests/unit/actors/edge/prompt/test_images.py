@@ -8,7 +8,7 @@ import pytest
 
 from headwater.actors.edge.catalog import Model
 from headwater.actors.edge.prompt.conversation import template_messages
-from headwater.actors.edge.prompt.messages import NO_MEDIA, LoadedMedia, load_media, url_media
+from headwater.actors.edge.prompt.media import NO_MEDIA, LoadedMedia, load_media, url_media
 from headwater.actors.edge.prompt.prompts import expand_placeholders, of_tenant
 from headwater.actors.edge.prompt.request import MediaPart, TextPart, Turn
 from headwater.actors.edge.saga.placement import TokenSequence

@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from headwater.actors.edge.prompt.messages import LoadedMedia, load_media, url_media
+from headwater.actors.edge.prompt.media import LoadedMedia, load_media, url_media
 from headwater.actors.edge.prompt.prompts import expand_placeholders
 from headwater.actors.edge.prompt.request import MediaPart, TextPart, Turn
 from headwater.actors.http.errors import ApiError

@@ -110,11 +110,11 @@ async def load_media(
     turns: Sequence[Turn],
     model: Model,
     intake: MediaFetcher | None,
-    known: dict[MediaPart, MediaItem] | None = None,
+    fetched: dict[MediaPart, MediaItem] | None = None,
 ) -> LoadedMedia:
     """Fetch and decode the media of a conversation, at the same time. Raises `ApiError` 400 naming the part at fault.
 
-    Those in `known` are not fetched again, and what is fetched is added to it. Files are not among them any longer.
+    Those in `fetched` are not fetched again, and what is fetched is added to it. Files are not among them any longer.
     """
     parts = media_parts(turns)
     if not parts:
@@ -122,9 +122,9 @@ async def load_media(
     support = model.card.media
     _check_supported(parts, model, support if intake is not None else MediaSupport())
     assert intake is not None, "checked"
-    found = {} if known is None else known
-    await fetch_parts(parts, intake, found, _limits(intake.limits, support), _target(model.card))
-    items = tuple([found[part] for part in parts])
+    by_part = {} if fetched is None else fetched
+    await fetch_parts(parts, intake, by_part, _limits(intake.limits, support), _target(model.card))
+    items = tuple([by_part[part] for part in parts])
     counts = [_count(model.card, part, item) for part, item in zip(parts, items, strict=True)]
     return LoadedMedia(items, tuple(counts))
 
@@ -132,21 +132,21 @@ async def load_media(
 async def fetch_parts(
     parts: Iterable[MediaPart],
     intake: MediaFetcher,
-    known: dict[MediaPart, MediaItem],
+    fetched: dict[MediaPart, MediaItem],
     limits: MediaLimits | None = None,
     target: MediaTarget = DEFAULT_TARGET,
 ) -> None:
-    """Add what these parts name to `known`, fetched at the same time. Raises `ApiError`."""
+    """Add what these parts name to `fetched`, fetched at the same time. Raises `ApiError`."""
     loading = {
         part: asyncio.ensure_future(fetch_counted(intake, part.source(), target, limits))
-        for part in {*parts} - known.keys()
+        for part in {*parts} - fetched.keys()
     }
     try:
         await asyncio.gather(*loading.values())
     finally:
-        for one in loading.values():
-            one.cancel()
-    known.update((part, one.result()) for part, one in loading.items())
+        for task in loading.values():
+            task.cancel()
+    fetched.update((part, task.result()) for part, task in loading.items())
 
 
 def _check_supported(parts: Sequence[MediaPart], model: Model, support: MediaSupport) -> None:
@@ -165,19 +165,19 @@ def _check_supported(parts: Sequence[MediaPart], model: Model, support: MediaSup
         )
     for part in parts:
         if part.kind not in (*limits, "embedding"):
-            taken = _listed(["text", *[SEVERAL[kind] for kind in limits]])
+            accepted_kinds = _listed(["text", *[SEVERAL[kind] for kind in limits]])
             raise bad_request(
-                f"{name} takes {taken}; {part.param} is of kind {part.kind}.",
+                f"{name} takes {accepted_kinds}; {part.param} is of kind {part.kind}.",
                 param=part.param,
                 code=MediaCode.NOT_TAKEN.value,
             )
     for kind, most in limits.items():
-        own = [part for part in parts if shown_as(part.kind) == kind]
+        parts_of_kind = [part for part in parts if shown_as(part.kind) == kind]
         taken_most = min(most, ITEMS_MAX[kind])
-        if len(own) > taken_most:
+        if len(parts_of_kind) > taken_most:
             raise bad_request(
-                f"{len(own)} {SEVERAL[kind]}; {name} takes at most {taken_most} in a request.",
-                param=own[taken_most].param,
+                f"{len(parts_of_kind)} {SEVERAL[kind]}; {name} takes at most {taken_most} in a request.",
+                param=parts_of_kind[taken_most].param,
                 code=TOO_MANY[kind],
             )
 
@@ -331,11 +331,11 @@ def data_media(kind: MediaKind, data: Any, param: str, *, media_type: str, form:
 
 def audio_media(value: Any, param: str) -> MediaPart:
     """OpenAI's `input_audio`: base64 and the name of its encoding. Raises `ApiError` 400 naming the field at fault."""
-    given = value if isinstance(value, dict) else {}
-    form = given.get("format")
+    audio = value if isinstance(value, dict) else {}
+    form = audio.get("format")
     if not isinstance(form, str) or not form.isalnum() or len(form) > 16:
         raise bad_field(f"{param}.format", "names the encoding, such as wav or mp3.")
-    return data_media("audio", given.get("data"), param, media_type=f"audio/{form}", form=form)
+    return data_media("audio", audio.get("data"), param, media_type=f"audio/{form}", form=form)
 
 
 def file_text(name: str, text: str) -> str:
@@ -349,7 +349,9 @@ def shown_name(name: str) -> str:
     """A file's name on one line: without folders, control characters and brackets."""
     base = name.replace("\\", "/").rpartition("/")[2]
     plain = "".join(
-        one for one in base if (one not in "[]" and unicodedata.category(one)[0] not in "CZ") or one == " "
+        character
+        for character in base
+        if (character not in "[]" and unicodedata.category(character)[0] not in "CZ") or character == " "
     )
     return plain.strip()[:NAME_CHARACTERS_MAX] or UNNAMED
 
@@ -361,11 +363,11 @@ FILES_MAX: Final = 16
 
 
 async def with_texts_of_files(
-    turns: Sequence[Turn], intake: MediaFetcher | None, known: dict[MediaPart, MediaItem]
+    turns: Sequence[Turn], intake: MediaFetcher | None, fetched: dict[MediaPart, MediaItem]
 ) -> tuple[Turn, ...]:
     """The conversation with each file replaced by its text, or by an image. Raises `ApiError` 400 naming the part at fault.
 
-    What is fetched is added to `known`, as are the images, so that nothing is fetched again.
+    What is fetched is added to `fetched`, as are the images, so that nothing is fetched again.
     """
     files = [part for part in media_parts(turns) if part.kind == "file"]
     if not files:
@@ -375,9 +377,9 @@ async def with_texts_of_files(
         raise ApiError(
             400, "This server takes no files.", param=files[0].param, code=MediaCode.UNAVAILABLE.value
         )
-    await fetch_parts(files, intake, known)
-    replaced = {part: _replacement(part, known[part]) for part in files}
-    known.update((new, known[part]) for part, new in replaced.items() if isinstance(new, MediaPart))
+    await fetch_parts(files, intake, fetched)
+    replaced = {part: _replacement(part, fetched[part]) for part in files}
+    fetched.update((new, fetched[part]) for part, new in replaced.items() if isinstance(new, MediaPart))
     return tuple([_with_replaced(turn, replaced) for turn in turns])
 
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
-from headwater.actors.edge.admit.principal import forbidden
 
+from headwater.actors.http.errors import forbidden
 from headwater.ops.console.query import Query
 from headwater.ops.console.views import (
     NO_TENANT,

@@ -377,7 +377,7 @@ def _work(
 ) -> WorkEstimate:
     """What the prompt would add to the worker of a row, and what that worker has to do."""
     worker = table[row]
-    size, queued = worker["block_size"], worker["prefill_tokens"]
+    size, queued, pace = worker["block_size"], worker["prefill_tokens"], worker["pace"]
     # An engine computes at least the last token itself, even of a fully cached prompt.
     usable = max(0, query.prompt_tokens - 1) // size
     cached, lower, assumed = _cached(depths, slots[row], credited[row], usable)
@@ -386,33 +386,29 @@ def _work(
         lengths, known_ms, classes, longer = steps
         # The engine's own count includes generated tokens, and requests that did not come through this pool's routers.
         held = max(held, worker["used_blocks"])
-        computed_ms, remaining_tokens = 0.0, queued
+        computed_ms, remaining = 0.0, queued
         if worker["queue_length"]:
             done = estimate_computed(
                 lengths,
                 known_ms,
                 classes,
-                worker["pace"],
+                pace,
                 queues[row],
                 worker["queue_length"],
                 worker["computing_ns"],
                 worker["signal_age_ms"],
                 query.now_ns,
             )
-            remaining_tokens, prompts, computed_ms = (
-                remaining_tokens - done.tokens,
-                prompts - done.prompts,
-                done.spent_ms,
-            )
+            remaining, prompts, computed_ms = remaining - done.tokens, prompts - done.prompts, done.spent_ms
         elif queued:
             # The clocks of two machines may differ: clamp to between nothing and the whole prompt.
             computed_ms = min(
                 max(0.0, (query.now_ns - worker["computing_ns"]) / 1e6),
-                worker["pace"] * predict_ms(lengths, known_ms, classes, worker["computing_tokens"]),
+                pace * predict_ms(lengths, known_ms, classes, worker["computing_tokens"]),
             )
         uncached = query.prompt_tokens - (cached + lower) * size
         times = estimate_times(
-            lengths, known_ms, classes, longer, worker["pace"], size, uncached, remaining_tokens, computed_ms
+            lengths, known_ms, classes, longer, pace, size, uncached, remaining, computed_ms
         )
     return WorkEstimate(
         size,

@@ -164,10 +164,7 @@ def sampling_params(
     bias = bias_of(sampling, settings.files.vocabulary)
     if bias is not None:
         arguments["embedding_bias"] = api.from_numpy(bias)
-    applied = [
-        _processor(name, processor_arguments, processors)
-        for name, processor_arguments in sampling.processors.items()
-    ]
+    applied = [_processor(name, options, processors) for name, options in sampling.processors.items()]
     if sampling.bad_words:
         applied.append(BannedSequences(banned_sequences(sampling.bad_words, tokenizer), prompt))
     if applied:

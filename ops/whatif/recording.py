@@ -304,12 +304,8 @@ async def recording(
         )
         timed_requests.append((decision.wall_ns, trace_request))
         if ended.reason in ("stop", "length") and not ended.migrations:
-            cached = started.cached_tokens
-            blocks = cached // size if cached >= 0 else -1
             alone = requests.choices.get(request, 1) == 1
-            itl_ms = _itl_ms(started, ended) if alone else -1.0
-            expected = _expected(decision)
-            results[attempt] = RequestResult(blocks, started.ttft_ms, ended.duration_ms, itl_ms, expected)
+            results[attempt] = _result(decision, started, ended, size, alone=alone)
     if not timed_requests:
         raise ConfigError(f"no decision of pool {name} led to an answer in the request log")
     timed_requests.sort(key=lambda pair: (pair[0], pair[1].name))
@@ -330,6 +326,16 @@ async def recording(
         step_time is not None,
         pool.samples.share,
     )
+
+
+def _result(
+    decision: Decision, started: RequestStarted, ended: RequestEnded, size: int, *, alone: bool
+) -> RequestResult:
+    """What the log says of an answered request with blocks of this size; `alone`: it had one choice, whose token times are its own."""
+    cached = started.cached_tokens
+    blocks = cached // size if cached >= 0 else -1
+    itl_ms = _itl_ms(started, ended) if alone else -1.0
+    return RequestResult(blocks, started.ttft_ms, ended.duration_ms, itl_ms, _expected(decision))
 
 
 def _expected(decision: Decision) -> Expected:

@@ -38,8 +38,8 @@ class Target(NamedTuple):
 
 
 TARGETS: Final = {
-    "saga": Target("actors/edge/saga/saga.py", ("tests/unit/actors/edge/saga",), 0.82),
-    "decide": Target("router/decide.py", ("tests/unit/router",), 0.92),
+    "saga": Target("actors/edge/saga/saga.py", ("tests/unit/actors/edge/saga",), 0.95),
+    "decide": Target("router/decide.py", ("tests/unit/router",), 0.93),
     "chain": Target(
         "events/chain.py",
         ("tests/unit/events/test_chain.py", "tests/unit/events/test_chains_together.py"),

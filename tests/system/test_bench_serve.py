@@ -72,8 +72,14 @@ async def test_a_sweep_is_measured_and_drawn(up: FleetProcess, tmp_path: Path) -
         assert (point["requests"], point["failed"], point["tokens_counted"]) == (12, 0, "server")
         assert point["output_tokens"] == point["asked_output_tokens"]
         assert point["prompt_tokens"] == pytest.approx(point["asked_prompt_tokens"], rel=0.05)
-        assert point["goodput"]["missed"]["itl"] == 12
         assert len(point["samples"]) == 12
+        # On a busy machine the tokens of an answer may come at once.
+        slow = [
+            one
+            for one in point["samples"]
+            if one["last_s"] - one["first_s"] > (one["output_tokens"] - 1) / 1000
+        ]
+        assert point["goodput"]["missed"]["itl"] == len(slow) > 1
         assert max(_in_flight(point["samples"])) <= point["concurrency"]
     assert ElementTree.fromstring(plot.read_text()).tag.endswith("svg")
 

@@ -239,10 +239,10 @@ class LoraCache:
             return False
         try:
             fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            exists = folder.stat().st_ino == os.fstat(handle).st_ino
+            is_locked = folder.stat().st_ino == os.fstat(handle).st_ino
         except (BlockingIOError, FileNotFoundError):
-            exists = False  # it is being removed
-        if not exists:
+            is_locked = False  # it is being removed
+        if not is_locked:
             os.close(handle)
             return False
         self._locked[digest] = handle

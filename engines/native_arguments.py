@@ -53,14 +53,14 @@ def value(words: Sequence[str], name: str) -> str | None:
 
     "" for a flag without one, None if it is absent.
     """
-    argument: str | None = None
+    found_value: str | None = None
     for number, word in enumerate(words):
         flag, equals, text = word.partition("=")
         if name_of(flag) != name:
             continue
         following = words[number + 1] if number + 1 < len(words) else ""
-        argument = text if equals else "" if following.startswith("--") else following
-    return argument
+        found_value = text if equals else "" if following.startswith("--") else following
+    return found_value
 
 
 def number(words: Sequence[str], name: str, default: int) -> int:
@@ -151,13 +151,13 @@ def parse(
         # What an engine requires, its model, is a setting of Headwater.
         action.required = False
     # A file may have `flag = false` for flags without a negation: these are off by default.
-    known_words = [
+    kept_words = [
         word
         for word in words
         if word in actions or not (word.startswith("--no-") and f"--{word[5:]}" in actions)
     ]
     try:
-        return dict(vars(parser.parse_args(known_words)))
+        return dict(vars(parser.parse_args(kept_words)))
     except _NotParsed as error:
         raise EngineUnavailable(_explained(engine, str(error), actions, explain)) from None
     except (ValueError, TypeError, IndexError) as error:

@@ -387,8 +387,8 @@ def pass_logs_on(variable: str, folder: Path, levels: Mapping[str, str]) -> bool
 
     They do not if the operator has configured them. `folder` is private, and lives as long as they do.
     """
-    operator_config = os.environ.get(variable)
-    if not logs.is_configured() or (operator_config and not is_private(Path(operator_config).parent)):
+    present_config = os.environ.get(variable)
+    if not logs.is_configured() or (present_config and not is_private(Path(present_config).parent)):
         return False
     os.environ[variable] = str(logs.write_config(folder, levels))
     return True

@@ -123,11 +123,11 @@ class MemoryLog:
         self, after: int, until: int, subjects: Sequence[str]
     ) -> Iterator[tuple[list[StoredMessage], int]]:
         """Messages of a scan that are delivered together, and how many come after them."""
+        first, end = max(0, after + 1 - self._first), max(0, until + 1 - self._first)
         wanted = [
             message
-            for message in self._messages
-            if after < message.position <= until
-            and (not subjects or any(matches(one, message.subject) for one in subjects))
+            for message in self._messages[first:end]
+            if not subjects or any(matches(pattern, message.subject) for pattern in subjects)
         ]
         for start in range(0, len(wanted), SLICE_RECORDS_MAX):
             run = wanted[start : start + SLICE_RECORDS_MAX]

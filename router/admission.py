@@ -69,7 +69,9 @@ def _passing(loads: Loads, constraints: Constraints, incarnations: Sequence[str]
     """Return those of the incarnations that pass the filters."""
     if constraints.pinned:
         return frozenset(
-            candidate for candidate in incarnations if candidate.rpartition(".")[0] == constraints.pinned
+            incarnation
+            for incarnation in incarnations
+            if incarnation.rpartition(".")[0] == constraints.pinned
         )
     passing: dict[Traits, bool] = {}
     allowed: list[str] = []

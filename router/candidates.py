@@ -236,10 +236,8 @@ def weighted_workers(loads: Loads, constraints: Constraints) -> list[Worker]:
     weights, shares = (shares_for(loads, constraints, trait) for trait in get_args(DrawnTrait))
     workers = [worker for _, worker in sorted(loads.workers.items())]
     if weights:
-        workers = [candidate for candidate in workers if weights.get(candidate.engine, 0.0) > 0]
-    return (
-        [candidate for candidate in workers if shares.get(candidate.revision, 1.0) > 0] if shares else workers
-    )
+        workers = [worker for worker in workers if weights.get(worker.engine, 0.0) > 0]
+    return [worker for worker in workers if shares.get(worker.revision, 1.0) > 0] if shares else workers
 
 
 def drawing_key(preferences: Preferences, seed: int) -> str:

@@ -101,12 +101,12 @@ class Loads(msgspec.Struct, dict=True):
 
     def join(self, event: WorkerJoined, position: int = 0) -> bool:
         """A worker (re)starts empty at a log position. False if its epoch is not newer than the known one."""
-        former = self.workers.get(event.worker)
-        if former is not None and former.epoch >= event.epoch:
+        present = self.workers.get(event.worker)
+        if present is not None and present.epoch >= event.epoch:
             return False
         self._drop_early(event.worker)
-        if former is not None:
-            self._drop_credit(former)
+        if present is not None:
+            self._drop_credit(present)
         self.workers[event.worker] = Worker(
             name=event.worker,
             epoch=event.epoch,
@@ -125,8 +125,10 @@ class Loads(msgspec.Struct, dict=True):
             media_processor=event.media_processor,
             revision=event.revision,
             rejoined=position if self.left.pop(event.worker, 0) == event.epoch else 0,
-            pace=former.pace if former is not None else self._usual_pace(step_kind(event.engine, event.role)),
-            decode_model=former.decode_model if former is not None else DecodeModel(),
+            pace=present.pace
+            if present is not None
+            else self._usual_pace(step_kind(event.engine, event.role)),
+            decode_model=present.decode_model if present is not None else DecodeModel(),
         )
         self._restructure()
         return True

@@ -348,8 +348,8 @@ class WaitingQueue:
         """The next query to serve whose key is not `blocked`."""
         if self._keys.keys() <= blocked:
             return None
-        for queued in by_priority(self._classes):
-            head = queued.next_query(blocked)
+        for priority_class in by_priority(self._classes):
+            head = priority_class.next_query(blocked)
             if head is not None:
                 return head
         return None
@@ -470,15 +470,15 @@ class WaitingQueue:
         code = {"tenant": "rate_limit_exceeded", "deadline": "deadline_exceeded"}.get(reason, "overloaded")
         return Rejection(reason, RouteRefused(text, self.retry_after_s(query), status, True, code))
 
-    def _remove(self, entry: QueuedQuery, *, served: bool) -> None:
-        del self._queries[entry.query.request]
-        priority = entry.query.flow.priority
-        queued = self._classes[priority]
-        queued.remove(entry, served=served)
-        if not queued.tenants:
+    def _remove(self, queued: QueuedQuery, *, served: bool) -> None:
+        del self._queries[queued.query.request]
+        priority = queued.query.flow.priority
+        priority_class = self._classes[priority]
+        priority_class.remove(queued, served=served)
+        if not priority_class.tenants:
             # With no tenant left there is nothing to be fair about: accounts start again at zero.
             del self._classes[priority]
-        self._count(entry, -1)
+        self._count(queued, -1)
 
     def _count(self, queued: QueuedQuery, sign: int) -> None:
         tenant = queued.query.flow.tenant

@@ -52,13 +52,13 @@ ANY: Final = Wildcard("*")
 
 def matches(pattern: str, subject: str) -> bool:
     """Does a subject match a pattern with '*' for one token and '>' for all remaining ones?"""
-    pattern_parts, got = pattern.split("."), subject.split(".")
+    pattern_parts, subject_parts = pattern.split("."), subject.split(".")
     for number, part in enumerate(pattern_parts):
         if part == ">":
-            return len(got) > number
-        if number >= len(got) or part not in ("*", got[number]):
+            return len(subject_parts) > number
+        if number >= len(subject_parts) or part not in ("*", subject_parts[number]):
             return False
-    return len(pattern_parts) == len(got)
+    return len(pattern_parts) == len(subject_parts)
 
 
 def _token(kind: str, name: str) -> str:

@@ -146,7 +146,7 @@ _STEP: Final = re.compile(r"\.(\w+)|\[[^\]]*\]")
 
 
 def require_method(allowed: str, method: str) -> None:
-    """Raises a 405 for another method than the wanted one."""
+    """Raises a 405 for another method than the allowed one."""
     if method != allowed:
         raise method_not_allowed(allowed)
 

@@ -208,9 +208,9 @@ class _Subscription:
     """Unsubscribing again, or after the connection was closed, is fine."""
 
     def __init__(self, subscription: NatsSubscription) -> None:
-        self._made = subscription
+        self._subscription = subscription
 
     async def unsubscribe(self) -> None:
         """See `Subscription.unsubscribe`."""
         with contextlib.suppress(NatsError):
-            await self._made.unsubscribe()
+            await self._subscription.unsubscribe()

@@ -367,12 +367,12 @@ class Commands:
         self._set_state("ready")
         return ControlReply(200, "ready")
 
-    async def _drain(self, drain: Drain) -> ControlReply:
+    async def _drain(self, command: Drain) -> ControlReply:
         if self._state in ("paused", "sleeping"):
-            command = "resume" if self._state == "paused" else "wake"
-            raise CommandRefused(409, f"{self._state}: {command} it first")
+            remedy = "resume" if self._state == "paused" else "wake"
+            raise CommandRefused(409, f"{self._state}: {remedy} it first")
         self._set_state("draining")
-        migrated = await self._drain_requests(drain.within_s)
+        migrated = await self._drain_requests(command.within_s)
         return ControlReply(200, "drained: it accepts no requests until resumed", {"migrated": migrated})
 
     async def _profile(self, *, on: bool) -> ControlReply:

@@ -358,16 +358,16 @@ class RequestIntake:
         return len(requests)
 
     def _release_kv(self, unclaimed: list[UnclaimedKv]) -> None:
-        for kv_lease in unclaimed:
-            self._spawn(self._release(kv_lease), "release")
+        for kv in unclaimed:
+            self._spawn(self._release(kv), "release")
         self.inflight.note_closed_handoffs()
 
-    async def _release(self, kv_lease: UnclaimedKv) -> None:
+    async def _release(self, kv: UnclaimedKv) -> None:
         try:
-            await self._engine.release(kv_lease.request, kv_lease.params)
+            await self._engine.release(kv.request, kv.params)
         except EngineError as error:
             # The engine's own lease on it ends too.
-            _log.warning("kv_release_failed", attempt=kv_lease.request, reason=str(error))
+            _log.warning("kv_release_failed", attempt=kv.request, reason=str(error))
 
 
 # The reply of a worker whose engine fails on a request that has no stream of tokens.

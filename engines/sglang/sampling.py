@@ -378,13 +378,13 @@ class ModelPooling(NamedTuple):
 
     def finish(self, values: Sequence[float] | float) -> NDArray[np.float32]:
         """The answer for what SGLang returns, one-dimensional. Of classes it returns logits, and of one class a number."""
-        scores = np.asarray(values, np.float32).reshape(-1)
+        outputs = np.asarray(values, np.float32).reshape(-1)
         if self.form == "softmax":
-            powers = np.exp(scores - scores.max())
+            powers = np.exp(outputs - outputs.max())
             return np.asarray(powers / powers.sum(), np.float32)
         if self.form == "sigmoid":
-            return np.asarray(1 / (1 + np.exp(-scores)), np.float32)
-        return scores
+            return np.asarray(1 / (1 + np.exp(-outputs)), np.float32)
+        return outputs
 
 
 def check_mode(folder: Path) -> None:

@@ -272,31 +272,31 @@ class TensorRtEngine(TensorRtControl):
 
     def _begin(self, leg: Leg, inputs: Any, params: Any) -> Any:
         request, api = leg.request, self._api
-        engine_arguments: dict[str, Any] = {
+        request_arguments: dict[str, Any] = {
             "sampling_params": params,
             "streaming": request.leg != "prefill",
             "lora_request": self._loras.get(request.lora_name),
             "disaggregated_params": self._disaggregated(leg),
         }
         if self._traces:
-            engine_arguments["trace_headers"] = self._settings.worker.traces.headers(
+            request_arguments["trace_headers"] = self._settings.worker.traces.headers(
                 request.request, request.trace
             )
         if self.ranks > 1:
-            engine_arguments["scheduling_params"] = api.SchedulingParams(
+            request_arguments["scheduling_params"] = api.SchedulingParams(
                 attention_dp_rank=leg.rank, attention_dp_relax=False
             )
         if leg.scores_prompt:
-            engine_arguments["cache_salt"] = (
+            request_arguments["cache_salt"] = (
                 secrets.token_hex(16) if "cache_salt" in self.capabilities else None
             )
         elif request.cache_salt:
-            engine_arguments["cache_salt"] = request.cache_salt
+            request_arguments["cache_salt"] = request.cache_salt
         if "priority" in self.capabilities:
             # A canary, which no edge sent, passes all others: it measures the engine, not the queue.
-            engine_arguments["priority"] = 1.0 if not request.edge else _priority(request.priority)
+            request_arguments["priority"] = 1.0 if not request.edge else _priority(request.priority)
         return self._llm.generate_async(
-            inputs, **{name: argument for name, argument in engine_arguments.items() if argument is not None}
+            inputs, **{name: argument for name, argument in request_arguments.items() if argument is not None}
         )
 
     def _disaggregated(self, leg: Leg) -> Any:

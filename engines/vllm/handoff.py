@@ -153,13 +153,13 @@ def _config(name: str, options: Mapping[str, Any], *, cpu: bool) -> dict[str, An
 def may_hand_over(text: str) -> bool:
     """Does a KV transfer configuration, as JSON, name a connector that hands over? What is no JSON, the engine's parser judges."""
     try:
-        transfer_config = json.loads(text)
-        inner = (transfer_config.get("kv_connector_extra_config") or {}).get("connectors") or ()
-        names = [transfer_config.get("kv_connector"), *(connector.get("kv_connector") for connector in inner)]
+        document = json.loads(text)
+        inner = (document.get("kv_connector_extra_config") or {}).get("connectors") or ()
+        connectors = [document.get("kv_connector"), *(connector.get("kv_connector") for connector in inner)]
     except (ValueError, AttributeError, TypeError):
         return True
     # One of another package is loaded from its own module: what it can shows when it is started.
-    return bool(transfer_config.get("kv_connector_module_path")) or any(name in PULLING for name in names)
+    return bool(document.get("kv_connector_module_path")) or any(name in PULLING for name in connectors)
 
 
 def can_hand_over(config: Any) -> bool:

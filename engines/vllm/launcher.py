@@ -8,7 +8,7 @@ import structlog
 from headwater.engines.engine import Engine, EngineUnavailable
 from headwater.engines.launcher import EngineLauncher, EngineSettings, Follower, PortRange, WorkerSpec
 from headwater.engines.model_files import ModelFiles
-from headwater.engines.native_arguments import has, number, value
+from headwater.engines.native_arguments import number, value
 from headwater.engines.vllm import VllmOptions, config
 from headwater.engines.vllm.config import CPU_BLOCK_SIZE
 from headwater.schemas.events import Role
@@ -53,7 +53,7 @@ class VllmLauncher(EngineLauncher[VllmOptions]):
         words = self.options.native
         if self.options.connector:
             return "nixl" in self.options.connector
-        return role != "both" or (has(words, "kv_transfer_config") and "nixl" in " ".join(words).lower())
+        return role != "both" or "nixl" in (value(words, "kv_transfer_config") or "").lower()
 
     def ports(self, workers: Sequence[WorkerSpec]) -> list[PortRange]:
         """See `EngineLauncher.ports`: the sockets of native KV events."""

@@ -165,7 +165,8 @@ def media_prompt(
     if fields:
         pairs = list(zip(media, fields, strict=True))
         prompt["multi_modal_data"] = {
-            kind: _stacked([entry for item, entry in pairs if item.kind == kind]) for kind in kinds
+            kind: _stacked([item_fields for item, item_fields in pairs if item.kind == kind])
+            for kind in kinds
         }
     else:
         prompt["multi_modal_data"] = {

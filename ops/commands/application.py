@@ -3,10 +3,12 @@
 import contextlib
 import difflib
 import errno
+import inspect
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from importlib import import_module
+from typing import Any, cast
 
 from cyclopts import App, CycloptsError, Group, UnknownCommandError, UnusedCliTokensError
 
@@ -27,7 +29,8 @@ def application(
 ) -> App:
     """The whole command line.
 
-    Only the module of the command `needed` is imported, "" for none; without it all are. With `words` it has the settings that these give.
+    Only the module of the command `needed` is imported, "" for none; without it all are. With `words` it has the settings that these give;
+    commands of a group have all of theirs.
     """
     top = App(
         name="headwater",
@@ -157,12 +160,17 @@ def main(line: Sequence[str] | None = None) -> int:
 
 
 def _run(bound: Bound) -> int:
-    found = bound.run()
-    if isinstance(found, int):
-        return found
+    if inspect.iscoroutinefunction(bound.function):
+        from headwater.ops.start import signals
+
+        # The coroutine is made within the loop: a signal before leaves none that was never awaited.
+        return signals.run_command(lambda: cast("Coroutine[Any, Any, int]", bound.run()))
+    result = bound.run()
+    if isinstance(result, int):
+        return result
     from headwater.ops.start import signals
 
-    return signals.run(found) if callable(found) else signals.run_command(lambda: found)
+    return signals.run(result) if callable(result) else signals.run_command(lambda: result)
 
 
 def open_standard_streams() -> None:

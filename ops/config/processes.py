@@ -251,12 +251,12 @@ def nearest_key(key: str) -> str:
     """
     settings = all_settings()
     name = key.rpartition(".")[2]
-    flags = {entry.flag[2:].replace("-", "_"): entry.key for entry in settings.values()}
+    flags = {setting.flag[2:].replace("-", "_"): setting.key for setting in settings.values()}
     if key.replace("-", "_") in flags:
         return flags[key.replace("-", "_")]
     if name in flags and name != key:
         return flags[name]
-    below = [f"{table}.{field}" for table, entry in settings.items() for field in entry.fields]
+    below = [f"{table}.{field}" for table, setting in settings.items() for field in setting.fields]
     names = {entry.rpartition(".")[2]: entry for entry in (*below, *settings)}
     near = difflib.get_close_matches(key, [*settings, *below], n=1, cutoff=0.7)
     if not near:

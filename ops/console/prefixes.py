@@ -80,16 +80,23 @@ async def cause_of(history: History, position: int, worker: str, block: int, sto
         history.log, stored.position, [subject], forward=False, most=SCANNED_MAX
     ):
         worker_decisions = [
-            pair
+            stored_decision
             for record in (*records, *late)
-            for pair in reversed(list(decisions_in(record)))
-            if pair.decision.worker == worker
+            for stored_decision in reversed(list(decisions_in(record)))
+            if stored_decision.decision.worker == worker
         ]
         late = []
         if worker_decisions:
             # What another view folds in the meantime is folded again, so that nothing is kept of the index.
             index = (await history.state_at(position)).index
-            match = next((pair for pair in worker_decisions if leads_to(pair.decision, index, block)), None)
+            match = next(
+                (
+                    stored_decision
+                    for stored_decision in worker_decisions
+                    if leads_to(stored_decision.decision, index, block)
+                ),
+                None,
+            )
             if match is not None:
                 return Cause(match.decision.request, match.position, _part(match.decision, index, block))
         seen += len(worker_decisions)

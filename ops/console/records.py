@@ -56,8 +56,8 @@ async def decision_view(history: History, query: Query) -> Document:
     sizes = {worker.name: worker.block_size for worker in fleet.loads.workers.values()}
     candidates, notice = list(decision.candidates), ""
     if query.flag("all") and decision.scored > len(candidates):
-        full_candidates = await decisions.candidates_of(history, recorded)
-        candidates, notice = list(full_candidates.candidates) or candidates, full_candidates.problem
+        again = await decisions.candidates_of(history, recorded)
+        candidates, notice = list(again.candidates) or candidates, again.problem
     return {
         **head(Moment(decision.position, decision.wall_ns), notice),
         **_decided(history, recorded),

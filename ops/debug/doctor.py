@@ -101,16 +101,16 @@ def check_clocks(facts: Facts) -> Iterator[Finding]:
 
 def check_ports(facts: Facts) -> Iterator[Finding]:
     """Who has the ports of a fleet that does not run here."""
-    local_leases = [entry for entry in facts.leases or () if entry.host == facts.machine.host]
+    local_leases = [lease for lease in facts.leases or () if lease.host == facts.machine.host]
     if local_leases:
         return
     for fleet_port in facts.machine.wanted_ports:
         if fleet_port.flag == "--nats-port" and facts.unreachable is None:
             continue
-        for entry in facts.machine.listeners or ():
-            if entry.port == fleet_port.port and _collide(entry.host, fleet_port.host):
+        for listener in facts.machine.listeners or ():
+            if listener.port == fleet_port.port and _collide(listener.host, fleet_port.host):
                 yield finding(
-                    "port-taken", f"{fleet_port.flag} {fleet_port.port}", f"{_owner(entry)} listens there"
+                    "port-taken", f"{fleet_port.flag} {fleet_port.port}", f"{_owner(listener)} listens there"
                 )
                 break
 

@@ -233,15 +233,20 @@ def open_key_files(nats: NatsSettings) -> Iterator[str]:
 
 
 def read_listeners() -> tuple[Listener, ...] | None:
-    """The listening TCP sockets of this machine, or of this container; None on systems that list them to nobody but root."""
+    """The listening TCP sockets of this machine, or of this container, in a fixed order; None where the system does not list them."""
     try:
-        by_inode = psutil.net_connections("tcp")
-    except psutil.Error:
+        connections = psutil.net_connections("tcp")
+    except (psutil.Error, OSError, RuntimeError):
         return None
+    listening = [connection for connection in connections if connection.status == psutil.CONN_LISTEN]
     return tuple(
-        Listener(_unmapped(one.laddr.ip), one.laddr.port, one.pid or 0, _command(one.pid))
-        for one in by_inode
-        if one.status == psutil.CONN_LISTEN
+        Listener(
+            _unmapped(connection.laddr.ip),
+            connection.laddr.port,
+            connection.pid or 0,
+            _command(connection.pid),
+        )
+        for connection in sorted(listening, key=lambda each: (each.laddr.port, each.laddr.ip, each.pid or 0))
     )
 
 

@@ -404,7 +404,9 @@ async def _trace(ports: Ports, pool: str, log: PoolLog, first: int, last: int, f
         ports.requests, requests_first, requests_last, requests_filter, exporter.request
     )
     with Progress("reading both logs") as progress:
-        async for record, take in merged((pool_records, request_records), lambda one: one[0].stored_ns):
+        async for record, take in merged(
+            (pool_records, request_records), lambda item: (item[0].stored_ns, item[1] == exporter.request)
+        ):
             take(record)
             if take == exporter.pool:
                 progress.at(record.position - first, last - first)

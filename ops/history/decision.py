@@ -120,12 +120,12 @@ async def state_of(history: History, recorded: StoredDecision) -> tuple[RouterSt
     learnt of these and of what workers reported makes no difference to the loads.
     """
     decision = recorded.decision
-    later_decisions = await _stored_later(history, recorded)
-    if len(later_decisions) < decision.number - decision.seen - 1:
+    earlier_decisions = await _stored_later(history, recorded)
+    if len(earlier_decisions) < decision.number - decision.seen - 1:
         raise NotKept("earlier decisions of its router, which were not stored yet, are not in this log")
     state = await history.state_at(decision.position)
     loads = msgspec.convert(msgspec.to_builtins(state.loads), Loads)
-    for earlier in later_decisions:
+    for earlier in earlier_decisions:
         loads.decide(earlier)
     return state, loads
 

@@ -290,7 +290,7 @@ def _router(around: Surroundings) -> tuple[list[str], str]:
         return ["no worker is in the pool"], "start workers: headwater engine"
     ready = [worker for worker in around.workers.values() if worker.takes_requests]
     if not ready:
-        states = ", ".join(f"{process.name} is {state_of(process)}" for process in around.workers.values())
+        states = ", ".join(f"{worker.name} is {state_of(worker)}" for worker in around.workers.values())
         return [states], "resume or wake one of them (headwater ctl WORKER resume), or start another"
     waiting = sum(worker.waiting for worker in ready)
     queued = sum(worker.prefill_tokens for worker in ready)

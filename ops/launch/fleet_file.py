@@ -228,10 +228,15 @@ def parts_of(fleet: FleetFile) -> Iterator[tuple[str, Servers | Processes | Work
 def tables_of(fleet: FleetFile) -> Iterator[tuple[str, Table]]:
     """The tables of settings, each with its place in the file."""
     yield "settings", fleet.settings
+    parts = list(parts_of(fleet))
+    for place, part in parts:
+        if not place.startswith("pools."):
+            yield f"{place}.settings", part.settings
     for name, pool in fleet.pools.items():
         yield f"pools.{name}.settings", pool.settings
-    for place, part in parts_of(fleet):
-        yield f"{place}.settings", part.settings
+        for place, part in parts:
+            if place.startswith(f"pools.{name}."):
+                yield f"{place}.settings", part.settings
 
 
 def _check_pools(fleet: FleetFile) -> None:

@@ -484,8 +484,8 @@ class Machine:
     @property
     def probe_url(self) -> str:
         """The first edge's metrics port: its own may demand TLS and keys."""
-        metrics_address = self._metrics[self._plan.edges[0].name]
-        return f"http://{host_port(reachable(metrics_address.host), metrics_address.port)}"
+        metrics = self._metrics[self._plan.edges[0].name]
+        return f"http://{host_port(reachable(metrics.host), metrics.port)}"
 
     async def stop(self) -> None:
         """End every process, in order."""

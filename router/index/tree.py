@@ -223,11 +223,11 @@ def _heads(slab: Any, table: Any, top: int, up: Any, only: Any, first: Any) -> i
         parent = slab[_1, row]
         if parent == _0:
             continue
-        parent_index = row - _1 if row > _0 and slab[_0, row - _1] == parent else seek(table, slab, parent)[0]
-        if parent_index != NONE:
-            up[number] = np.int64(parent_index)
+        parent_row = row - _1 if row > _0 and slab[_0, row - _1] == parent else seek(table, slab, parent)[0]
+        if parent_row != NONE:
+            up[number] = np.int64(parent_row)
             # -1: no child so far, -2: several.
-            only[parent_index] = number if only[parent_index] == -1 else -2
+            only[parent_row] = number if only[parent_row] == -1 else -2
     count = 0
     for number in range(top):
         row = np.uint64(number)

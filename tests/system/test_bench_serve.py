@@ -153,9 +153,18 @@ async def test_failures_are_told_with_their_cause(up: FleetProcess) -> None:
 @module_loop
 async def test_advice_has_the_step_times_of_the_log(up: FleetProcess, tmp_path: Path) -> None:
     """What the workers measured, not what the GPU's vendor publishes."""
-    await measured(
-        up, tmp_path, "--requests", "12", "--input-tokens", "uniform:100,900", "--output-tokens", "8"
+    # One at a time: a worker reports the time of a prompt that no other shared its step with.
+    words = (
+        "--requests",
+        "24",
+        "--concurrency",
+        "1",
+        "--input-tokens",
+        "uniform:100,900",
+        "--output-tokens",
+        "8",
     )
+    await measured(up, tmp_path, *words)
     (tmp_path / "config.json").write_text(json.dumps(QWEN3_8B))
     code, output = await up.command(
         "advise", "log", "--model", str(tmp_path), "--gpus", "1xH100", "--roles", "aggregated", "--json"
@@ -163,6 +172,6 @@ async def test_advice_has_the_step_times_of_the_log(up: FleetProcess, tmp_path: 
     assert code == 0, output
     found = json.loads(output)
     assert found["step_times"].startswith("measured, from the log of its workers")
-    assert found["requests"] >= 12
+    assert found["requests"] >= 24
     assert found["command"] == f"headwater up --model {tmp_path} --workers 1"
     assert found["layouts"][0]["ttft_ms"]["p50"] > 10

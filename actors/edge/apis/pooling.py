@@ -442,9 +442,9 @@ def _check(job: PoolingJob, context: int, param: str) -> None:
 
 
 def _cosine(first: bytes, second: bytes) -> float:
-    one, second_vector = np.frombuffer(first, "<f4").astype(float), np.frombuffer(second, "<f4").astype(float)
-    size = float(np.linalg.norm(one) * np.linalg.norm(second_vector))
-    return float(one @ second_vector) / size if size else 0.0
+    vectors = [np.frombuffer(vector, "<f4").astype(float) for vector in (first, second)]
+    size = float(np.linalg.norm(vectors[0]) * np.linalg.norm(vectors[1]))
+    return float(vectors[0] @ vectors[1]) / size if size else 0.0
 
 
 def _usage(prompts: Sequence[U32]) -> dict[str, int]:

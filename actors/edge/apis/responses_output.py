@@ -4,7 +4,7 @@ An item is added, gets its content in deltas, and is done; what is done is what 
 """
 
 import re
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Final, Literal
 
@@ -18,7 +18,7 @@ Event = tuple[str, dict[str, Any]]
 Ending = Literal["completed", "incomplete"]
 
 
-class OutputItem:
+class OutputItem(ABC):
     """An item that is being generated. `place` is what its events say about where it is."""
 
     def __init__(self, id_: str, index: int, head: dict[str, Any]) -> None:

@@ -357,7 +357,7 @@ def load_response_template(text: str) -> ResponseTemplate:
         )
     if not isinstance(spec.get("fields"), dict) or not spec["fields"]:
         raise InvalidTemplate("response_template has no fields")
-    fields = [_load_field(name, field) for name, field in spec["fields"].items()]
+    fields = [_load_field(name, field_spec) for name, field_spec in spec["fields"].items()]
     implicit = [field for field in fields if field.open is None]
     if len(implicit) > 1:
         names = ", ".join(field.name for field in implicit)

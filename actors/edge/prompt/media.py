@@ -137,9 +137,11 @@ async def fetch_parts(
     target: MediaTarget = DEFAULT_TARGET,
 ) -> None:
     """Add what these parts name to `fetched`, fetched at the same time. Raises `ApiError`."""
+    # All sources before the first fetch: one that is refused leaves none behind.
+    sources = {part: part.source() for part in {*parts} - fetched.keys()}
     loading = {
-        part: asyncio.ensure_future(fetch_counted(intake, part.source(), target, limits))
-        for part in {*parts} - fetched.keys()
+        part: asyncio.ensure_future(fetch_counted(intake, source, target, limits))
+        for part, source in sources.items()
     }
     try:
         await asyncio.gather(*loading.values())

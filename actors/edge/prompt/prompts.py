@@ -342,14 +342,14 @@ async def load_chat(
     model: Model,
     context: int,
     intake: MediaFetcher | None,
-    known: dict[MediaPart, MediaItem] | None = None,
+    fetched: dict[MediaPart, MediaItem] | None = None,
     *,
     special_tokens_in_text: bool,
 ) -> ChatPrompt:
-    """Do what `chat_prompt` does, of a conversation whose files and media have yet to be fetched: of those in `known`, none is again."""
-    found = {} if known is None else known
-    turns = await with_texts_of_files(request.messages, intake, found)
-    loaded = await load_media(turns, model, intake, found)
+    """Do what `chat_prompt` does, of a conversation whose files and media have yet to be fetched: of those in `fetched`, none is again."""
+    by_part = {} if fetched is None else fetched
+    turns = await with_texts_of_files(request.messages, intake, by_part)
+    loaded = await load_media(turns, model, intake, by_part)
     request = msgspec.structs.replace(request, messages=turns)
     chat = await chat_prompt(request, model, context, loaded, special_tokens_in_text=special_tokens_in_text)
     return chat._replace(loaded=loaded)

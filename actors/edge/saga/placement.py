@@ -340,7 +340,7 @@ class Encoders:
     ) -> tuple[tuple[PromptMedia, ...], list[RequestEncoded]]:
         """The images, with the embeddings that encode workers offer, and the events to record. May be cancelled.
 
-        `constraints` are the constraints of the request: its encode workers tolerate the same, and process images with the same settings.
+        `constraints` are the request's: its encode workers tolerate the same, and process images with the same settings.
         """
         decision = leg.decision
         form = self._workers.embedding_format(

@@ -171,6 +171,18 @@ def test_a_worker_is_told_the_format_of_embeddings_that_the_settings_name() -> N
         ({"worker.engine": "sglang", "worker.role": "encode"}, "sglang workers with role encode"),
         ({"worker.engine": "sglang"}, "sglang workers with role both"),
         ({}, "vllm workers with role both"),
+        # Of the engine's own arguments only the connector counts.
+        (
+            {
+                "vllm.native": (
+                    "--kv-transfer-config",
+                    '{"kv_connector": "LMCache"}',
+                    "--hf-config-path",
+                    "/nixl",
+                )
+            },
+            "vllm workers with role both",
+        ),
         ({"fleet.encode_workers": 1}, "vllm workers with role encode"),
         ({"worker.role": "prefill", "vllm.connector": "none"}, "vllm workers with role prefill"),
     ],

@@ -1,5 +1,6 @@
 """Videos and audio in conversations: decoded to what the model takes, counted by its rules, and put where the template has them."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -7,13 +8,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from headwater.actors.edge.prompt.media import LoadedMedia, load_media, url_media
+from headwater.actors.edge.prompt.media import LoadedMedia, fetch_parts, load_media, url_media
 from headwater.actors.edge.prompt.prompts import expand_placeholders
 from headwater.actors.edge.prompt.request import MediaPart, TextPart, Turn
 from headwater.actors.http.errors import ApiError
 from headwater.actors.media.intake import MediaIntake
 from headwater.actors.media.item import MediaItem
-from headwater.actors.media.request import FetchPolicy
+from headwater.actors.media.request import FetchPolicy, MediaLimits, MediaSource, MediaTarget
 from headwater.schemas.inference import Sampling
 from headwater.schemas.media import media_features
 from headwater.schemas.tables import AudioSupport, ImageSupport, VideoSupport, required_capabilities
@@ -153,3 +154,36 @@ async def test_files_of_the_server_are_for_the_intake_to_accept(intake: MediaInt
         await allowed.close()
     sent = await load_media([Turn(role="user", parts=(video(3),))], model(**TAKEN), intake)
     assert found.items[0].id == sent.items[0].id
+
+
+NO_TARGET = MediaTarget()
+
+
+class NoFetcher:
+    """Fetches nothing; notes what it was asked for."""
+
+    limits = MediaLimits()
+
+    def __init__(self) -> None:
+        self.asked: list[MediaSource] = []
+
+    async def fetch(
+        self, source: MediaSource, limits: MediaLimits | None = None, target: MediaTarget = NO_TARGET
+    ) -> MediaItem:
+        """See `MediaFetcher.fetch`."""
+        del limits, target
+        self.asked.append(source)
+        await asyncio.Event().wait()
+        raise AssertionError("nothing is fetched")
+
+
+async def test_a_part_that_is_refused_leaves_no_other_to_be_fetched() -> None:
+    """Nobody would wait for it: it would hold a place at the intake after its request has failed."""
+    fetcher = NoFetcher()
+    urls = [
+        MediaPart("image", f"messages[0].content[{place}]", url="https://a.example/b") for place in range(8)
+    ]
+    with pytest.raises(ApiError, match="no files API"):
+        await fetch_parts([*urls, MediaPart("image", "messages[0].content[8]", file_id="f")], fetcher, {})
+    await asyncio.sleep(0)
+    assert fetcher.asked == []

@@ -182,9 +182,9 @@ class LoraCache:
         self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
         staging = Path(tempfile.mkdtemp(prefix=".staging-", dir=self._root))
         budget = Budget(self.policy.bytes_max)
+        fetching = in_own_thread(_fetch_files, source, staging, self.policy, budget)
         try:
             async with asyncio.timeout(self.policy.fetch_s):
-                fetching = in_own_thread(_fetch_files, source, staging, self.policy, budget)
                 await asyncio.wrap_future(fetching)
                 folder = await asyncio.to_thread(self._store, staging, source, digest)
         except TimeoutError as error:
@@ -194,6 +194,8 @@ class LoraCache:
         finally:
             budget.cancel()
             shutil.rmtree(staging, ignore_errors=True)
+            # And when the thread has ended: a file that it made in a folder that was being removed would stay.
+            fetching.add_done_callback(lambda _: shutil.rmtree(staging, ignore_errors=True))
         _log.info("adapter_fetched", source=source.text, digest=folder.digest, rank=folder.rank)
         await asyncio.to_thread(self._prune, folder.folder)
         return folder

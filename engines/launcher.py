@@ -220,7 +220,7 @@ class EngineLauncher(Generic[OptionsT]):
 
     def run_follower(self, worker: WorkerSpec) -> None:
         """Run as a `follower` until its leader ends. Raises `EngineInterrupted` after a signal."""
-        raise NotImplementedError
+        raise NotImplementedError("an engine whose `follower` returns one has this too")
 
     def node_arguments(self, nodes: int, rank: int, leader: str, port: int) -> list[str]:
         """The engine's own arguments for the process of this rank, of a worker that spans `nodes` hosts. `leader` is the address of rank 0, `port` a free one there."""
@@ -232,7 +232,7 @@ class EngineLauncher(Generic[OptionsT]):
 
     def import_once(self, workers: Sequence[WorkerSpec]) -> None:
         """Import what these workers need, which will be forks of this process."""
-        raise NotImplementedError
+        raise NotImplementedError("an engine whose `shares_import` is true has this too")
 
     def read_files(self, worker: WorkerSpec) -> ModelFiles:
         """The files of the worker's model that an edge needs; those of a model with one token per byte for an engine without a model."""
